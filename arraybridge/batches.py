@@ -33,7 +33,6 @@ from arraybridge.trees import (
     map_children,
     open_container,
     outline,
-    prefix,
     rebuilt,
 )
 
@@ -94,7 +93,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
             return owner.part(data, axis, start, stop)
         except MemoryConversionError as error:
             if place:
-                prefix(error, f"at {place}")
+                error.add_path(place)
             raise
     if type(tree) is fixed:
         return tree.value

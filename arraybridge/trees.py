@@ -13,7 +13,8 @@ import copy
 import dataclasses
 import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from arraybridge.carriers.registry import carrier_of
-from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
+from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Pytree
 from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
@@ -48,7 +49,7 @@ _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
 # metadata.
 _FILE_MAPPINGS = ("h5py", "xarray", "zarr", "shelve", "dbm")
 # Classes that declare themselves as collections of other objects.
-_COLLECTIONS = (Mapping, Sequence, Set, ValuesView)
+_COLLECTIONS = (Mapping, Sequence, ValuesView)
 _MODEL_PACKAGES = ("torch", "equinox", "flax")
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
@@ -405,12 +406,6 @@ def key_of(structure: Any) -> Any:
     return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
 
 
-def prefix(error: Exception, place: str) -> None:
-    """Say in the message of an error of ours what it is about; its class and its attributes stay."""
-    if isinstance(error, MemoryConversionError):
-        error.args = (f"{place}: {text_of(error) or type(error).__name__}",)
-
-
 def map_arrays(
     tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), anew: bool = False
 ) -> Any:
@@ -442,7 +437,7 @@ def map_arrays(
         ) from None
     except MemoryConversionError as error:
         if places:
-            prefix(error, f"at {''.join(reversed(places))}")
+            error.add_path("".join(reversed(places)))
         raise
 
 

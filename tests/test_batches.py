@@ -291,7 +291,8 @@ def test_labeled_arrays_in_row_lists_survive_a_reused_buffer(run: Callable[..., 
 def test_files_in_row_lists_stay_files(run: Callable[..., Any]) -> None:
     zarr = require("zarr")
     file = zarr.array(np.arange(6.0), chunks=(2,))
-    assert all(entry["file"] is file for entry in run(lambda part: [{"file": file} for _ in part], numbered(8)))
+    result = run(lambda part: [{"file": file} for _ in part], numbered(8))
+    assert all(entry["file"] is file for entry in result)
 
 
 @pytest.mark.parametrize("kind", [list, Batch, tuple])

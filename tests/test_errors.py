@@ -26,6 +26,8 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
+from arraybridge.errors import Advice, Cast
+from arraybridge.reasons import Reason
 from tests.helpers import require
 
 BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
@@ -57,6 +59,95 @@ def test_an_error_is_what_its_handlers_expect_and_survives_pickling(cls: Any) ->
         assert (str(twin), twin.__notes__) == ("what; why; what to do", ["at tree['a']"])
         assert vars(twin) == vars(error)
         assert (twin.source_type, twin.method, twin.reason) == ("numpy", "dlpack", "why")
+
+
+def parts(error: MemoryConversionError) -> tuple[str, str, str]:
+    return error.place, error.problem, error.advice
+
+
+def test_a_message_is_made_of_its_parts() -> None:
+    error = MemoryConversionError("It has a mask.", advice=Advice("Pass {}.", ("{x}.filled(0)",)))
+    assert str(error) == "It has a mask. Pass x.filled(0)."
+    error.add_path("[0]")
+    error.add_path("['batch']")
+    assert parts(error) == ("['batch'][0]", "It has a mask.", "Pass x.filled(0).")
+    assert str(error) == "at ['batch'][0]: It has a mask. Pass x.filled(0)."
+    error.add_call("f(), argument 'x'")
+    error.advise_about("{x}.data")
+    assert parts(error) == ("f(), argument 'x'['batch'][0]", "It has a mask.", "Pass x.data.filled(0).")
+    assert str(error) == "f(), argument 'x'['batch'][0]: It has a mask. Pass x.data.filled(0)."
+    error.add_call("map_blocks(f)")
+    assert error.place == "map_blocks(f): f(), argument 'x'['batch'][0]"
+    assert error.is_in("map_blocks(f)")
+    error.problem = "It has none."
+    assert str(error).endswith("[0]: It has none. Pass x.data.filled(0).")
+    assert str(MemoryConversionError("text", advice="more")) == "text: more"
+    empty = MemoryConversionError()
+    empty.add_path(".image")
+    assert str(empty) == "at .image: MemoryConversionError"
+
+
+def test_the_four_parts_of_earlier_releases() -> None:
+    for error in (
+        MemoryConversionError("numpy", "jax", "dlpack", "it is odd"),
+        MemoryConversionError(source_type="numpy", target_type="jax", method="dlpack", reason="it is odd"),
+    ):
+        assert str(error) == "Cannot convert from numpy to jax using dlpack. Reason: it is odd"
+        assert (error.source_type, error.reason, error.place) == ("numpy", "it is odd", "")
+
+
+def test_a_name_with_braces_stays_in_the_advice() -> None:
+    x = np.zeros(2, [("{a}", "i4")])
+    with pytest.raises(DtypeNotSupportedError) as caught:
+        convert_memory({"scan": x}["scan"], "torch")
+    assert caught.value.expressions == ("x['{a}']",)
+    caught.value.advise_about("{x}.data")
+    assert caught.value.advice == "convert its fields one at a time: x.data['{a}']"
+
+
+def of_plain_arrays(x: Any) -> Any:
+    return x
+
+
+NO_DTYPE = "torch has no dtype float128; nothing was converted, since any other dtype could lose values."
+
+
+@pytest.mark.skipif(np.dtype("g").name != "float128", reason="long double is float64 here")
+def test_the_advice_about_a_dtype_fits_the_place() -> None:
+    require("torch")
+    x = np.zeros(2, "g")
+    by_argument = arraybridge.torch(of_plain_arrays)
+    by_result = arraybridge.numpy(output_type="torch")(of_plain_arrays)
+    cases: list[tuple[Callable[[], Any], str, str]] = [
+        (to("torch", x), "", 'Pass dtype="float64" to ask for a cast.'),
+        (lambda: arraybridge.convert_tree([x], "torch"), "[0]", 'Pass dtype="float64" to ask for a cast.'),
+        (
+            lambda: by_argument({"a": x}),
+            "of_plain_arrays(), argument 'x'['a']",
+            'Pass dtype= to the decorator to ask for a cast: @torch(dtype="float64").',
+        ),
+        (lambda: by_result([x]), "of_plain_arrays(), result[0]", 'Cast it to "float64" in the function.'),
+    ]
+    for call, place, advice in cases:
+        with pytest.raises(DtypeNotSupportedError) as caught:
+            call()
+        error = caught.value
+        assert parts(error) == (place, NO_DTYPE, advice)
+        assert error.cast == Cast("float64")
+        twin = pickle.loads(pickle.dumps(error))
+        assert (parts(twin), str(twin), twin.cast) == (parts(error), str(error), error.cast)
+
+
+def test_the_advice_about_a_declared_source_fits_the_place() -> None:
+    torch = require("torch")
+    strict = arraybridge.torch(input_type="numpy", strict=True)(of_plain_arrays)
+    with pytest.raises(SourceMismatchError) as converted:
+        convert_memory(torch.ones(2), "numpy", "jax")
+    with pytest.raises(SourceMismatchError) as called:
+        strict(torch.ones(2))
+    assert converted.value.advice == "Leave the source out to have it detected."
+    assert called.value.advice == "Leave strict=True out to have it detected."
+    assert converted.value.code == called.value.code == Reason.OTHER_SOURCE
 
 
 # ---- each error as a user meets it -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from arraybridge.carriers.carrier import Carrier
 class Buffers(Carrier):
     """Whatever has the buffer protocol: memoryview, array.array, mmap, bytes."""
 
-    expression = "np.asarray(x)"
+    expression = "np.asarray({x})"
 
     _NUMBERS = frozenset("?bBhHiIlLqQnNefdg")
 

@@ -32,7 +32,7 @@ class Carrier:
     'Ada'
     """
 
-    #: Python code that gives the carried array of ``x``, for the advice in error messages.
+    #: Python code that gives the carried array of an object ``{x}``, for the advice in error messages.
     expression: ClassVar[str] = ""
 
     def carries(self, x: Any) -> bool:

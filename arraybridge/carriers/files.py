@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.reasons import Cause, Reason
 
 
 class Files(Carrier):
     """Arrays of zarr and h5py."""
 
-    expression = "x[...]"
+    expression = "{x}[...]"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "zarr", "Array") or is_of(x, "h5py", "Dataset")
@@ -20,5 +21,5 @@ class Files(Carrier):
         if package == "h5py" and not x:
             raise refused("a dataset of h5py whose file is closed", "open the file again")
         if x.shape is None:
-            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, x.dtype)")
-        return x, f"it is read from {'a zarr array' if package == 'zarr' else 'an h5py dataset'}"
+            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, {x}.dtype)")
+        return x, Cause(Reason.FILE, source="a zarr array" if package == "zarr" else "an h5py dataset")

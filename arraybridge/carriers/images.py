@@ -11,6 +11,7 @@ import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
 from arraybridge.errors import ArrayNotSupportedError
+from arraybridge.reasons import Cause, Reason
 
 
 class Unread:
@@ -29,7 +30,7 @@ class Unread:
 class SimpleItk(Carrier):
     """Images with a place in space."""
 
-    expression = "SimpleITK.GetArrayFromImage(x)"
+    expression = "SimpleITK.GetArrayFromImage({x})"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "SimpleITK", "Image")
@@ -38,7 +39,7 @@ class SimpleItk(Carrier):
         sitk = sys.modules["SimpleITK"]
         if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
             instead = "it has no pixels; pass {}"
-            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel(x)")
+            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel({x})")
         ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
         pixel = sitk.GetArrayFromImage(ones)
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
@@ -49,7 +50,7 @@ class SimpleItk(Carrier):
             return values
 
         unread = Unread(shape, pixel.dtype, pixels)
-        return unread, "SimpleITK lends no memory that outlives its image"
+        return unread, Cause(Reason.CARRIER_COPIES, source="SimpleITK")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
@@ -68,7 +69,7 @@ class SimpleItk(Carrier):
 class Pillow(Carrier):
     """Pictures, whose mode says what their numbers mean."""
 
-    expression = "np.asarray(x)"
+    expression = "np.asarray({x})"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "PIL.Image", "Image")
@@ -76,7 +77,7 @@ class Pillow(Carrier):
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
             instead = "its numbers stand for colors; pass {}, its colors, or {}, its numbers (such as labels)"
-            raise refused(f"an image of mode {x.mode}", instead, 'x.convert("RGB")', "np.asarray(x)")
+            raise refused(f"an image of mode {x.mode}", instead, '{x}.convert("RGB")', "np.asarray({x})")
         if _is_closed(x):
             raise _closed_image()
         pixel = np.asarray(sys.modules["PIL.Image"].new(x.mode, (1, 1)))
@@ -89,7 +90,7 @@ class Pillow(Carrier):
             return values.view(np.uint8) != 0 if values.dtype == bool else values
 
         unread = Unread((*x.size[::-1], *pixel.shape[2:]), pixel.dtype, pixels)
-        return unread, "Pillow hands out a copy of its pixels"
+        return unread, Cause(Reason.CARRIER_COPIES, source="Pillow")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pillow = sys.modules["PIL.Image"]

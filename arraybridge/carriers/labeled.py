@@ -9,12 +9,13 @@ import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
 from arraybridge.frameworks import hostmemory
+from arraybridge.reasons import Cause, Reason
 
 
 class Xarray(Carrier):
     """Arrays with names for their axes. Datasets carry several arrays, and are none."""
 
-    expression = "x.data"
+    expression = "{x}.data"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "xarray", "DataArray", "Variable")
@@ -22,10 +23,11 @@ class Xarray(Carrier):
     def array(self, x: Any) -> Any:
         if x.chunks is not None:
             instead = "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x.data)"
-            raise refused("an xarray object over Dask, which is lazy,", instead, "x.compute()")
+            raise refused("an xarray object over Dask, which is lazy,", instead, "{x}.compute()")
         variable = getattr(x, "variable", x)
         if _is_unread(variable):
-            return _UnreadVariable(variable), "it is read from a file, which xarray has opened lazily"
+            source = "a file, which xarray has opened lazily"
+            return _UnreadVariable(variable), Cause(Reason.FILE, source=source)
         return x.data  # of any framework, which says what it has against sparse ones
 
     def rebuild(self, x: Any, array: Any) -> Any:

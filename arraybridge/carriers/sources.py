@@ -13,6 +13,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
 from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.reasons import as_cause
 
 __all__ = ["advise_about", "is_array", "source_of"]
 
@@ -53,7 +54,7 @@ def advise_about(error: MemoryConversionError, x: Any) -> None:
     """Make the advice of an error about a carried array one about ``x``, the object that the user has."""
     carrier = carrier_of(x)
     if carrier is not None:
-        error.advise(error.about(carrier.expression))
+        error.advise_about(carrier.expression)
 
 
 def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
@@ -65,7 +66,7 @@ def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
         instead = f"it cannot be read ({told(error)})"
         raise refused(f"an object of type {type(x).__qualname__}", instead) from error
     if type(array) is tuple:
-        return _ToRead(array[1]), array[0]
+        return _ToRead(as_cause(array[1])), array[0]
     if array is x:
         raise TypeError(f"{type(carrier).__name__}.array() gave back the object itself")
     try:

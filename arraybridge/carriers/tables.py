@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.reasons import Cause, Reason
 
 
 class Pandas(Carrier):
     """Series, indices, and tables of one numeric dtype."""
 
-    expression = "x.to_numpy()"
+    expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
         if is_of(x, "pandas", "DataFrame"):
@@ -27,11 +28,14 @@ class Pandas(Carrier):
         if isinstance(dtype, np.dtype):
             values = x.to_numpy()
             apart = is_table and not np.shares_memory(values, x.iloc[:, 0].to_numpy())
-            return (values, "the columns of the table lie apart") if apart and values.size else values
+            return (values, Cause(Reason.SEPARATE_COLUMNS)) if apart and values.size else values
         if np.any(x.isna()):
             what = f"values of pandas with nulls ({dtype})"
-            raise refused(what, "pass {}, with a value of your choice, or {}", "x.fillna(0)", "x.dropna()")
-        return x.to_numpy(dtype=dtype.numpy_dtype), f"pandas keeps {dtype} with a mask"
+            raise refused(
+                what, "pass {}, with a value of your choice, or {}", "{x}.fillna(0)", "{x}.dropna()"
+            )
+        cause = Cause(Reason.MASKED_STORAGE, source="pandas", source_dtype=str(dtype))
+        return x.to_numpy(dtype=dtype.numpy_dtype), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pandas = sys.modules["pandas"]
@@ -88,7 +92,7 @@ def _is_number(dtype: Any) -> bool:
 class Polars(Carrier):
     """Series of numbers."""
 
-    expression = "x.to_numpy()"
+    expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
         if not is_of(x, "polars", "Series"):
@@ -98,11 +102,11 @@ class Polars(Carrier):
     def array(self, x: Any) -> Any:
         if x.null_count():
             instead = "pass {}, with a value of your choice, or {}"
-            raise refused("a series of polars with nulls", instead, "x.fill_null(0)", "x.drop_nulls()")
+            raise refused("a series of polars with nulls", instead, "{x}.fill_null(0)", "{x}.drop_nulls()")
         try:
             return x.to_numpy(allow_copy=False)
         except RuntimeError:
-            return x.to_numpy(), "polars keeps it in pieces or bits"
+            return x.to_numpy(), Cause(Reason.CHUNKED_STORAGE, source="polars")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]

@@ -11,7 +11,7 @@ from arraybridge.frameworks import registry
 class Variables(Carrier):
     """Variables of Keras and of Flax (``nnx.Param`` among them), which hold an array of some framework."""
 
-    expression = "x.value"
+    expression = "{x}.value"
 
     def carries(self, x: Any) -> bool:
         if is_of(x, "keras", "Variable"):

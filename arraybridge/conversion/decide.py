@@ -27,10 +27,19 @@ from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.foreign import refuse_to_fetch
 from arraybridge.frameworks.parts import itself
+from arraybridge.reasons import Cause, Reason, as_cause
+from arraybridge.timeline import events
 from arraybridge.timeline.route import Method, Route
+from arraybridge.timeline.savings import DEPENDS_ON_LAYOUT, Copy, advice_for
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]
+
+
+# Reasons without details.
+SAME_OBJECT = Cause(Reason.SAME_OBJECT)
+SHARED_HOST_MEMORY = Cause(Reason.SHARED_HOST_MEMORY)
+COPY_REQUESTED = Cause(Reason.COPY_REQUESTED)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -145,10 +154,12 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
         declared = registry.framework_name(declared)
         raise SourceMismatchError(
             f"the source was declared as {declared}, but the array is of {source.name}"
-            f" ({type(data).__qualname__}); leave the source out to have it detected",
+            f" ({type(data).__qualname__}).",
             source_type=source.name,
             target_type=target,
             reason=f"declared {declared}, found {source.name}",
+            code=Reason.OTHER_SOURCE,
+            advice="Leave the source out to have it detected.",
         )
     return source, array
 
@@ -204,8 +215,8 @@ class _Choice:
     #: Whether ``array`` is one of several replicas, which have to stay equal.
     is_replica: bool = False
     nbytes: int = 0
-    #: Why its values cannot be looked at where they lie, or "".
-    must_copy: str = ""
+    #: Why its values cannot be read where they are, or None.
+    must_copy: Cause | None = None
 
     def in_place(self) -> Decision:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
@@ -215,11 +226,11 @@ class _Choice:
             if not source.dtype_name(array).startswith(_NUMBERS):
                 source.check(array)
             source.supports(self.cast, source.shape(array))
-            return self._decision(self._copying, 0, "", itself)  # the cast makes the copy
+            return self._decision(self._copying, 0, SAME_OBJECT, itself)  # the cast makes the copy
         if self.request.copy:
             source.check_copy(array)
-            return self._decision(self._copying, 1, "copy=True was asked for", source.copy)
-        return self._decision("same", 0, "it is there already", itself)
+            return self._decision(self._copying, 1, COPY_REQUESTED, source.copy)
+        return self._decision("same", 0, SAME_OBJECT, itself)
 
     def elsewhere(self) -> Decision:
         """Another framework or device: refuse what cannot go there exactly; else choose the route."""
@@ -230,7 +241,7 @@ class _Choice:
             source.check(self.array)
             self._choose_replica()
             shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)
-            self.must_copy = source.must_copy(self.array)
+            self.must_copy = as_cause(source.must_copy(self.array))
             if source is not target and source.requires_grad(self.array):
                 self._leave_the_graph()
             dtype = source.dtype_name(self.array)
@@ -268,21 +279,24 @@ class _Choice:
     def _replica_on_its_device(self) -> Decision:
         """One replica as an array of its own framework, on an accelerator that has it."""
         if self.request.copy:
-            return self._decision(self._copying, 1, "copy=True was asked for", self.source.copy)
-        return self._decision("view", 0, f"one of its replicas is on {self.device}", itself)
+            return self._decision(self._copying, 1, COPY_REQUESTED, self.source.copy)
+        cause = Cause(Reason.REPLICA_ON_DEVICE, device=str(self.device))
+        return self._decision("view", 0, cause, itself)
 
     def _leave_the_graph(self) -> None:
         source, target = self.source, self.target
         if self.request.grad == "error":
-            # Where there are no derivatives, nothing could go through.
-            through = (
-                f", or decorate the function with @{target.name}(grad='flow'), through which its gradients go"
-            )
-            through = "" if target.autodiff is NOT_DIFFERENTIABLE else through
+            through = ""
+            if target.autodiff is not NOT_DIFFERENTIABLE:
+                flow = f"@{target.name}(grad='flow')"
+                through = f", or decorate the function with {flow}, through which its gradients go"
+            cause = Cause(Reason.REQUIRES_GRAD)
             raise GradientError(
                 f"the {source.name} tensor requires grad, and its graph would end on the way to"
-                f" {target.name}; pass grad='detach' to convert its values alone{through}",
-                reason="it requires grad",
+                f" {target.name}.",
+                reason=cause.text,
+                code=cause.code,
+                advice=f"Pass grad='detach' to convert only its values{through}.",
             )
         self.original, self.prepare = self.array, source.detach
         self.array = source.detach(self.array)
@@ -307,17 +321,16 @@ class _Choice:
             copy = hostmemory.fresh if target.alignment > 1 else hostmemory.compact
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
-        reason = "both see the same host memory"
         if (source.mutable or self.is_replica) and not target.mutable:
             view = _then(view, readonly.lend)  # which remembers what is read-only
-        return self._decision(method, 0, reason, lambda x: target.from_host(view(x), device))
+        return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
-    def _objection(self, memory: np.ndarray) -> str:
-        """Why the target cannot, or should not, share this host memory; or ``""``."""
+    def _objection(self, memory: np.ndarray) -> Cause | None:
+        """Return why the target cannot, or should not, share this host memory; or None."""
         if self.request.copy:
-            return "copy=True was asked for"
+            return COPY_REQUESTED
         source, target = self.source, self.target
-        objection = target.cannot_view(memory) or self._replica_objection()
+        objection = as_cause(target.cannot_view(memory)) or self._replica_objection()
         if objection or self.request.copy is False or not target.mutable or target.honours_readonly:
             return objection
         if not source.mutable and memory.ndim == 0:
@@ -327,37 +340,43 @@ class _Choice:
             guarded = readonly.is_lent(hostmemory.address(memory))
         if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
-            return f"it is read-only, and {target.name} could write to it"
-        return ""
+            return Cause(Reason.READ_ONLY, framework=target.name)
+        return None
 
-    def _replica_objection(self) -> str:
-        """Why the target must not share one of several replicas, or ``""``."""
+    def _replica_objection(self) -> Cause | None:
+        """Return why the target must not share one of several replicas, or None."""
         if not self.is_replica or not self.target.mutable or self.target.honours_readonly:
-            return ""
-        return f"it is replicated over several devices, and {self.target.name} could write to one replica"
+            return None
+        return Cause(Reason.REPLICATED, framework=self.target.name)
 
-    def _scalar_objection(self) -> str:
+    def _scalar_objection(self) -> Cause:
         # tf.constant(2.0) is cached: a write through torch would change every later constant.
-        return f"{self.source.name} may cache scalars, and {self.target.name} could write to it"
+        return Cause(Reason.CACHED_SCALAR, source=self.source.name, framework=self.target.name)
 
     def _through_the_host(self) -> Decision:
         """The values are copied into host memory, or lie there, and from there to where they should be."""
-        fetch, copies, reason = self._host_memory()
+        fetch, copies, cause = self._host_memory()
         put, more = self._put()
         to_card = self.source_device.kind == "cpu" and self.device.kind != "cpu"
-        reason = reason or f"{self.device} has memory of its own"
-        return self._decision("device" if to_card else "host", copies + more, reason, _then(fetch, put))
+        method: Method = "device" if to_card else "host"
+        cause = cause or Cause(Reason.SEPARATE_MEMORY, device=str(self.device))
+        return self._decision(method, copies + more, cause, _then(fetch, put))
 
-    def _host_memory(self) -> tuple[Callable[[Any], np.ndarray], int, str]:
+    def _host_memory(self) -> tuple[Callable[[Any], np.ndarray], int, Cause | None]:
         """How the values get into host memory: a function, the copies that it makes, and why."""
         source = self.source
         if self.source_device.kind != "cpu":
-            ends = f"{source.name} on {self.source_device} and {self.target.name} on {self.device}"
-            reason = f"{ends} share no memory"
-            return source.to_host, 1, reason
+            cause = Cause(
+                Reason.NO_SHARED_MEMORY,
+                source=source.name,
+                source_device=str(self.source_device),
+                framework=self.target.name,
+                device=str(self.device),
+            )
+            return source.to_host, 1, cause
         if self.must_copy:
             return source.to_host, 1, self.must_copy
-        return source.host_view, 0, ""
+        return source.host_view, 0, None
 
     def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
         """How memory of the host, which nobody else has, becomes the array: a function, and its copies."""
@@ -370,10 +389,10 @@ class _Choice:
         """To another device of the same framework, at least one of the two being an accelerator."""
         target, device = self.target, self.device
         between_cards = self.source_device.kind != "cpu" and device.kind != "cpu"
-        reason = f"{device} is another device"
+        cause = Cause(Reason.OTHER_DEVICE, device=str(device))
         if between_cards and target.dlpack_device is None:  # OpenCL: out of one device, and into the other
-            return self._decision("host", 2, reason, lambda x: target.to_device(x, device))
-        return self._decision(self._copying, 1, reason, lambda x: target.to_device(x, device))
+            return self._decision("host", 2, cause, lambda x: target.to_device(x, device))
+        return self._decision(self._copying, 1, cause, lambda x: target.to_device(x, device))
 
     def _card_to_card(self, shape: tuple[int, ...]) -> Decision:
         """Both frameworks reach the card where the array lives."""
@@ -385,19 +404,20 @@ class _Choice:
             return target.adopt(packed, source, source_device)
 
         if source_device != device:
-            reason = f"{device} is another device"
+            cause = Cause(Reason.OTHER_DEVICE, device=str(device))
             copies = 2 if objection else 1
-            return self._decision("device", copies, reason, lambda x: target.to_device(adopt(x), device))
+            return self._decision("device", copies, cause, lambda x: target.to_device(adopt(x), device))
         if objection:
             return self._decision("device", 1, objection, adopt)
-        return self._decision("dlpack", 0, f"both see the memory of {device}", adopt)
+        cause = Cause(Reason.SHARED_DEVICE_MEMORY, device=str(device))
+        return self._decision("dlpack", 0, cause, adopt)
 
-    def _card_objection(self, shape: tuple[int, ...]) -> str:
-        """Why the target cannot, or should not, share this memory of a card; or ``""``."""
+    def _card_objection(self, shape: tuple[int, ...]) -> Cause | None:
+        """Return why the target cannot, or should not, share this memory of a GPU; or None."""
         source, target, array = self.source, self.target, self.array
         itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         if self.request.copy and self.source_device == self.device and self.cast is None:
-            return "copy=True was asked for"
+            return COPY_REQUESTED
         if self.must_copy:
             return self.must_copy
         if objection := self._replica_objection():
@@ -406,8 +426,8 @@ class _Choice:
             return self._scalar_objection()
         if target.alignment and source.address(array) % target.alignment:
             # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
-            return f"its memory is not aligned to {target.alignment} bytes"
-        return target.cannot_stride(shape, source.strides(array), itemsize)
+            return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
+        return as_cause(target.cannot_stride(shape, source.strides(array), itemsize))
 
     def _cast_on_the_way(self, dtype: str) -> Decision:
         """The target lacks the source's dtype: cast in host memory, where the values still are whole."""
@@ -418,29 +438,55 @@ class _Choice:
         numpy.check_cast(self.source.dtype_name(self.array), dtype)
         cast = numpy.cast
         copies += 1 + (self.device.kind != "cpu")
-        reason = f"a cast to {dtype} was asked for"
-        return self._decision(self._copying, copies, reason, lambda x: put(cast(fetch(x), dtype)))
+        cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
+        return self._decision(self._copying, copies, cause, lambda x: put(cast(fetch(x), dtype)))
 
-    def _decision(self, method: Method, copies: int, reason: str, convert: Callable[[Any], Any]) -> Decision:
+    def _decision(self, method: Method, copies: int, cause: Cause, convert: Callable[[Any], Any]) -> Decision:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
         source, target, run = self.source, self.target, convert
         if self.cast is not None:
             dtype = self.cast
             target.check_cast(source.dtype_name(self.array), dtype)
-            method, copies, reason = self._copying, copies + 1, f"a cast to {dtype} was asked for"
+            method = self._copying
+            copies += 1
+            cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
             run = _then(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:
             raise CopyRequiredError(
                 f"copy=False was asked for, but {source.name} → {target.name} on {self.device} must"
-                f" copy this array, because {reason}; pass copy=None to allow it",
+                f" copy this array, because {cause.text}.",
                 method=method,
-                reason=reason,
+                reason=cause.text,
+                code=cause.code,
+                advice="Pass copy=None to allow it.",
             )
-        shares = copies == 0
-        route = Route(source.name, target.name, method, self.device, shares, copies, self.nbytes, reason)
+        route = Route(
+            source.name,
+            target.name,
+            method,
+            self.device,
+            shares_memory=copies == 0,
+            copies=copies,
+            nbytes=self.nbytes,
+            reason=cause.text,
+            code=cause.code,
+            advice=self._advice(cause.code) if copies else "",
+        )
         if self.original is None:
             return Decision(route, source, target, self.array, run)
         return Decision(route, source, target, self.original, _then(self.prepare, run))
+
+    def _advice(self, code: Reason) -> str:
+        """Return what would save the copy that is made for this reason; ``""`` if nothing would."""
+        steps = events.steps(self.source, self.array) if code in DEPENDS_ON_LAYOUT else None
+        copy = Copy(
+            code,
+            source=self.source.name,
+            target=self.target.name,
+            device=str(self.device),
+            layout=events.layout(*steps) if steps else "",
+        )
+        return advice_for(copy)
 
 
 def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -457,14 +503,15 @@ def _refused(source: Framework, target: Framework, method: str, error: Exception
     """What a framework raised, under a name of ours."""
     reason = told(error)
     how = f" by the route {method!r}" if method else ""
-    advice = "convert to numpy first to see which side refuses"
+    advice = "Convert to numpy first to see which side refuses."
     if source.has_only_host or target.has_only_host:
         refusing = source.name if target.has_only_host else target.name
-        advice = f"it is {refusing} that refuses; pass a plain, dense copy of the array"
+        advice = f"It is {refusing} that refuses; pass a plain, dense copy of the array."
     return MemoryConversionError(
-        f"{source.name} → {target.name} failed{how} ({reason}); {advice}",
+        f"{source.name} → {target.name} failed{how} ({reason}).",
         source_type=source.name,
         target_type=target.name,
         method=method,
         reason=reason,
+        advice=advice,
     )

@@ -19,6 +19,7 @@ from arraybridge.carriers.sources import is_array
 from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
 from arraybridge.dask.workers import on_this_worker
 from arraybridge.errors import (
+    Advice,
     FrameworkNotInstalledError,
     GradientError,
     MemoryConversionError,
@@ -28,7 +29,6 @@ from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.placement import decorated, placement
-from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
 
 
@@ -84,7 +84,7 @@ class Block:
             with nullcontext() if self.wide is None else registry.framework(self.wide).wide():
                 result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
-            prefix(error, f"{self.__name__}(){on_this_worker()}")
+            error.add_call(f"{self.__name__}(){on_this_worker()}")
             raise
         target = self.target or detect_memory_type(blocks[0])
         try:
@@ -96,7 +96,10 @@ class Block:
                 target_type=target,
             ) from None
         except GradientError as error:
-            prefix(error, f"{self.__name__}(): a block leaves torch and its graph; use torch.no_grad()")
+            error.add_call(f"{self.__name__}()")
+            error.advise(
+                Advice("A block would leave PyTorch and its graph. Use torch.no_grad() in the function.")
+            )
             raise
         if result.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
             raise BlockError(

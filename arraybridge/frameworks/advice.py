@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import Advice
+from arraybridge.errors import Advice, literal
 
 __all__ = ["advice_for"]
 
@@ -16,7 +16,7 @@ _ANY_ARRAY = Advice(
     "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
     " __dlpack__, __array_interface__ or __cuda_array_interface__"
 )
-_NUMBER_TEXT = Advice("its texts stand for numbers: pass {}", ('x.astype("float64")',))
+_NUMBER_TEXT = Advice("its texts stand for numbers: pass {}", ('{x}.astype("float64")',))
 
 
 def advice_for(x: Any) -> Advice:
@@ -50,7 +50,9 @@ def _fits(make: Callable[[], Any]) -> bool:
 def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns") -> Advice:
     """Return the advice to pass the first of these items, which hold numbers."""
     for name in names:
-        return Advice(f"it holds several arrays; pass {what}, {{}}", (f"x[{name!r}]{after}",))
+        return Advice(
+            f"it holds several arrays; pass {what}, {{}}", (f"{{x}}[{literal(repr(name))}]{after}",)
+        )
     return Advice("it holds no numbers; pass an object that does")
 
 
@@ -60,45 +62,44 @@ def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns
 def _of_pandas(x: Any) -> Advice:
     kind = type(x).__name__
     if kind == "MultiIndex":
-        return Advice("it has several levels; pass one, {}", ("x.get_level_values(0)",))
+        return Advice("it has several levels; pass one, {}", ("{x}.get_level_values(0)",))
     if hasattr(x, "dtypes") and hasattr(x, "columns"):
         return _of_frame(x)
     dtype = x.dtype
     family = type(dtype).__name__
     has_accessors = hasattr(x, "cat") or hasattr(x, "sparse") or hasattr(x, "iloc")
     if family == "CategoricalDtype":
-        expression = "x.cat.codes" if has_accessors else "x.codes"
+        expression = "{x}.cat.codes" if has_accessors else "{x}.codes"
         return Advice("pass the numbers of its categories, {}", (expression,))
     if family == "SparseDtype":
-        expression = "x.sparse.to_dense()" if has_accessors else "np.asarray(x)"
+        expression = "{x}.sparse.to_dense()" if has_accessors else "np.asarray({x})"
         return Advice("pass all of its values, {}", (expression,))
     if family == "IntervalDtype":
-        side = "x.array.left" if has_accessors else "x.left"
+        side = "{x}.array.left" if has_accessors else "{x}.left"
         return Advice("pass the two ends of its intervals, {} and {}", (side, side.replace("left", "right")))
     if dtype.kind in "Mm" or family == "PeriodDtype":
-        return Advice("pass {}, which counts units of time", ('x.astype("int64")',))
+        return Advice("pass {}, which counts units of time", ('{x}.astype("int64")',))
     return _of_elements(x, dtype)
 
 
 def _of_elements(x: Any, dtype: Any) -> Advice:
     """Advice for a column or an extension array of pandas: numbers with nulls, objects or text."""
     if hasattr(dtype, "numpy_dtype") and dtype.kind in _NUMBERS and not np.any(x.isna()):
-        return Advice("pass {}", ("x.to_numpy(x.dtype.numpy_dtype)",))
+        return Advice("pass {}", ("{x}.to_numpy({x}.dtype.numpy_dtype)",))
     if _fits(lambda: x.to_numpy("float64", na_value=float("nan"))):
         what = "pass {}, which makes NaN of nulls and rounds integers above 2**53"
-        return Advice(what, ('x.to_numpy("float64", na_value=float("nan"))',))
+        return Advice(what, ('{x}.to_numpy("float64", na_value=float("nan"))',))
     if _fits(lambda: x.astype("float64")):
         return _NUMBER_TEXT
-    codes = 'x.astype("category").cat.codes' if hasattr(x, "iloc") else 'x.astype("category").codes'
+    codes = '{x}.astype("category").cat.codes' if hasattr(x, "iloc") else '{x}.astype("category").codes'
     return Advice("it holds text or objects; pass the numbers of its distinct values, {}", (codes,))
 
 
 def _of_frame(x: Any) -> Advice:
     if all(getattr(dtype, "kind", "O") in _NUMBERS for dtype in x.dtypes):
         wide = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
-        expression = (
-            f'x.to_numpy("{wide}", na_value=float("nan"))' if _has_nulls(x) else f'x.to_numpy("{wide}")'
-        )
+        nan = ', na_value=float("nan")' if _has_nulls(x) else ""
+        expression = f'{{x}}.to_numpy("{wide}"{nan})'
         what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
         return Advice(what, (expression,))
     return _item(name for name, dtype in x.dtypes.items() if getattr(dtype, "kind", "O") in _NUMBERS)
@@ -110,20 +111,20 @@ def _has_nulls(x: Any) -> bool:
 
 def _of_polars(x: Any) -> Advice:
     if hasattr(x, "collect"):  # a LazyFrame
-        return Advice("pass {}", ("x.collect().to_numpy()",))
+        return Advice("pass {}", ("{x}.collect().to_numpy()",))
     if hasattr(x, "columns"):
         schema = dict(x.collect_schema())
         names = [name for name, dtype in schema.items() if dtype.is_numeric()]
         if len(names) == len(schema):
-            return Advice("pass {}", ("x.to_numpy()",))
+            return Advice("pass {}", ("{x}.to_numpy()",))
         return _item(names)
     if x.dtype.is_nested():
-        return Advice("its rows are lists; pass their elements in one array, {}", ("x.explode()",))
+        return Advice("its rows are lists; pass their elements in one array, {}", ("{x}.explode()",))
     if str(x.dtype) == "String":
-        return Advice("it holds text; pass the numbers of its distinct texts, {}", ('x.rank("dense")',))
+        return Advice("it holds text; pass the numbers of its distinct texts, {}", ('{x}.rank("dense")',))
     if x.dtype.is_decimal():
-        return Advice("pass {}, which rounds its decimals", ("x.cast(float)",))
-    return Advice("pass the integers behind its values, {}", ("x.to_physical()",))
+        return Advice("pass {}, which rounds its decimals", ("{x}.cast(float)",))
+    return Advice("pass the integers behind its values, {}", ("{x}.to_physical()",))
 
 
 def _of_xarray(x: Any) -> Advice:
@@ -134,15 +135,15 @@ def _of_xarray(x: Any) -> Advice:
 def _of_h5py(x: Any) -> Advice:
     if type(x).__name__ == "FieldsView":
         if x.read_dtype.names and not x.extract_field:
-            return _item(x.read_dtype.names, what="one of its fields").about("x[...]")
-        return Advice("it reads when it is indexed; pass {}", ("x[...]",))
+            return _item(x.read_dtype.names, what="one of its fields").about("{x}[...]")
+        return Advice("it reads when it is indexed; pass {}", ("{x}[...]",))
     if type(x).__name__ == "AsStrView":
         return Advice(
             "it holds text; pass the numbers of its distinct texts, {}",
-            ("np.unique(x[...], return_inverse=True)[1]",),
+            ("np.unique({x}[...], return_inverse=True)[1]",),
         )
     if type(x).__name__ == "AsTypeView":
-        return Advice("it reads when it is indexed; pass {}", ("x[...]",))
+        return Advice("it reads when it is indexed; pass {}", ("{x}[...]",))
     names = [name for name, one in x.items() if getattr(getattr(one, "dtype", None), "kind", "O") in _NUMBERS]
     return _item(names, what="one of its datasets")
 
@@ -154,7 +155,7 @@ def _of_zarr(x: Any) -> Advice:
 
 def _of_pydicom(x: Any) -> Advice:
     if any(word in x for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
-        return Advice("pass its pixels, {}", ("x.pixel_array",))
+        return Advice("pass its pixels, {}", ("{x}.pixel_array",))
     return Advice("it has no pixels; pass an object that has some")
 
 
@@ -182,10 +183,10 @@ def _of_pyarrow(x: Any) -> Advice:
             names, ".to_numpy(zero_copy_only=False)" if type(x).__name__ == "RecordBatch" else ".to_numpy()"
         )
     if _fits(x.to_numpy):
-        return Advice("pass {}, in which integers with nulls are floats", ("x.to_numpy()",))
+        return Advice("pass {}, in which integers with nulls are floats", ("{x}.to_numpy()",))
     return Advice(
         "pass the numbers of its distinct values, {}",
-        ("x.dictionary_encode().combine_chunks().indices.to_numpy()",),
+        ("{x}.dictionary_encode().combine_chunks().indices.to_numpy()",),
     )
 
 
@@ -213,12 +214,14 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "datasets": _of_datasets,
     "astropy": _of_astropy,
     "pyarrow": _of_pyarrow,
-    "scipy": _always("pass {}", "x.toarray()"),
-    "sparse": _always("pass {}", "x.todense()"),
-    "pyopencl": _always("pass {}", "x.get()"),
-    "numba": _always("pass {}", "x.copy_to_host()"),
-    "dask": _always("pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x)", "x.compute()"),
-    "pint": _always("its unit would be lost; pass {}", "x.magnitude"),
+    "scipy": _always("pass {}", "{x}.toarray()"),
+    "sparse": _always("pass {}", "{x}.todense()"),
+    "pyopencl": _always("pass {}", "{x}.get()"),
+    "numba": _always("pass {}", "{x}.copy_to_host()"),
+    "dask": _always(
+        "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x)", "{x}.compute()"
+    ),
+    "pint": _always("its unit would be lost; pass {}", "{x}.magnitude"),
 }
 
 
@@ -228,24 +231,24 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
 def _of_container(x: Any) -> Advice:
     inside = "convert the arrays inside it with convert_tree(x, target)"
     if not isinstance(x, dict) and _fits(lambda: np.asarray(x)):
-        return Advice(f"make one array of it with {{}}, or {inside}", ("np.asarray(x)",))
+        return Advice(f"make one array of it with {{}}, or {inside}", ("np.asarray({x})",))
     return Advice(inside)
 
 
 def _of_scalar(x: Any) -> Advice:
     if isinstance(x, np.void) and x.dtype.names:
-        return Advice("convert its fields one at a time: {}", (f"x[{x.dtype.names[0]!r}]",))
+        return Advice("convert its fields one at a time: {}", (f"{{x}}[{literal(repr(x.dtype.names[0]))}]",))
     if isinstance(x, (np.datetime64, np.timedelta64)):
-        return Advice("pass {}, which counts units of time", ('np.asarray(x).astype("int64")',))
+        return Advice("pass {}, which counts units of time", ('np.asarray({x}).astype("int64")',))
     if isinstance(x, np.generic) and not _fits(lambda: np.float64(x)):
         return Advice(
-            "it holds no number; pass its bytes, {}", ("np.frombuffer(np.asarray(x).tobytes(), np.uint8)",)
+            "it holds no number; pass its bytes, {}", ("np.frombuffer(np.asarray({x}).tobytes(), np.uint8)",)
         )
     if isinstance(x, (np.str_, np.bytes_)):
-        return Advice("its text stands for a number: pass {}", ("np.float64(x)",))
+        return Advice("its text stands for a number: pass {}", ("np.float64({x})",))
     if _fits(lambda: np.asarray(x)):
-        return Advice("make an array of it with {}", ("np.asarray(x)",))
-    return Advice("make an array of it with {}, which rounds it", ("np.asarray(x, np.float64)",))
+        return Advice("make an array of it with {}", ("np.asarray({x})",))
+    return Advice("make an array of it with {}, which rounds it", ("np.asarray({x}, np.float64)",))
 
 
 _BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] = (
@@ -264,12 +267,12 @@ def _is_buffer(x: Any) -> bool:
 
 def _of_buffer(x: Any) -> Advice:
     if _fits(lambda: np.asarray(memoryview(x))):
-        return Advice("make an array of it with {}", ("np.asarray(x)",))
-    return Advice("its elements are not numbers; pass its bytes, {}", ("np.frombuffer(x, np.uint8)",))
+        return Advice("make an array of it with {}", ("np.asarray({x})",))
+    return Advice("its elements are not numbers; pass its bytes, {}", ("np.frombuffer({x}, np.uint8)",))
 
 
 def _of_array_like(x: Any) -> Advice:
     """Advice for an object that offers nothing but ``__array__``, which may be slow or lose what it knows."""
     if hasattr(type(x), "__array__") or isinstance(x, list) or hasattr(type(x), "__getitem__"):
-        return Advice("it offers no array protocol; pass {}", ("np.asarray(x)",))
+        return Advice("it offers no array protocol; pass {}", ("np.asarray({x})",))
     return _ANY_ARRAY

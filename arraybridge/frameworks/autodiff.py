@@ -310,21 +310,28 @@ def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
 
 def not_foretold(label: str, why: object) -> GradientError:
     return GradientError(
-        f"{label}(): inside jax.jit its shapes have to be foretold, and that failed: {why}. Shapes that"
-        " depend on values, and functions that read values, cannot be; call it outside of jax.jit",
-        reason="shapes cannot be foretold",
+        f"inside jax.jit its shapes have to be predicted, and that failed: {why}. Shapes that depend on"
+        " values, and functions that read values, cannot be predicted.",
+        reason="shapes cannot be predicted",
+        advice="Call it outside of jax.jit.",
+        place=f"{label}()",
     )
 
 
 def forward_mode(label: str, instead: str) -> GradientError:
     return GradientError(
-        f"{label}(): gradients across frameworks go in reverse mode; use {instead}", reason="forward mode"
+        "gradients across frameworks support only reverse mode.",
+        reason="forward mode",
+        advice=f"Use {instead}.",
+        place=f"{label}()",
     )
 
 
 def writes_to_argument(label: str) -> GradientError:
     return GradientError(
-        f"{label}(): it writes to an argument, or somebody did since it was called, and the backward reads it"
-        " again; write to a copy, x.clone()",
+        "it writes to an argument, or the argument was changed after the call, and the backward pass reads it"
+        " again.",
         reason="an argument is written to",
+        advice="Write to a copy, x.clone().",
+        place=f"{label}()",
     )

@@ -21,6 +21,7 @@ import numpy as np
 from arraybridge.errors import (
     Advice,
     ArrayNotSupportedError,
+    Cast,
     DeviceNotFoundError,
     DtypeNotSupportedError,
     MissingGpuWarning,
@@ -30,6 +31,7 @@ from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols,
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, hooks
 
 if TYPE_CHECKING:
@@ -157,9 +159,12 @@ class Framework(ABC):
         """Where the array lives."""
         return CPU
 
-    def must_copy(self, x: Any) -> str:
-        """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `copy` copy them."""
-        return ""
+    def must_copy(self, x: Any) -> Cause | str | None:
+        """Return why the values cannot be read where they are, or None; `to_host` and `copy` copy them.
+
+        A framework from another package may return its own text, which follows "because".
+        """
+        return None
 
     def replica(self, x: Any, device: Device) -> Any | None:
         """Return one of the equal arrays that make up ``x``, if possible the one on ``device``.
@@ -210,22 +215,32 @@ class Framework(ABC):
         capsule = capsules.capsule(view)
         return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
-        return ""
+    def cannot_stride(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> Cause | str | None:
+        """Return why this framework cannot view memory with these strides (in bytes), or None.
 
-    def cannot_view(self, view: np.ndarray) -> str:
-        """Why this framework cannot share the host memory of ``view``, or ``""``."""
+        A framework from another package may return its own text, which follows "because".
+        """
+        return None
+
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
+        """Return why this framework cannot share the host memory of ``view``, or None.
+
+        A framework from another package may return its own text, which follows "because".
+        """
         if not self.alignment:
-            return f"{self.name} takes memory of the host by a copy alone"
+            return Cause(Reason.COPIES_ONLY, framework=self.name)
         if not view.dtype.isnative:
-            return "its bytes are in the other order"
-        objection = self.cannot_stride(view.shape, view.strides, view.dtype.itemsize) if view.size else ""
+            return Cause(Reason.BYTE_ORDER)
+        if not view.size:
+            return None
+        objection = self.cannot_stride(view.shape, view.strides, view.dtype.itemsize)
         if objection:
             return objection
-        if self.alignment > 1 and view.size and hostmemory.address(view) % self.alignment:
-            return f"its memory is not aligned to {self.alignment} bytes"
-        return ""
+        if self.alignment > 1 and hostmemory.address(view) % self.alignment:
+            return Cause(Reason.MISALIGNED, framework=self.name, alignment=self.alignment)
+        return None
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -562,32 +577,35 @@ def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeN
     if is_sub_byte(dtype):
         reason = f"{framework.name} takes no {dtype} from others, since each library packs it in another way"
         problem = f"{reason}."
-        lost = ", which keeps every value"
     else:
         reason = f"{framework.name} has no dtype {dtype}"
         problem = f"{reason}; nothing was converted, since any other dtype could lose values."
-        lost = ""
+    cast = _possible_cast(dtype, dtypes)
+    if cast is None:
+        advice = Advice(f"It has no {_kind_of_dtype(dtype)} dtype: convert x.real and x.imag separately.")
+    else:
+        advice = cast.by_option()
     return DtypeNotSupportedError(
         problem,
         target_type=framework.name,
         reason=reason,
-        advice=_cast_advice(dtype, dtypes, lost),
+        advice=advice,
+        cast=cast,
     )
 
 
-def _cast_advice(dtype: str, dtypes: Iterable[str], lost: str) -> str:
-    """Which casts to ask for: to dtypes of the same kind, since no others keep what the values mean."""
+def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
+    """Return the cast to ask for: to dtypes of the same kind, since no others keep what the values mean."""
     kind = _kind_of_dtype(dtype)
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
-        return f"It has no {kind} dtype: convert x.real and x.imag separately."
+        return None
     exact = wider(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
-    if exact in same:
-        return f'Pass dtype="{exact}" to ask for a cast{lost}.'
+    if exact is not None and exact in same:
+        return Cast(exact, keeps_values=is_sub_byte(dtype))
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
     first, *others = [*sorted(set(same) & set(usual)), *sorted(set(same) - set(usual))]
-    more = f" (or one of {', '.join(others)})" if others else ""
-    return f'Pass dtype="{first}"{more} to ask for a cast.'
+    return Cast(first, tuple(others))
 
 
 def _kind_of_dtype(dtype: str) -> str:
@@ -677,7 +695,7 @@ def refuse_sub_byte(framework: Framework, dtype: str) -> DtypeNotSupportedError:
         " of less than a byte in another way",
         source_type=framework.name,
         reason=f"each library packs {dtype} in another way",
-        advice=Advice("pass {}, which holds every value", (f'x.astype("{wider(dtype)}")',)),
+        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider(dtype)}")',)),
     )
 
 

@@ -17,6 +17,7 @@ from arraybridge import machine
 from arraybridge.frameworks import cardmemory, dtype_names, hostmemory, protocols
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Holding, Mark, Streams
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 
@@ -136,9 +137,10 @@ class CupyFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
-    def must_copy(self, x: cupy.ndarray) -> str:
+    def must_copy(self, x: cupy.ndarray) -> Cause | None:
         with on_card(x.device.id):  # the question opens the current one
-            return "it lies in managed memory" if x.__dlpack_device__()[0] == _MANAGED else ""
+            is_managed = x.__dlpack_device__()[0] == _MANAGED
+        return Cause(Reason.MANAGED_MEMORY) if is_managed else None
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
         with on_card(x.device.id):

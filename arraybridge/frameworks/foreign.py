@@ -12,6 +12,7 @@ from arraybridge.frameworks import capsules, hostmemory, readonly, registry
 from arraybridge.frameworks.advice import advice_for
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.reasons import Cause, Reason
 
 __all__ = [
     "FOREIGN_HOST",
@@ -47,7 +48,7 @@ class _Fetched(NumpyFramework):
     host_view = copy = to_host
 
 
-_SCALAR = NumpyFramework("a scalar of NumPy is a value, with no memory to share")
+_SCALAR = NumpyFramework(Cause(Reason.NUMPY_SCALAR))
 
 
 def is_foreign_array(x: Any) -> bool:
@@ -177,7 +178,7 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
             if failed is None or not isinstance(error, TypeError):
                 failed = error
             continue
-        return _Fetched(f"its library copies it to the host from {_named(kind)}"), memory
+        return _Fetched(Cause(Reason.LIBRARY_COPIES, source_device=_named(kind))), memory
     why = f": {told(failed)}" if failed is not None else ""
     instead = (
         f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
@@ -197,14 +198,15 @@ def refuse_to_fetch(x: Any, target: str) -> None:
     kind = _dlpack_kind(x)
     if kind is None or kind in _HOST_TYPES or _is_readable(kind):
         return
-    reason = f"no framework here reads memory on {_named(kind)}"
+    cause = Cause(Reason.UNREADABLE_DEVICE, source_device=_named(kind))
     raise CopyRequiredError(
-        f"copy=False cannot convert this {type(x).__qualname__} to {target}, because {reason}."
-        " Pass copy=None, so that its library copies it to the host.",
+        f"copy=False cannot convert this {type(x).__qualname__} to {target}, because {cause.text}.",
         source_type="numpy",
         target_type=target,
         method="host",
-        reason=reason,
+        reason=cause.text,
+        code=cause.code,
+        advice="Pass copy=None, so that its library copies it to the host.",
     )
 
 

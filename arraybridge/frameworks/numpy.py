@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from arraybridge.errors import literal
 from arraybridge.frameworks import dtype_names, hostmemory
 from arraybridge.frameworks.base import (
     Framework,
@@ -20,6 +21,7 @@ from arraybridge.frameworks.base import (
     refuse_sub_byte,
 )
 from arraybridge.frameworks.parts import itself
+from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -37,8 +39,8 @@ class NumpyFramework(Framework):
     fast_view = staticmethod(itself)
     fast_from_view = staticmethod(itself)
 
-    def __init__(self, copied: str = "") -> None:
-        """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""
+    def __init__(self, copied: Cause | None = None) -> None:
+        """``copied`` is the reason if the memory that another library handed out is a copy."""
         self._copied = copied
 
     def owns(self, x: Any) -> bool:
@@ -58,16 +60,18 @@ class NumpyFramework(Framework):
         """Refuse an array of a subclass that has a mask, which a view of its values would drop."""
         if isinstance(x, np.ma.MaskedArray):
             instead = "its mask would be lost; pass {}, with a value of your choice, or {} and {} separately"
-            raise refuse(self, "a masked array", instead, "x.filled(0)", "x.data", "np.ma.getmaskarray(x)")
+            raise refuse(
+                self, "a masked array", instead, "{x}.filled(0)", "{x}.data", "np.ma.getmaskarray({x})"
+            )
         what = f"an array of type {type(x).__qualname__}, which has a mask,"
         if x.dtype.names is None and has_attribute(x, "unmasked"):  # astropy's Masked
             instead = "its mask would be lost; pass {}, or {} and {} separately"
-            raise refuse(self, what, instead, "x.filled(0)", "x.unmasked", "x.mask")
+            raise refuse(self, what, instead, "{x}.filled(0)", "{x}.unmasked", "{x}.mask")
         if x.dtype.names is None and has_attribute(x, "mask"):  # a record array has its fields as attributes
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
-            raise refuse(self, what, instead, "x.view(np.ndarray)")
+            raise refuse(self, what, instead, "{x}.view(np.ndarray)")
 
-    def must_copy(self, x: np.ndarray) -> str:
+    def must_copy(self, x: np.ndarray) -> Cause | None:
         return self._copied
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
@@ -76,8 +80,8 @@ class NumpyFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> np.ndarray:
         return view.view(np.ndarray) if type(view) is not np.ndarray else view
 
-    def cannot_view(self, view: np.ndarray) -> str:
-        return ""  # NumPy views any strides, byte order and alignment, and can say read-only
+    def cannot_view(self, view: np.ndarray) -> Cause | None:
+        return None  # NumPy views any strides, byte order and alignment, and can say read-only
 
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
@@ -154,18 +158,18 @@ def _instead_of(x: np.ndarray) -> tuple[str, ...]:
     kind = x.dtype.kind
     names = x.dtype.names
     if kind in "Mm":
-        return "pass {}, which counts units of time, and has the least integer for NaT", 'x.astype("int64")'
+        return "pass {}, which counts units of time, and has the least integer for NaT", '{x}.astype("int64")'
     if names:
-        return "convert its fields one at a time: {}", f"x[{names[0]!r}]"
+        return "convert its fields one at a time: {}", f"{{x}}[{literal(repr(names[0]))}]"
     if kind == "V":
         instead = "it has no fields and no numbers; pass its bytes, {}"
-        return instead, "np.frombuffer(x.tobytes(), np.uint8)"
+        return instead, "np.frombuffer({x}.tobytes(), np.uint8)"
     if _are_numbers(x):
         what = "numeric objects, in which None becomes NaN" if kind == "O" else "texts that stand for numbers"
-        return f"it holds {what}; pass {{}}", "x.astype(float)"
+        return f"it holds {what}; pass {{}}", "{x}.astype(float)"
     if kind == "O":
         return ("not all of its elements are numbers; convert them with convert_tree(x.tolist(), target)",)
-    return "its strings are not numbers; number them, {}", "np.unique(x, return_inverse=True)[1]"
+    return "its strings are not numbers; number them, {}", "np.unique({x}, return_inverse=True)[1]"
 
 
 def _are_numbers(x: np.ndarray) -> bool:

@@ -17,6 +17,7 @@ from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff, dtype_names, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Holding
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 # No uint16: Paddle takes its numbers for bfloat16.
@@ -41,7 +42,7 @@ class PaddleFramework(Framework):
 
     def check(self, x: Any) -> None:
         if not x.is_dense():
-            raise refuse(self, "a sparse tensor", "pass x.to_dense()")
+            raise refuse(self, "a sparse tensor", "pass {}", "{x}.to_dense()")
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype).removeprefix("paddle.")
@@ -64,11 +65,11 @@ class PaddleFramework(Framework):
     def to_host(self, x: Any) -> np.ndarray:
         return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         steps = [step for step, extent in zip(strides, shape, strict=True) if extent > 1]
         if any(step < 0 for step in steps):
-            return "Paddle has no negative strides"
-        return "its strides are no whole numbers of elements" if any(s % itemsize for s in steps) else ""
+            return Cause(Reason.NEGATIVE_STRIDES, framework="Paddle")
+        return Cause(Reason.STRIDE_MULTIPLES) if any(step % itemsize for step in steps) else None
 
     def device_of(self, x: Any) -> Device:
         place = x.place
@@ -173,11 +174,13 @@ class PaddleAutodiff(autodiff.Autodiff):
             # which would end the process.
             if alive() is None:
                 raise GradientError(
-                    f"{label}(): Paddle can run backward() once through a PyLayer, which this is, also"
-                    " with retain_graph=True; use paddle.grad(..., retain_graph=True) until the last one, or"
-                    " call the function again",
+                    "Paddle can run backward() once through a PyLayer, which this is, also with"
+                    " retain_graph=True.",
                     target_type="paddle",
                     reason="a second backward()",
+                    advice="Use paddle.grad(..., retain_graph=True) until the last one, or call the function"
+                    " again.",
+                    place=f"{label}()",
                 )
 
         alive, label = weakref.ref(pull_back), operation.label

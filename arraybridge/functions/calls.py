@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Container, Iterable
 from contextlib import nullcontext, suppress
@@ -20,7 +19,13 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError
+from arraybridge.errors import (
+    Advice,
+    ArrayNotSupportedError,
+    FrameworkNotInstalledError,
+    MemoryConversionError,
+    SourceMismatchError,
+)
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import unknown_array
@@ -41,7 +46,6 @@ from arraybridge.trees import (
     kinds,
     leaves_of,
     map_arrays,
-    prefix,
 )
 from arraybridge.types import Device
 
@@ -264,9 +268,11 @@ class ConvertingCall(DecoratedCall):
                 else:
                     has_other = True
                     values.append(map_arrays(plain(value) if splits else value, convert))
+        except FrameworkNotInstalledError:
+            raise  # it is missing for every argument
         except MemoryConversionError as error:
-            cast = rf'Pass dtype= to the decorator to ask for a cast: @{self.options.framework}(dtype="\1")\2'
-            _say(error, _argument(self.fn, args, kwargs, len(values)), cast)
+            error.add_call(_argument(self.fn, args, kwargs, len(values)))
+            _advise_by_options(error, self.options.framework)
             raise
         if has_other:
             self._check_others(args, kwargs, values, has_array)
@@ -324,8 +330,12 @@ class ConvertingCall(DecoratedCall):
             elif open_logs:  # which record arrays that stay as they are, too
                 conversion = ResultConversion(conversion.deliver, conversion.dtype)
             return conversion.tree(result)
+        except FrameworkNotInstalledError:
+            raise
         except MemoryConversionError as error:
-            _say(error, f"{self.label}(), result", r'Cast it to "\1"\2 in the function')
+            error.add_call(f"{self.label}(), result")
+            if error.cast is not None:
+                error.advise(error.cast.in_function())
             raise
 
     def _conversion_for(self, first: Any) -> ResultConversion:
@@ -465,7 +475,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
             offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
             if offers_one and kind_of(leaf) != ARRAY:
                 error = unknown_array(leaf)
-                prefix(error, _argument(fn, args, kwargs, place))
+                error.add_call(_argument(fn, args, kwargs, place))
                 raise error
 
 
@@ -479,12 +489,14 @@ def _refuse_unconverted(
             if not remains and not has_array_inside(leaf):
                 continue
             name = type(value if remains else leaf).__qualname__
-            raise ArrayNotSupportedError(
-                f"{_argument(fn, args, kwargs, place)}: cannot convert arrays inside a {name}. Containers of"
-                " this class are not traversed. Pass its arrays in a tuple or dict, or register the class with"
-                " optree.register_pytree_node(..., namespace='arraybridge').",
+            error = ArrayNotSupportedError(
+                f"Cannot convert arrays inside a {name}. Containers of this class are not traversed.",
                 reason=f"{name} is not traversed",
+                advice="Pass its arrays in a tuple or dict, or register the class with"
+                " optree.register_pytree_node(..., namespace='arraybridge').",
             )
+            error.add_call(_argument(fn, args, kwargs, place))
+            raise error
 
 
 def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:
@@ -498,11 +510,12 @@ def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) ->
     return f"{label_of(fn)}(), argument {[*names[: len(args)], *map(repr, kwargs)][place]}"
 
 
-def _say(error: MemoryConversionError, place: str, cast: str) -> None:
-    """Say in an error of a conversion where it was, and which options of a decorator would help."""
-    prefix(error, place)
-    words = str(error).replace("leave the source out", "leave strict=True out")
-    error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
+def _advise_by_options(error: MemoryConversionError, name: str) -> None:
+    """Advise which option of the decorator ``name`` lets it convert the argument."""
+    if error.cast is not None:
+        error.advise(error.cast.by_decorator(name))
+    elif isinstance(error, SourceMismatchError):
+        error.advise(Advice("Leave strict=True out to have it detected."))
 
 
 def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:

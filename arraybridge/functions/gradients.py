@@ -28,7 +28,7 @@ from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.results import Restoration
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of, prefix
+from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -69,10 +69,12 @@ class Flow(autodiff.Function):
         if len(followed) > 1:
             names = " and ".join(sorted(followed))
             raise GradientError(
-                f"{self.label}(): arrays of {names} are being differentiated in one call; pass those of one"
-                " without their graph: x.detach(), tf.stop_gradient(x), a value from outside of jax.grad",
+                f"arrays of {names} are being differentiated in one call.",
                 target_type=self.name,
                 reason=f"differentiated arrays of {names}",
+                advice="Pass those of one without their graph: x.detach(), tf.stop_gradient(x), a value from"
+                " outside of jax.grad.",
+                place=f"{self.label}()",
             )
         caller = registry.framework(followed.pop())
         enter = self.arguments.current()
@@ -87,8 +89,8 @@ class Flow(autodiff.Function):
             differentiated = autodiff.Call(self, args[: self.skip], structure, beside, slots)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
-            if not str(error).startswith(f"{self.label}()"):
-                prefix(error, f"{self.label}()")
+            if not error.is_in(f"{self.label}()"):
+                error.add_call(f"{self.label}()")
             raise
         return differentiated.refill(iter(results))
 
@@ -326,9 +328,11 @@ class CallOperation(autodiff.Operation):
     def _refuse_captured(self, what: str) -> None:
         if what:
             raise GradientError(
-                f"{self.label}(): it depends on {what}, and which would get no gradient; pass it (as"
-                " torch.func.functional_call does with the parameters of a module), or its values alone",
+                f"it depends on {what}, and which would get no gradient.",
                 reason="captured",
+                advice="Pass it (as torch.func.functional_call does with the parameters of a module), or its"
+                " values alone.",
+                place=f"{self.label}()",
             )
 
 

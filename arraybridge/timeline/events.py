@@ -19,6 +19,7 @@ from arraybridge.carriers.sources import is_array, source_of
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.reasons import Reason
 from arraybridge.trees import leaves_of
 from arraybridge.types import hooks, new_cache, remember
 
@@ -71,6 +72,7 @@ class Event(NamedTuple):
             or ``""`` where it lies in order.
         array: the same for two copies of the very same array; None where that cannot be told.
         source, target: names of the frameworks of a conversion; else ``""``.
+        code: the reason of a conversion as a `Reason`; else None.
     """
 
     kind: str
@@ -92,6 +94,7 @@ class Event(NamedTuple):
     array: int | None = None
     source: str = ""
     target: str = ""
+    code: Reason | None = None
 
     @property
     def in_library(self) -> bool:

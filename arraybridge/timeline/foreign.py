@@ -21,6 +21,7 @@ import numpy as np
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import capsules, hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous
+from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event, Steps
 from arraybridge.timeline.records import Record
@@ -56,6 +57,8 @@ _SHORT = {
 _COMPILER = "torch._dynamo"
 # Arguments of these types are no arrays, and cost this one look.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
+_RESHARDED = Cause(Reason.RESHARDED)
+_READ_ONLY = Cause(Reason.READ_ONLY)
 _CAPSULE: type = type(np.empty(0).__dlpack__())
 
 
@@ -72,7 +75,7 @@ class Conversion:
         shares: Whether both share memory.
         steps: Shape and strides of an array that was copied, for `Event.layout`.
         array: The identity of an array that was copied, for `Event.array`.
-        obstacle: Why no call could have shared the memory; ``""`` if one could.
+        obstacle: Why no call could have shared the memory; None if one could.
         wanted: The dtype that the program passed to JAX; ``""`` if it passed none.
     """
 
@@ -87,25 +90,25 @@ class Conversion:
     shares: bool
     steps: Steps | None = None
     array: int | None = None
-    obstacle: str = ""
+    obstacle: Cause | None = None
     wanted: str = ""
 
-    def reason(self) -> str:
-        """Why it copied, in the words that `advice` knows; or that it shared."""
+    def cause(self) -> Cause:
+        """Return why it copied, or that it shared."""
         if self.shares:
-            return "both see the same memory"
+            return Cause(Reason.SHARED_MEMORY)
         if self.source_device != self.device:
-            return f"{self.device} is another device than {self.source_device}"
+            return Cause(Reason.OTHER_DEVICE, device=str(self.device), source_device=str(self.source_device))
         # Of NumPy's dtypes and others that have one the name; torch's have none.
         dtypes = self.source_dtype, self.target_dtype
         was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
         if was != now:
             if self.target == "jax" and self.wanted in ("", was) and was in _WIDE and now not in _WIDE:
-                return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
-            return f"it is a cast to {now}"
+                return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
+            return Cause(Reason.NATIVE_CAST, dtype=now)
         if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
-            return "its memory is not C-contiguous"
-        return self.obstacle or f"{self.call} copies what could be shared"
+            return Cause(Reason.NOT_C_CONTIGUOUS)
+        return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +119,7 @@ class ForeignRecord(Record):
 
     def event(self, opened: float, line: int) -> Event:
         conversion = self.conversion
+        cause = conversion.cause()
         file, _, _, library = self.site
         return Event(
             kind="foreign",
@@ -127,13 +131,14 @@ class ForeignRecord(Record):
             file=file,
             line=line,
             nbytes=0 if conversion.shares else conversion.nbytes,
-            reason=conversion.reason(),
+            reason=cause.text,
             library=library,
             thread_id=self.thread_id,
             layout="" if conversion.steps is None else events.layout(*conversion.steps),
             array=conversion.array,
             source=conversion.source,
             target=conversion.target,
+            code=cause.code,
         )
 
 
@@ -359,16 +364,16 @@ class _Observer:
 
 def _obstacle(
     source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
-) -> str:
-    """Return why no call could have shared the memory of ``x``, or ``""``."""
-    obstacle = "it is laid out anew over devices" if spread else source.must_copy(x)
-    if obstacle:
+) -> Cause | None:
+    """Return why no call could have shared the memory of ``x``, or None."""
+    obstacle = _RESHARDED if spread else as_cause(source.must_copy(x))
+    if obstacle is not None:
         return obstacle
     if together and (address or 0) % (target.alignment or 1):
-        return f"its memory is not aligned to {target.alignment} bytes"
+        return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
     if source.name == "numpy" and target.name == "torch" and not x.flags.writeable:
-        return "it is read-only"
-    return ""
+        return _READ_ONLY
+    return None
 
 
 @cache

@@ -75,6 +75,7 @@ class ConversionRecord(Record):
             array=self.array,
             source=route.source,
             target=route.target,
+            code=route.code,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from arraybridge.reasons import Reason
 from arraybridge.show import format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
@@ -24,7 +25,9 @@ class Route:
         shares_memory: whether source and result see the same bytes.
         copies: how many times the bytes are copied.
         nbytes: bytes that the elements occupy.
-        reason: why it is done so, in words.
+        code: why it is done so, as a `Reason`.
+        reason: the same in words.
+        advice: what would save the copy; ``""`` if nothing is copied or nothing would.
         seconds: how long it took; None where nothing was measured. Not part of a comparison.
     """
 
@@ -36,6 +39,8 @@ class Route:
     copies: int
     nbytes: int
     reason: str
+    code: Reason = field(repr=False)
+    advice: str = field(default="", repr=False)
     seconds: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:

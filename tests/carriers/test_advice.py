@@ -293,10 +293,10 @@ def test_a_closed_image_says_to_open_it_again(tmp_path: Path) -> None:
 
 
 def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
-    advice = Advice("pass {} or {}", ("x.filled(0)", "np.exp(x)"))
+    advice = Advice("pass {} or {}", ("{x}.filled(0)", "np.exp({x})"))
     assert str(advice) == "pass x.filled(0) or np.exp(x)"
-    assert str(advice.about("x.data")) == "pass x.data.filled(0) or np.exp(x.data)"
+    assert str(advice.about("{x}.data")) == "pass x.data.filled(0) or np.exp(x.data)"
     error = MemoryConversionError("it has a mask", advice=advice)
     assert str(error) == "it has a mask: pass x.filled(0) or np.exp(x)"
-    assert (error.advice, error.expressions) == (str(advice), advice.expressions)
+    assert (error.advice, error.expressions) == (str(advice), ("x.filled(0)", "np.exp(x)"))
     assert MemoryConversionError("text").advice == ""

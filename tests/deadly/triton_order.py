@@ -23,9 +23,9 @@ for name in sys.argv[1:]:
 # Nothing here adds a framework to the order above, except JAX.
 is_safe = "triton" in sys.modules
 
-import jax
-import tensorflow as tf
-import torch
+import jax  # noqa: E402  # after the imports above, whose order is tested
+import tensorflow as tf  # noqa: E402
+import torch  # noqa: E402
 
 X = np.linspace(0.1, 1.3, 12, dtype=np.float32).reshape(4, 3)
 SLOPE = np.sin(X) + X * np.cos(X)
@@ -53,7 +53,8 @@ try:
     check(jax.jit(in_torch)(X), np.sin(X) * X)
     predicted = True
 except ab.GradientError as error:
-    assert "import triton" in str(error)
+    if "import triton" not in str(error):
+        raise
     predicted = False
 assert predicted == is_safe
 

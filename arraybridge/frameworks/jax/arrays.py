@@ -41,6 +41,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import can_find
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 # Of memory whose axes lie in another order JAX 0.7.1 makes wrong values, and 0.7.2 no array.
@@ -141,10 +142,10 @@ class JaxFramework(Framework):
         devices = x.sharding.device_set
         return _as_device(min(devices, key=_identifier) if len(devices) > 1 else next(iter(devices)))
 
-    def must_copy(self, x: jax.Array) -> str:
+    def must_copy(self, x: jax.Array) -> Cause | None:
         if self.is_scattered(x) and not x.is_fully_replicated:
-            return "several devices hold a part of it each"
-        return ""
+            return Cause(Reason.SEVERAL_SHARDS)
+        return None
 
     def open_pytree(self, x: Any) -> Pytree | None:
         pairs, structure = jax.tree_util.tree_flatten_with_path(x, is_leaf=OneLevel())
@@ -186,15 +187,15 @@ class JaxFramework(Framework):
         with _x64(True):
             return jax.dlpack.from_dlpack(protocols.Importable(capsule), device=native)
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         if is_c_contiguous(shape, strides, itemsize):
-            return ""
+            return None
         if not _HONOURS_ORDER:
-            return "this JAX imports memory as C-contiguous, whatever its strides"
+            return Cause(Reason.STRIDES_IGNORED)
         axes = sorted(zip(strides, shape, strict=True), reverse=True)
         if is_c_contiguous(tuple(n for _, n in axes), tuple(s for s, _ in axes), itemsize):
-            return ""
-        return "it is no permutation of a compact array, and XLA knows no other strides"
+            return None
+        return Cause(Reason.NOT_COMPACT)
 
     def devices(self) -> tuple[Device, ...]:
         return tuple(sorted(map(_as_device, _local_devices()), key=_cpus_first))
@@ -406,10 +407,10 @@ class JaxFramework(Framework):
 def _refuse_dtype(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
     name = dtype_names.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data(x)")
+        return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data({x})")
     if is_sub_byte(name):
         return refuse_sub_byte(framework, name)
-    return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", 'x.astype("float32")')
+    return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", '{x}.astype("float32")')
 
 
 def _loses_nans(x: jax.Array) -> bool:

@@ -70,9 +70,10 @@ def _are_traced(arrays: Sequence[Any]) -> bool:
 def _refuse_wide(dtype: np.dtype, label: str) -> None:
     if dtype in _WIDE and not jax.config.jax_enable_x64:
         raise GradientError(
-            f"{label}(): {dtype} while JAX's x64 is off, where gradients would be narrowed; call it under"
-            " jax.enable_x64(True), or pass float32",
+            f"{dtype} while JAX's x64 is off, so that gradients would be narrowed.",
             reason="x64 is off",
+            advice="Call it under jax.enable_x64(True), or pass float32.",
+            place=f"{label}()",
         )
 
 

@@ -21,6 +21,7 @@ from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
 from arraybridge.machine import cards
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 # The kernels know these and no others: push() turns float64 into float32, int64 into int32, bool into
@@ -201,8 +202,8 @@ class ImageFramework(Framework):
 
     # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
+        return None if is_c_contiguous(shape, strides, itemsize) else Cause(Reason.NOT_C_CONTIGUOUS)
 
     def exported(self, x: Any, device: Device) -> Any:
         self.settle(x)

@@ -34,6 +34,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 # Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
@@ -87,11 +88,11 @@ class TensorflowFramework(Framework):
             return
         if isinstance(x, tf.RaggedTensor):
             instead = "pass {}, which pads with zeros, or {} without the row lengths"
-            raise refuse(self, "a ragged tensor", instead, "x.to_tensor()", "x.flat_values")
+            raise refuse(self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values")
         if isinstance(x, tf.SparseTensor):
-            raise refuse(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense(x)")
+            raise refuse(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense({x})")
         if isinstance(x, tf.IndexedSlices):
-            raise refuse(self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor(x)")
+            raise refuse(self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})")
         if not isinstance(x, (_EAGER, tf.Variable)):
             raise refuse(self, "a symbolic tensor", "it has no values yet; convert outside tf.function")
         if x.dtype.name not in _DTYPES:
@@ -133,13 +134,13 @@ class TensorflowFramework(Framework):
             return tf.constant(view)
         return tf.experimental.dlpack.from_dlpack(capsules.capsule(view))
 
-    def cannot_view(self, view: np.ndarray) -> str:
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         if dtype_names.name_of(view.dtype) in _FLOAT8:
-            return "TensorFlow imports float8 only by a copy"
+            return Cause(Reason.FLOAT8)
         return super().cannot_view(view)
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
+        return None if is_c_contiguous(shape, strides, itemsize) else Cause(Reason.NOT_C_CONTIGUOUS)
 
     def devices(self) -> tuple[Device, ...]:
         return _devices()
@@ -313,13 +314,13 @@ def _instead_of(x: Any) -> tuple[str, ...]:
         try:
             tf.strings.to_number(x)
         except tf.errors.OpError:
-            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape(x, [-1])).idx"
-        return "its strings stand for numbers: pass {}", "tf.strings.to_number(x, tf.float64)"
+            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape({x}, [-1])).idx"
+        return "its strings stand for numbers: pass {}", "tf.strings.to_number({x}, tf.float64)"
     if dtype.is_quantized:
-        return "pass its integers without the scale, {}", f'tf.bitcast(x, "{dtype.name[1:]}")'
+        return "pass its integers without the scale, {}", f'tf.bitcast({{x}}, "{dtype.name[1:]}")'
     if dtype in (tf.resource, tf.variant):
         return ("it holds a handle, not numbers; pass the tensors that it refers to",)
-    return "pass {}, which holds every value", f'tf.cast(x, "{wider(dtype.name)}")'
+    return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider(dtype.name)}")'
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:

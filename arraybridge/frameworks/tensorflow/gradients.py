@@ -42,10 +42,12 @@ class TensorflowAutodiff(autodiff.Autodiff):
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         if not tf.executing_eagerly():
             raise GradientError(
-                f"{operation.label}(): a function of another framework cannot become part of a tf.function,"
-                " in which tensors have no values; call it outside, or inside by tf.py_function(fn, inp,"
-                " Tout); for a jacobian pass experimental_use_pfor=False",
+                "a function of another framework cannot become part of a tf.function, in which tensors have"
+                " no values.",
                 reason="tf.function",
+                advice="Call it outside, or inside by tf.py_function(fn, inp, Tout). For a jacobian, pass"
+                " experimental_use_pfor=False.",
+                place=f"{operation.label}()",
             )
         # A variable's value, from here on; what is no single array is refused where it is converted.
         tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
@@ -153,10 +155,11 @@ def _refuse_drawing(program: Any, label: str) -> None:
     """Refuse a traced function that draws random numbers without being passed a seed."""
     if any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations()):
         raise GradientError(
-            f"{label}(): it draws random numbers and has to run again (inside of jax.jit, or for a"
-            " second derivative), which would draw others; pass them, or a seed for"
-            " tf.random.stateless_*",
+            "it draws random numbers and has to run again (inside of jax.jit, or for a second derivative),"
+            " which would draw others.",
             reason="random numbers",
+            advice="Pass them, or a seed for tf.random.stateless_*.",
+            place=f"{label}()",
         )
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import capsules, hostmemory, registry
 from arraybridge.frameworks.base import CPU
+from arraybridge.reasons import as_cause
 
 _np = tf.experimental.numpy
 
@@ -89,9 +90,9 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     """A tensor of an array in the host's memory, shared where TensorFlow can."""
     framework = registry.framework("tensorflow")
     view = capsules.from_dlpack(x)
-    objection = framework.cannot_view(view)
+    objection = as_cause(framework.cannot_view(view))
     if objection and copy is False:
-        raise BufferError(f"TensorFlow cannot share it: {objection}")
+        raise BufferError(f"TensorFlow cannot share it: {objection.text}")
     return framework.from_host(hostmemory.fresh(view) if objection or copy else view, CPU)
 
 

@@ -33,6 +33,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.streams import TorchStreams
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 #: PyTorch's dtypes by the names that NumPy has for them.
@@ -101,16 +102,16 @@ def _dlpack_device() -> int | None:
 def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
     if dtype is torch.complex32:
-        return "pass {}, which holds every value", "x.to(torch.complex64)"
+        return "pass {}, which holds every value", "{x}.to(torch.complex64)"
     # PyTorch casts none of its integers of less than a byte, its bits and its packed float4.
-    return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "x.view(torch.uint8)"
+    return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "{x}.view(torch.uint8)"
 
 
 def _refuse_wrapper(framework: Framework, x: torch.Tensor) -> None:
     """Refuse a subclass that wraps another tensor, with the expression that unwraps it."""
     methods = {
-        "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "x.to_tensor(0)"),
-        "AsyncCollectiveTensor": ("its values are on their way; wait for them with {}", "x.wait()"),
+        "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "{x}.to_tensor(0)"),
+        "AsyncCollectiveTensor": ("its values are on their way; wait for them with {}", "{x}.wait()"),
     }
     for cls in type(x).__mro__:
         if cls.__name__ in methods and cls.__module__.startswith("torch."):
@@ -136,18 +137,18 @@ class TorchFramework(Framework):
     def check(self, x: torch.Tensor) -> None:
         if x.is_nested:
             instead = "pass {}, which pads with a value of your choice, or its parts, {}"
-            raise refuse(self, "a nested tensor", instead, "x.to_padded_tensor(0)", "x.unbind()[0]")
+            raise refuse(self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]")
         if x.layout is not torch.strided:
-            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "x.to_dense()")
+            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
         if x.is_quantized:
             instead = "pass {}, or its integers {} with its scale"
-            raise refuse_dtype(self, x.dtype, instead, "x.dequantize()", "x.int_repr()")
+            raise refuse_dtype(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
         if x.device.type == "meta":
             raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
         if hasattr(type(x), "full_tensor"):
             instead = "pass {}, the part of this process, or {}"
             what = "a tensor that is spread over processes (DTensor)"
-            raise refuse(self, what, instead, "x.to_local()", "x.full_tensor()")
+            raise refuse(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
         if x.dtype not in NAMES:
             raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
         if _storage_is_too_small(x):
@@ -178,9 +179,9 @@ class TorchFramework(Framework):
             return CPU
         return Device("gpu", x.device.index or 0)
 
-    def must_copy(self, x: torch.Tensor) -> str:
+    def must_copy(self, x: torch.Tensor) -> Cause | None:
         # Conjugation and negation are put off as bits of the tensor.
-        return "its conj or neg bit is set" if x.is_conj() or x.is_neg() else ""
+        return Cause(Reason.LAZY_VALUES) if x.is_conj() or x.is_neg() else None
 
     def open_pytree(self, x: Any) -> Pytree | None:
         if pytree.tree_is_leaf(x):
@@ -222,21 +223,22 @@ class TorchFramework(Framework):
         # from_numpy minds strides along one element, and which of two C types of one size it is.
         return torch_dlpack.from_dlpack(capsules.capsule(view))
 
-    def cannot_view(self, view: np.ndarray) -> str:
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
         if view.dtype.itemsize == 16 and view.size and hostmemory.address(view) % 16:
-            return "torch needs complex128 aligned to 16 bytes"
+            return Cause(Reason.MISALIGNED_ELEMENTS, framework=self.name, dtype=view.dtype.name, alignment=16)
         return super().cannot_view(view)
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         for extent, stride in zip(shape, strides, strict=True):
             if extent == 1:
                 continue
             if stride < 0:
-                return "torch has no negative strides"  # torch.from_dlpack ends the process
+                # torch.from_dlpack ends the process.
+                return Cause(Reason.NEGATIVE_STRIDES, framework=self.name)
             if stride % itemsize:
-                return "its strides are no multiples of the element size"
-        return ""
+                return Cause(Reason.STRIDE_MULTIPLES)
+        return None
 
     def devices(self) -> tuple[Device, ...]:
         if not torch.accelerator.is_available():

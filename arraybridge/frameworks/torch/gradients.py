@@ -121,10 +121,11 @@ def _refuse_triton_after_tensorflow(label: str) -> None:
     if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
         return
     raise GradientError(
-        f"{label}(): inside jax.jit, PyTorch predicts shapes with Triton, which crashes the process if"
-        " TensorFlow is imported first. Put 'import triton' before 'import tensorflow', or call the function"
-        " outside of jax.jit.",
+        "inside jax.jit, PyTorch predicts shapes with Triton, which crashes the process if TensorFlow is"
+        " imported first.",
         reason="TensorFlow was imported before Triton",
+        advice="Put 'import triton' before 'import tensorflow', or call the function outside of jax.jit.",
+        place=f"{label}()",
     )
 
 
@@ -183,11 +184,13 @@ def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str
 
 def _batched(label: str) -> GradientError:
     return GradientError(
-        f"{label}(): torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True,"
-        " jacrev) cannot map a function of another framework. For a Jacobian, call"
-        " torch.func.jacrev(f, chunk_size=1)(x) or torch.autograd.functional.jacobian(f, x). Otherwise"
-        " loop and torch.stack the results, or let the function take the whole batch.",
+        "torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True, jacrev) cannot"
+        " map a function of another framework.",
         reason="torch's vmap",
+        advice="For a Jacobian, call torch.func.jacrev(f, chunk_size=1)(x) or"
+        " torch.autograd.functional.jacobian(f, x). Otherwise loop and torch.stack the results, or let the"
+        " function take the whole batch.",
+        place=f"{label}()",
     )
 
 

@@ -1,0 +1,186 @@
+"""Why an array is shared, copied or rejected: one `Reason` per kind, and the only place that makes its text.
+
+Code decides by the `code` of a `Cause`. Its `text` is for people, and may change at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+__all__ = ["Cause", "Reason", "as_cause"]
+
+
+class Reason(StrEnum):
+    """A kind of reason, for what a conversion does or why it cannot be done."""
+
+    # -- nothing is copied
+    SAME_OBJECT = auto()
+    SHARED_HOST_MEMORY = auto()
+    SHARED_DEVICE_MEMORY = auto()
+    #: By a call of a framework, on the host or on an accelerator.
+    SHARED_MEMORY = auto()
+    REPLICA_ON_DEVICE = auto()
+
+    # -- the caller asked for it
+    COPY_REQUESTED = auto()
+    CAST_REQUESTED = auto()
+
+    # -- the layout of the memory
+    NOT_C_CONTIGUOUS = auto()
+    NOT_COMPACT = auto()
+    STRIDES_IGNORED = auto()
+    NEGATIVE_STRIDES = auto()
+    STRIDE_MULTIPLES = auto()
+    MISALIGNED = auto()
+    #: Not aligned to the size of an element.
+    MISALIGNED_ELEMENTS = auto()
+    BYTE_ORDER = auto()
+
+    # -- writes that would go wrong
+    READ_ONLY = auto()
+    CACHED_SCALAR = auto()
+    REPLICATED = auto()
+
+    # -- the framework
+    LAZY_VALUES = auto()
+    FLOAT8 = auto()
+    COPIES_ONLY = auto()
+    MANAGED_MEMORY = auto()
+    SEVERAL_SHARDS = auto()
+
+    # -- the device
+    NO_SHARED_MEMORY = auto()
+    OTHER_DEVICE = auto()
+    SEPARATE_MEMORY = auto()
+    #: No framework here reads memory of this kind.
+    UNREADABLE_DEVICE = auto()
+
+    # -- the object that carries the array
+    FILE = auto()
+    SEPARATE_COLUMNS = auto()
+    MASKED_STORAGE = auto()
+    CHUNKED_STORAGE = auto()
+    CARRIER_COPIES = auto()
+    LIBRARY_COPIES = auto()
+    NUMPY_SCALAR = auto()
+
+    # -- calls of the frameworks themselves
+    NATIVE_COPY = auto()
+    NATIVE_CAST = auto()
+    NARROWED = auto()
+    RESHARDED = auto()
+
+    # -- conversions that raise an error
+    REQUIRES_GRAD = auto()
+    OTHER_SOURCE = auto()
+
+    #: The text of a plug-in.
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A reason with the details that its text names.
+
+    Attributes:
+        code: The kind of reason.
+        framework: The framework that cannot share the memory, or could write to it.
+        source: The framework of the array, or the object that the array is read from.
+        device: The device of the result.
+        source_device: The device of the array.
+        dtype: The dtype of the result.
+        source_dtype: The dtype of the array.
+        alignment: The alignment in bytes that ``framework`` needs.
+        call: The framework's own call, such as ``"jnp.asarray"``.
+        words: The text of `Reason.OTHER`, which follows "because".
+
+    >>> Cause(Reason.MISALIGNED, alignment=64).text
+    'its memory is not aligned to 64 bytes'
+    """
+
+    code: Reason
+    framework: str = ""
+    source: str = ""
+    device: str = ""
+    source_device: str = ""
+    dtype: str = ""
+    source_dtype: str = ""
+    alignment: int = 0
+    call: str = ""
+    words: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reason as a clause that follows "because"."""
+        text = TEXTS[self.code]
+        return text.format(self) if isinstance(text, str) else text(self)
+
+
+def as_cause(objection: Cause | str | None) -> Cause | None:
+    """Return what a framework or a carrier gave as its reason; the text of a plug-in becomes a `Cause`."""
+    if isinstance(objection, str):
+        return Cause(Reason.OTHER, words=objection) if objection else None
+    return objection
+
+
+# -- texts -------------------------------------------------------------------------------------------
+
+
+def _read_only(cause: Cause) -> str:
+    danger = f", and {cause.framework} could write to it" if cause.framework else ""
+    return f"it is read-only{danger}"
+
+
+def _other_device(cause: Cause) -> str:
+    than = f" than {cause.source_device}" if cause.source_device else ""
+    return f"{cause.device} is another device{than}"
+
+
+#: The text of each reason: a template that is formatted with its `Cause`, or a function of it.
+TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
+    Reason.SAME_OBJECT: "it is there already",
+    Reason.SHARED_HOST_MEMORY: "both see the same host memory",
+    Reason.SHARED_DEVICE_MEMORY: "both see the memory of {0.device}",
+    Reason.SHARED_MEMORY: "both see the same memory",
+    Reason.REPLICA_ON_DEVICE: "one of its replicas is on {0.device}",
+    Reason.COPY_REQUESTED: "copy=True was asked for",
+    Reason.CAST_REQUESTED: "a cast to {0.dtype} was asked for",
+    Reason.NOT_C_CONTIGUOUS: "it is not C-contiguous",
+    Reason.NOT_COMPACT: "it is no permutation of a compact array, and XLA knows no other strides",
+    Reason.STRIDES_IGNORED: "this JAX imports memory as C-contiguous, whatever its strides",
+    Reason.NEGATIVE_STRIDES: "{0.framework} has no negative strides",
+    Reason.STRIDE_MULTIPLES: "its strides are not multiples of the element size",
+    Reason.MISALIGNED: "its memory is not aligned to {0.alignment} bytes",
+    Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
+    Reason.BYTE_ORDER: "its bytes are in the other order",
+    Reason.READ_ONLY: _read_only,
+    Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
+    Reason.REPLICATED: "it is replicated over several devices, and {0.framework} could write to one replica",
+    Reason.LAZY_VALUES: "its conj or neg bit is set",
+    Reason.FLOAT8: "TensorFlow imports float8 only by a copy",
+    Reason.COPIES_ONLY: "{0.framework} takes memory of the host by a copy alone",
+    Reason.MANAGED_MEMORY: "it lies in managed memory",
+    Reason.SEVERAL_SHARDS: "several devices hold a part of it each",
+    Reason.NO_SHARED_MEMORY: (
+        "{0.source} on {0.source_device} and {0.framework} on {0.device} share no memory"
+    ),
+    Reason.OTHER_DEVICE: _other_device,
+    Reason.SEPARATE_MEMORY: "{0.device} has memory of its own",
+    Reason.UNREADABLE_DEVICE: "no framework here reads memory on {0.source_device}",
+    Reason.FILE: "it is read from {0.source}",
+    Reason.SEPARATE_COLUMNS: "the columns of the table lie apart",
+    Reason.MASKED_STORAGE: "{0.source} keeps {0.source_dtype} with a mask",
+    Reason.CHUNKED_STORAGE: "{0.source} keeps it in pieces or bits",
+    Reason.CARRIER_COPIES: "{0.source} hands out a copy of its pixels",
+    Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
+    Reason.NUMPY_SCALAR: "a scalar of NumPy is a value, with no memory to share",
+    Reason.NATIVE_COPY: "{0.call} copies what could be shared",
+    Reason.NATIVE_CAST: "it is a cast to {0.dtype}",
+    Reason.NARROWED: "it is narrowed from {0.source_dtype} to {0.dtype}, since JAX's x64 is off",
+    Reason.RESHARDED: "it is laid out anew over devices",
+    Reason.REQUIRES_GRAD: "it requires grad",
+    Reason.OTHER_SOURCE: "declared {0.framework}, found {0.source}",
+    Reason.OTHER: "{0.words}",
+}

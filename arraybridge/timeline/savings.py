@@ -1,0 +1,220 @@
+"""What would save a copy: advice for each `Reason`, or the explicit statement that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arraybridge.frameworks import registry
+from arraybridge.reasons import Reason
+
+__all__ = ["ADVICE", "DEPENDS_ON_LAYOUT", "WITHOUT_ADVICE", "Copy", "advice_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One kind of copy, with the facts that its advice depends on.
+
+    Attributes:
+        code: Why it is made.
+        source: The framework of the array.
+        target: The framework of the result.
+        device: The device of the result, such as ``"gpu:0"``.
+        layout: The layout of the array, as in `Event.layout`.
+        call: The framework's own call that made it; ``""`` for a conversion of this library.
+        once: Where to do it once instead, such as ``"once, before the loop"``.
+    """
+
+    code: Reason
+    source: str
+    target: str
+    device: str
+    layout: str = ""
+    call: str = ""
+    once: str = "where it is made"
+
+    @property
+    def is_to_host(self) -> bool:
+        return self.device.startswith("cpu")
+
+    @property
+    def fits_aligned(self) -> bool:
+        """Whether the target would share memory of `aligned`."""
+        is_on_host = self.source == "numpy" and self.is_to_host
+        return is_on_host and registry.framework(self.target).alignment > 1
+
+
+def advice_for(copy: Copy) -> str:
+    """Return what would save the copy; ``""`` if nothing would."""
+    advise = ADVICE.get(copy.code)
+    return "" if advise is None else advise(copy)
+
+
+_LAYOUTS = {
+    "transposed": "this array is transposed",
+    "reversed": "this array runs backwards",
+    "broadcast": "this array repeats its elements (np.broadcast_to)",
+    "sliced": "this array leaves elements out (a slice with a step, or a part of each row)",
+    "": "this array is not in order",
+}
+#: The expression that makes an array C-contiguous, by framework.
+_CONTIGUOUS = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
+_COPIED_THERE = "(y = aligned(x.shape, x.dtype); y[...] = x)"
+#: Source and target → the frameworks' own call that shares, and how to write it.
+_NATIVE = {
+    ("numpy", "torch"): ("torch.from_numpy", "torch.from_numpy(x)"),
+    ("torch", "numpy"): ("Tensor.numpy", "x.numpy()"),
+    ("jax", "numpy"): ("np.asarray", "np.asarray(x)"),
+}
+
+
+def _make_contiguous(copy: Copy) -> str:
+    order = _LAYOUTS[copy.layout]
+    if copy.fits_aligned:
+        return (
+            f"{order}: make it C-contiguous {copy.once}, in memory of aligned(shape, dtype), which"
+            f" {copy.target} can share {_COPIED_THERE}"
+        )
+    expression = _CONTIGUOUS.get(copy.source, "np.ascontiguousarray(x)")
+    return f"{order}: make it C-contiguous {copy.once} ({expression})"
+
+
+def _align(copy: Copy) -> str:
+    if copy.layout:
+        return _make_contiguous(copy)
+    return (
+        f"aligned(shape, dtype) would let arraybridge.to_{copy.target}(x) share it: make the array there, or"
+        f" copy it there {copy.once} {_COPIED_THERE}"
+    )
+
+
+def _leave_copy_out(copy: Copy) -> str:
+    return "leave copy=True out, if nobody writes to the result or to the original"
+
+
+def _cast_once(copy: Copy) -> str:
+    return f"make the array in that dtype, or cast it {copy.once}"
+
+
+def _swap_bytes(copy: Copy) -> str:
+    return f"bring it into this machine's byte order {copy.once}: x.astype(x.dtype.newbyteorder('='))"
+
+
+def _allow_writes(copy: Copy) -> str:
+    return (
+        f"arraybridge.to_{copy.target}(x, copy=False) shares it, if nobody writes to the result; or make the"
+        " original writable (np.memmap(…, mode='c'))"
+    )
+
+
+def _pass_number(copy: Copy) -> str:
+    return "pass a number (float(x)) in place of an array without axes"
+
+
+def _gather(copy: Copy) -> str:
+    return "gather it where it is made (jax.device_put(x, jax.devices()[0]))"
+
+
+def _resolve(copy: Copy) -> str:
+    return f"resolve it {copy.once}: x.resolve_conj().resolve_neg()"
+
+
+def _avoid_float8(copy: Copy) -> str:
+    return "use bfloat16, or convert float8 arrays once, before the loop"
+
+
+def _keep_results(copy: Copy) -> str:
+    return f"{copy.target} has memory of its own: convert {copy.once}, and keep results there"
+
+
+def _leave_managed_memory(copy: Copy) -> str:
+    return "allocate it in the memory of the device (cupy.get_default_memory_pool().malloc)"
+
+
+def _move_less(copy: Copy) -> str:
+    if copy.call and copy.is_to_host:
+        return ""  # values that the host needs once have no shorter way there
+    if copy.call:
+        return (
+            f"prefetch(items, '{copy.target}', device='{copy.device}') moves the next one while this one is"
+            " used"
+        )
+    if copy.is_to_host:
+        source = copy.source
+        return (
+            f"this brings it to the host each time: leave it in {source} between the steps (decorate them for"
+            f" {source}, output_type='{source}'), and convert the last result"
+        )
+    return (
+        f"this moves it to {copy.device} each time: convert it {copy.once}, keep results there between the"
+        f" steps, or let prefetch(items, '{copy.target}') move the next item while this one is used"
+    )
+
+
+def _share(copy: Copy) -> str:
+    name, expression = _NATIVE.get((copy.source, copy.target), ("", ""))
+    native = f"{expression} or " if name and name != copy.call else ""
+    return f"{native}arraybridge.to_{copy.target}(x) shares it, if nobody writes to either"
+
+
+def _keep_bits(copy: Copy) -> str:
+    return f"arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if that is enough"
+
+
+ADVICE: dict[Reason, Callable[[Copy], str]] = {
+    Reason.COPY_REQUESTED: _leave_copy_out,
+    Reason.CAST_REQUESTED: _cast_once,
+    Reason.NOT_C_CONTIGUOUS: _make_contiguous,
+    Reason.NOT_COMPACT: _make_contiguous,
+    Reason.STRIDES_IGNORED: _make_contiguous,
+    Reason.NEGATIVE_STRIDES: _make_contiguous,
+    Reason.STRIDE_MULTIPLES: _make_contiguous,
+    Reason.MISALIGNED: _align,
+    Reason.MISALIGNED_ELEMENTS: _align,
+    Reason.BYTE_ORDER: _swap_bytes,
+    Reason.READ_ONLY: _allow_writes,
+    Reason.CACHED_SCALAR: _pass_number,
+    Reason.REPLICATED: _gather,
+    Reason.LAZY_VALUES: _resolve,
+    Reason.FLOAT8: _avoid_float8,
+    Reason.COPIES_ONLY: _keep_results,
+    Reason.MANAGED_MEMORY: _leave_managed_memory,
+    Reason.SEVERAL_SHARDS: _gather,
+    Reason.NO_SHARED_MEMORY: _move_less,
+    Reason.OTHER_DEVICE: _move_less,
+    Reason.SEPARATE_MEMORY: _move_less,
+    Reason.NATIVE_COPY: _share,
+    Reason.NATIVE_CAST: _cast_once,
+    Reason.NARROWED: _keep_bits,
+}
+
+#: Reasons whose advice names the layout of the array.
+DEPENDS_ON_LAYOUT = frozenset(code for code, advise in ADVICE.items() if advise in (_make_contiguous, _align))
+
+#: Reasons that need no advice, or for which there is none.
+WITHOUT_ADVICE = frozenset(
+    (
+        # Nothing is copied.
+        Reason.SAME_OBJECT,
+        Reason.SHARED_HOST_MEMORY,
+        Reason.SHARED_DEVICE_MEMORY,
+        Reason.SHARED_MEMORY,
+        Reason.REPLICA_ON_DEVICE,
+        # The object that carries the array shows no memory that could be shared.
+        Reason.FILE,
+        Reason.SEPARATE_COLUMNS,
+        Reason.MASKED_STORAGE,
+        Reason.CHUNKED_STORAGE,
+        Reason.CARRIER_COPIES,
+        Reason.LIBRARY_COPIES,
+        Reason.NUMPY_SCALAR,
+        # The program asked for another distribution over devices.
+        Reason.RESHARDED,
+        # An error states the advice.
+        Reason.UNREADABLE_DEVICE,
+        Reason.REQUIRES_GRAD,
+        Reason.OTHER_SOURCE,
+        # Only the plug-in knows.
+        Reason.OTHER,
+    )
+)
