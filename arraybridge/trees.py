@@ -14,7 +14,6 @@ import dataclasses
 import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property

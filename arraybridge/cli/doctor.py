@@ -234,7 +234,10 @@ def import_order(facts: Findings) -> Iterator[Json]:
         message = f"After {before} the process is ended when {last} {when}: {crash}."
         fix = [f"# import {last} before {before}" if at else f"# use {last} and {before} in two processes"]
         if last in COMPANIONS:
-            message += " PyTorch imports it late: in torch.compile, optimizers, torch.func, checkpoints and profilers."
+            message += (
+                " PyTorch imports it late: in torch.compile, optimizers, torch.func, checkpoints and"
+                " profilers."
+            )
         fix += _OTHER_ORDER_FIXES.get(last, ())
         yield _problem("import-order", "error", last, message, *fix)
 
