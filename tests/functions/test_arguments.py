@@ -223,7 +223,7 @@ def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
     value = make(np.ones(2))
     assert arraybridge.torch(**options)(lambda value, _: None)(value, IMAGE) is None
     f = arraybridge.torch(strict=True, **options)(lambda x, value: None)
-    message = rf"argument 'value': cannot convert arrays inside a {name}\."
+    message = rf"argument 'value': Cannot convert arrays inside a {name}\."
     with pytest.raises(ArrayNotSupportedError, match=message):
         f(IMAGE, value)
     with pytest.raises(ArrayNotSupportedError, match=message):
