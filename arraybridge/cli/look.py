@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.errors import DeviceNotFoundError, told
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, told
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.pyclesperanto.opencl import lacks_platform
 from arraybridge.frameworks.registry import can_find
+from arraybridge.reasons import Reason
 
 Json = dict[str, Any]
 
@@ -79,6 +81,13 @@ def _look(name: str, seen: Json) -> None:
         module.add_image_and_scalar(module.push(probe), scalar=1)
 
 
+def _lacks_device(error: Exception) -> bool:
+    """Return whether a framework works, but has no device to work on."""
+    if isinstance(error, DeviceNotFoundError) or lacks_platform(error):
+        return True
+    return isinstance(error, MemoryConversionError) and error.code == Reason.NO_DEVICE
+
+
 def _use(name: str) -> None:
     """The least work by its own means: arraybridge refuses what is known to end the process."""
     module = _imported(name)
@@ -105,11 +114,8 @@ def _look_at_each(seconds: float, names: list[str]) -> None:
         try:
             _look(name, seen)
         except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-            no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(
-                error
-            )
-            no_device = no_opencl or isinstance(error, DeviceNotFoundError)
-            seen |= {"state": "no device" if no_device else "broken", "error": told(error)}
+            state = "no device" if _lacks_device(error) else "broken"
+            seen |= {"state": state, "error": told(error)}
         say(name, **seen)
         with suppress(Exception):  # what only raises is no crash, and was told above
             _use(name)

@@ -180,7 +180,7 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
     kind = "same" if route.method == "same" else "shared" if route.shares_memory else "copied"
     measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}
-    return output.as_json(route) | measured | {"kind": kind, "error": None}
+    return route.to_dict() | measured | {"kind": kind, "error": None}
 
 
 # -- telling -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.destination import check_gpu_id
-from arraybridge.errors import UnknownFrameworkError, nearest
+from arraybridge.errors import Advice, UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.functions.dtypes import DtypeConversion, DtypeConversionName
@@ -67,8 +67,9 @@ def _framework(option: str, value: Any) -> str:
     try:
         return registry.framework_name(value)
     except UnknownFrameworkError as error:
-        also = "" if option != "output_type" else f"; it may also be 'input'{nearest(value, ['input'])}"
-        raise UnknownFrameworkError(f"{error}{also}") from None
+        if option == "output_type":
+            error.advise(Advice(f"It may also be 'input'{nearest(value, ['input'])}."))
+        raise
 
 
 def _function(option: str, value: Any) -> Any:
