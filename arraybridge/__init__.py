@@ -184,6 +184,7 @@ _MODULES = {
     "memory.shared": "shared SharedMemoryGoneError",
     "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
     "offload.decorator": "gpu stay_on_gpu",
+    "reasons": "Reason",
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 

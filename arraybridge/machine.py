@@ -55,11 +55,19 @@ class Reading(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """The NVIDIA driver: its version, the newest CUDA that it runs, and why it does not answer, or ``""``."""
+    """The NVIDIA driver.
+
+    Attributes:
+        version: its version; ``""`` if there is none, or it does not answer.
+        cuda: the newest CUDA that it runs.
+        reason: why there is no version.
+        is_silent: whether a driver is installed that does not answer.
+    """
 
     version: str = ""
     cuda: tuple[int, int] | None = None
     reason: str = ""
+    is_silent: bool = False
 
 
 # -- cards -------------------------------------------------------------------------------------------
@@ -106,26 +114,37 @@ def driver() -> Driver:
     """The NVIDIA driver, or why there is none."""
     version = _ask("nvmlSystemGetDriverVersion")
     cuda = _ask("nvmlSystemGetCudaDriverVersion_v2")
-    return Driver(version or "", None if cuda is None else (cuda // 1000, cuda % 1000 // 10), _nvml()[1])
+    nvml = _nvml()
+    newest = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
+    return Driver(version or "", newest, nvml.reason, nvml.is_silent)
+
+
+class _Nvml(NamedTuple):
+    """NVIDIA's management library, or why it does not start."""
+
+    library: ModuleType | None
+    reason: str = ""
+    #: Whether a driver is installed that does not answer.
+    is_silent: bool = False
 
 
 @cache
-def _nvml() -> tuple[ModuleType | None, str]:
-    """NVIDIA's management library, started once; or why it does not start."""
+def _nvml() -> _Nvml:
+    """Start NVIDIA's management library once."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return None, "there is no NVIDIA driver"
-        return None, f"the NVIDIA driver does not answer: {error}"
-    return pynvml, ""
+            return _Nvml(None, "there is no NVIDIA driver")
+        return _Nvml(None, f"the NVIDIA driver does not answer: {error}", is_silent=True)
+    return _Nvml(pynvml)
 
 
 def _ask(question: str, *arguments: Any, part: str = "") -> Any:
     """An answer of NVML, or a part of it; None for what a card does not tell, or a driver is too old for."""
-    library, _ = _nvml()
+    library = _nvml().library
     if library is None or None in arguments:
         return None
     try:

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     # -- conversions that raise an error
     REQUIRES_GRAD = auto()
     OTHER_SOURCE = auto()
+    NO_DEVICE = auto()
 
     #: The text of a plug-in.
     OTHER = auto()
@@ -120,9 +121,9 @@ class Cause:
 
 def as_cause(objection: Cause | str | None) -> Cause | None:
     """Return what a framework or a carrier gave as its reason; the text of a plug-in becomes a `Cause`."""
-    if isinstance(objection, str):
-        return Cause(Reason.OTHER, words=objection) if objection else None
-    return objection
+    if not objection:
+        return None
+    return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection
 
 
 # -- texts -------------------------------------------------------------------------------------------
@@ -182,5 +183,6 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.RESHARDED: "it is laid out anew over devices",
     Reason.REQUIRES_GRAD: "it requires grad",
     Reason.OTHER_SOURCE: "declared {0.framework}, found {0.source}",
+    Reason.NO_DEVICE: "{0.framework} finds no device",
     Reason.OTHER: "{0.words}",
 }

@@ -11,6 +11,7 @@ import pynvml
 import pytest
 
 from arraybridge import machine
+from arraybridge.machine import Driver
 
 
 class FakeNvml:
@@ -70,7 +71,7 @@ class FakeNvml:
 
 def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
     """As on a machine with this library, or with none, and no variables set."""
-    monkeypatch.setattr(machine, "_nvml", lambda: (nvml, reason))
+    monkeypatch.setattr(machine, "_nvml", lambda: machine._Nvml(nvml, reason))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setattr(machine, "_counted", COUNTED)
@@ -115,12 +116,12 @@ def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch
     now = machine.reading(machine.cards()[0])
     assert (now, now.used) == ((1000, 400, 80, None, {7: 350, 8: 9}), 600)
     assert machine.free_memory(1) is None
-    assert machine.driver() == ("580.95", (13, 2), "")
+    assert machine.driver() == Driver("580.95", (13, 2))
     plant(monkeypatch, FakeNvml(DIVIDED))
     (part,) = machine.cards()
     assert (part.uuid, part.pci, machine.free_memory(0)) == ("MIG-1111", "0000:5e:00.0", 100)
     plant(monkeypatch, None, "there is no NVIDIA driver")
-    assert machine.driver() == ("", None, "there is no NVIDIA driver")
+    assert machine.driver() == Driver(reason="there is no NVIDIA driver")
     assert machine.cards() == ()
 
 
@@ -130,7 +131,7 @@ def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
     words = "the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
-    assert machine._nvml.__wrapped__() == (None, words)
+    assert machine._nvml.__wrapped__() == machine._Nvml(None, words, is_silent=True)
 
 
 def test_the_memory_of_the_host() -> None:

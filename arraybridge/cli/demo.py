@@ -12,6 +12,7 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge.cli import output
+from arraybridge.errors import first_line
 from arraybridge.frameworks import registry
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.testing import inject_oom
@@ -116,14 +117,15 @@ def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
             # Once beforehand: OpenCL compiles kernels, and XLA programs, which is no conversion.
             _invert(framework, arraybridge.convert_memory(picture, framework))
         except RuntimeError as error:  # an OpenCL driver that cannot compile for this CPU
-            first_line = str(error).partition("\n")[0]
-            missing[framework] = f"its functions do not run ({first_line}); see arraybridge doctor."
+            missing[framework] = (
+                f"its functions do not run ({first_line(str(error))}); see arraybridge doctor."
+            )
             continue
         with arraybridge.trace() as log:
             current = arraybridge.convert_memory(current, framework)
         twice: Any = _invert(framework, _invert(framework, current))
         exact = bool(np.array_equal(arraybridge.to_numpy(twice), picture))
-        steps.append(output.as_json(log.records[0]) | {"work": "inverted twice", "exact": exact})
+        steps.append(log.records[0].to_dict() | {"work": "inverted twice", "exact": exact})
         current = twice
     return steps, missing
 

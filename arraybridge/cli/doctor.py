@@ -105,7 +105,7 @@ def _problem(name: str, severity: str, framework: str, message: str, *fix: str) 
 def no_driver(facts: Findings) -> Iterator[Json]:
     builds = ", ".join(name for name in facts.looks if facts.cuda(name))
     reason = facts.driver.reason
-    if reason and (builds or "does not answer" in reason):
+    if reason and (builds or facts.driver.is_silent):
         message = f"{reason}: what was built for CUDA ({builds or 'nothing here'}) can use no card."
         advice = "# with a card: install its driver, or reboot after an update of it"
         yield _problem("no-driver", "note", "", message, "nvidia-smi", advice)

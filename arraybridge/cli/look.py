@@ -24,9 +24,11 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.errors import DeviceNotFoundError, told
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, told
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.pyclesperanto.opencl import lacks_platform
 from arraybridge.frameworks.registry import can_find
+from arraybridge.reasons import Reason
 
 Json = dict[str, Any]
 
@@ -151,17 +153,17 @@ def _look(name: str, seen: Json) -> None:
     probe.compute(module)
 
 
+def _lacks_device(error: Exception) -> bool:
+    """Return whether a framework works, but has no device to work on."""
+    if isinstance(error, DeviceNotFoundError) or lacks_platform(error):
+        return True
+    return isinstance(error, MemoryConversionError) and error.code == Reason.NO_DEVICE
+
+
 def _use(name: str) -> None:
     """Do the least work with the framework's own functions."""
     module = _imported(name)
     _PROBES.get(name, _OTHER).use(module)
-
-
-def _misses_device(error: Exception) -> bool:
-    """Return whether a package works, but has no device to work on."""
-    if isinstance(error, DeviceNotFoundError) or getattr(error, "reason", "") == "no OpenCL device":
-        return True
-    return "PLATFORM_NOT_FOUND" in told(error)  # of pyopencl
 
 
 def _look_at_each(seconds: float, names: list[str]) -> None:
@@ -179,7 +181,8 @@ def _look_at_each(seconds: float, names: list[str]) -> None:
         try:
             _look(name, seen)
         except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-            seen |= {"state": "no device" if _misses_device(error) else "broken", "error": told(error)}
+            state = "no device" if _lacks_device(error) else "broken"
+            seen |= {"state": state, "error": told(error)}
         say(name, **seen)
         with suppress(Exception):  # what only raises is no crash, and was told above
             _use(name)

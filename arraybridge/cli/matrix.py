@@ -180,7 +180,7 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     # What is shared is not moved, so that it has no rate.
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
     measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}
-    return output.as_json(route) | measured | {"kind": _kind(route), "error": None}
+    return route.to_dict() | measured | {"kind": _kind(route), "error": None}
 
 
 def _kind(route: arraybridge.Route) -> str:

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +26,6 @@ from rich.text import Text
 import arraybridge
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.timeline.route import Route
 
 #: Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]
@@ -212,8 +210,3 @@ def writable(path: Path | None, option: str, *suffixes: str) -> None:
         path.open("ab").close()
     except OSError as error:
         raise typer.BadParameter(f"{path} can't be written: {error.strerror}", param_hint=option) from None
-
-
-def as_json(route: Route) -> dict[str, Any]:
-    """A route as plain strings and numbers."""
-    return asdict(route) | {"device": str(route.device)}

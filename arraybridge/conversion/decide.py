@@ -30,7 +30,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.timeline import events
 from arraybridge.timeline.route import Method, Route
-from arraybridge.timeline.savings import DEPENDS_ON_LAYOUT, Copy, advice_for
+from arraybridge.timeline.savings import DEPENDS_ON_LAYOUT
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]
@@ -460,6 +460,9 @@ class _Choice:
                 code=cause.code,
                 advice="Pass copy=None to allow it.",
             )
+        steps = None
+        if copies and cause.code in DEPENDS_ON_LAYOUT:
+            steps = events.steps(source, self.array)
         route = Route(
             source.name,
             target.name,
@@ -468,25 +471,12 @@ class _Choice:
             shares_memory=copies == 0,
             copies=copies,
             nbytes=self.nbytes,
-            reason=cause.text,
-            code=cause.code,
-            advice=self._advice(cause.code) if copies else "",
+            cause=cause,
+            steps=steps,
         )
         if self.original is None:
             return Decision(route, source, target, self.array, run)
         return Decision(route, source, target, self.original, _then(self.prepare, run))
-
-    def _advice(self, code: Reason) -> str:
-        """Return what would save the copy that is made for this reason; ``""`` if nothing would."""
-        steps = events.steps(self.source, self.array) if code in DEPENDS_ON_LAYOUT else None
-        copy = Copy(
-            code,
-            source=self.source.name,
-            target=self.target.name,
-            device=str(self.device),
-            layout=events.layout(*steps) if steps else "",
-        )
-        return advice_for(copy)
 
 
 def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:

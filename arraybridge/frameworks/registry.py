@@ -359,7 +359,7 @@ def framework_name(name: FrameworkLike) -> str:
     nicknamed = [one.name for one in BUILT_IN.values() if plain.lower() in one.nicknames]
     suggestion = f" (did you mean {nicknamed[0]!r}?)" if nicknamed else nearest(plain, names)
     raise UnknownFrameworkError(
-        f"{plain!r} is no framework that arraybridge knows{suggestion}; known are {', '.join(names)}"
+        f"{plain!r} is no framework that arraybridge knows{suggestion}; known are {', '.join(names)}."
     )
 
 

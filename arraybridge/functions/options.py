@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.destination import Placement, check_gpu_id, check_placement
-from arraybridge.errors import UnknownFrameworkError, nearest
+from arraybridge.errors import Advice, UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.functions.dtypes import DtypeConversion, DtypeConversionName
@@ -149,8 +149,8 @@ def _check_output_type(option: str, value: Any) -> str:
     try:
         return registry.framework_name(value)
     except UnknownFrameworkError as error:
-        hint = nearest(value, ["input"])
-        raise UnknownFrameworkError(f"{error}; it may also be 'input'{hint}") from None
+        error.advise(Advice(f"It may also be 'input'{nearest(value, ['input'])}."))
+        raise
 
 
 def _check_gpu_id(option: str, value: Any) -> GpuId:

@@ -20,7 +20,7 @@ from arraybridge.batches import Joined
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, note_on, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
@@ -433,7 +433,7 @@ class _Recovery:
 
 
 def _described(error: BaseException) -> str:
-    words = (text_of(error) or "").partition("\n")[0]
+    words = first_line(text_of(error) or "")
     return f"{type(error).__module__}.{type(error).__qualname__}: {words}".removeprefix("builtins.")
 
 

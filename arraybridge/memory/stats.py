@@ -133,8 +133,8 @@ def memory_stats() -> MemoryStats:
     devices = [DeviceMemory("cpu", "", "", total, free, (*by_device.pop("cpu"), others))]
     devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
-    reason = machine.driver().reason
-    return MemoryStats(tuple(devices), f"{reason}." if "not answer" in reason else "")
+    driver = machine.driver()
+    return MemoryStats(tuple(devices), f"{driver.reason}." if driver.is_silent else "")
 
 
 def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:

@@ -24,7 +24,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant
 from arraybridge.conversion.trace import open_logs
 from arraybridge.devices.inventory import least_used_gpu
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, told
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
@@ -437,7 +437,7 @@ class Offload:
 
     def _refuse(self, card: BackendCard, timings: Timings, error: Exception) -> str:
         """Remember that the card could not do it, and say so."""
-        why = told(error).partition("\n")[0]
+        why = first_line(told(error))
         let_go(error)  # whose variables hold the card's memory
         if is_oom_error(error) or isinstance(error, CannotSplitError):
             timings.refused = f"it ran out of memory on {card.name} before"

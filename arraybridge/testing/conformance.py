@@ -17,7 +17,7 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory, explain
 from arraybridge.conversion.trace import trace
-from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError
+from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError, first_line
 from arraybridge.frameworks import dtype_names, hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import itself
@@ -152,7 +152,7 @@ def _judge(name: str, subject: Subject) -> Verdict:
         try:
             check(subject, **case)
         except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
-            failure, _, _ = str(error).partition("\n")
+            failure = first_line(str(error))
             if not isinstance(error, FrameworkCheckError):
                 failure = f"it raises {type(error).__name__}: {failure}"
             words = ", ".join(f"{word}={' '.join(str(value).split())}" for word, value in case.items())
@@ -359,7 +359,7 @@ def _refused(s: Subject, values: Any, **options: Any) -> None:
 
 
 def _says_what_to_do(error: MemoryConversionError) -> None:
-    _hold(len(str(error).split()) >= 5, f"the error says too little: {error}")
+    _hold(len(str(error)) >= 20, f"the error says too little: {error}")
 
 
 def _fill_what_was_freed(s: Subject, like: np.ndarray) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from arraybridge.reasons import Reason
+from arraybridge.reasons import Cause, Reason
 from arraybridge.show import format_bytes, format_seconds, html_table
+from arraybridge.timeline.events import layout
+from arraybridge.timeline.savings import Copy, advice_for
 from arraybridge.types import Device
 
 __all__ = ["Route"]
@@ -14,7 +16,7 @@ __all__ = ["Route"]
 Method = Literal["same", "view", "dlpack", "device", "host"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Route:
     """What a conversion does, or will do; prints as one plain sentence.
 
@@ -25,9 +27,8 @@ class Route:
         shares_memory: whether source and result see the same bytes.
         copies: how many times the bytes are copied.
         nbytes: bytes that the elements occupy.
-        code: why it is done so, as a `Reason`.
-        reason: the same in words.
-        advice: what would save the copy; ``""`` if nothing is copied or nothing would.
+        cause: why it is done so, with the details.
+        steps: shape, strides and itemsize of an array whose layout is the cause; else None.
         seconds: how long it took; None where nothing was measured. Not part of a comparison.
     """
 
@@ -38,10 +39,56 @@ class Route:
     shares_memory: bool
     copies: int
     nbytes: int
-    reason: str
-    code: Reason = field(repr=False)
-    advice: str = field(default="", repr=False)
+    cause: Cause
+    steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     seconds: float | None = field(default=None, compare=False)
+
+    # The texts are made when they are read, since each conversion in a trace has a route.
+
+    @property
+    def code(self) -> Reason:
+        """Why it is done so, as a `Reason`."""
+        return self.cause.code
+
+    @property
+    def reason(self) -> str:
+        """Why it is done so, in words."""
+        return self.cause.text
+
+    @property
+    def advice(self) -> str:
+        """What would save the copy; ``""`` if nothing is copied or nothing would."""
+        if not self.copies:
+            return ""
+        copy = Copy(
+            self.code,
+            source=self.source,
+            target=self.target,
+            device=str(self.device),
+            layout=layout(*self.steps) if self.steps else "",
+        )
+        return advice_for(copy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and numbers, ready for JSON."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "method": self.method,
+            "device": str(self.device),
+            "shares_memory": self.shares_memory,
+            "copies": self.copies,
+            "nbytes": self.nbytes,
+            "reason": self.reason,
+            "code": str(self.code),
+            "advice": self.advice,
+            "seconds": self.seconds,
+        }
+
+    def __repr__(self) -> str:
+        values = {**self.to_dict(), "device": self.device}
+        del values["code"], values["advice"]
+        return f"Route({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def __str__(self) -> str:
         how = {

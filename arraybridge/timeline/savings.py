@@ -214,6 +214,7 @@ WITHOUT_ADVICE = frozenset(
         Reason.UNREADABLE_DEVICE,
         Reason.REQUIRES_GRAD,
         Reason.OTHER_SOURCE,
+        Reason.NO_DEVICE,
         # Only the plug-in knows.
         Reason.OTHER,
     )

@@ -61,6 +61,10 @@ except (ImportError, AttributeError):
 
 _DTYPES = dtype_names.PLAIN | dtype_names.DLPACK
 
+# Reasons without details, made once.
+_SEVERAL_SHARDS = Cause(Reason.SEVERAL_SHARDS)
+_STRIDES_IGNORED = Cause(Reason.STRIDES_IGNORED)
+_NOT_COMPACT = Cause(Reason.NOT_COMPACT)
 
 _EXHAUSTED = "RESOURCE_EXHAUSTED: "
 _OOM = re.compile(
@@ -144,7 +148,7 @@ class JaxFramework(Framework):
 
     def must_copy(self, x: jax.Array) -> Cause | None:
         if self.is_scattered(x) and not x.is_fully_replicated:
-            return Cause(Reason.SEVERAL_SHARDS)
+            return _SEVERAL_SHARDS
         return None
 
     def open_pytree(self, x: Any) -> Pytree | None:
@@ -191,11 +195,11 @@ class JaxFramework(Framework):
         if is_c_contiguous(shape, strides, itemsize):
             return None
         if not _HONOURS_ORDER:
-            return Cause(Reason.STRIDES_IGNORED)
+            return _STRIDES_IGNORED
         axes = sorted(zip(strides, shape, strict=True), reverse=True)
         if is_c_contiguous(tuple(n for _, n in axes), tuple(s for s, _ in axes), itemsize):
             return None
-        return Cause(Reason.NOT_COMPACT)
+        return _NOT_COMPACT
 
     def devices(self) -> tuple[Device, ...]:
         return tuple(sorted(map(_as_device, _local_devices()), key=_cpus_first))

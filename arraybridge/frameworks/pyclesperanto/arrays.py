@@ -28,6 +28,7 @@ from arraybridge.types import Device
 # uint8 and complex64 into its real part, and the prototype turns everything into float32.
 _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
 _MAX_RANK = 3
+_NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 
 
 def installed_framework() -> ImageFramework:
@@ -203,7 +204,7 @@ class ImageFramework(Framework):
     # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        return None if is_c_contiguous(shape, strides, itemsize) else Cause(Reason.NOT_C_CONTIGUOUS)
+        return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
     def exported(self, x: Any, device: Device) -> Any:
         self.settle(x)
@@ -268,4 +269,5 @@ def _no_device() -> FrameworkNotInstalledError:
         " import arraybridge before pyclesperanto, so that the PoCL wheel is found.",
         target_type="pyclesperanto",
         reason="no OpenCL device",
+        code=Reason.NO_DEVICE,
     )

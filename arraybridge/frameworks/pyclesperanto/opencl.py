@@ -14,7 +14,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from typing import Any
 
-from arraybridge.errors import FrameworkNotInstalledError
+from arraybridge.errors import FrameworkNotInstalledError, text_of
 from arraybridge.frameworks import capsules
 from arraybridge.frameworks.registry import is_imported
 
@@ -170,6 +170,11 @@ def is_oom(error: BaseException) -> bool:
         return True
     kinds = RuntimeError if cl is None else (RuntimeError, cl.Error)
     return isinstance(error, kinds) and is_oom_text(str(error))
+
+
+def lacks_platform(error: BaseException) -> bool:
+    """Return whether OpenCL found no driver; pyopencl raises ``PLATFORM_NOT_FOUND_KHR``."""
+    return "PLATFORM_NOT_FOUND" in (text_of(error) or "")
 
 
 def is_oom_text(text: str) -> bool:

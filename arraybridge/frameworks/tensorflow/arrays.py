@@ -48,6 +48,9 @@ _PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in dtype_names.PLAIN}
 _DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
 del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
 
+_NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
+_FLOAT8_COPIES = Cause(Reason.FLOAT8)
+
 # Not type(tf.constant(0)): that opens every card, which TensorFlow then takes whole.
 _EAGER = tf.__internal__.EagerTensor
 
@@ -136,11 +139,11 @@ class TensorflowFramework(Framework):
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         if dtype_names.name_of(view.dtype) in _FLOAT8:
-            return Cause(Reason.FLOAT8)
+            return _FLOAT8_COPIES
         return super().cannot_view(view)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        return None if is_c_contiguous(shape, strides, itemsize) else Cause(Reason.NOT_C_CONTIGUOUS)
+        return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
     def devices(self) -> tuple[Device, ...]:
         return _devices()

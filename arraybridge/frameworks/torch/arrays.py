@@ -63,6 +63,11 @@ CARRIERS = {
 # view as its address, so that a comparison, which costs nothing, finds it (FSDP frees storages this way).
 _LOWEST = 1 << 32
 
+# Reasons without details, made once.
+_LAZY_VALUES = Cause(Reason.LAZY_VALUES)
+_NEGATIVE_STRIDES = Cause(Reason.NEGATIVE_STRIDES, framework="torch")
+_STRIDE_MULTIPLES = Cause(Reason.STRIDE_MULTIPLES)
+
 # How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
 _OOM = re.compile(
     r"(?:\[enforce fail at .*)?DefaultCPUAllocator: (?:can't allocate|not enough) memory"
@@ -181,7 +186,7 @@ class TorchFramework(Framework):
 
     def must_copy(self, x: torch.Tensor) -> Cause | None:
         # Conjugation and negation are put off as bits of the tensor.
-        return Cause(Reason.LAZY_VALUES) if x.is_conj() or x.is_neg() else None
+        return _LAZY_VALUES if x.is_conj() or x.is_neg() else None
 
     def open_pytree(self, x: Any) -> Pytree | None:
         if pytree.tree_is_leaf(x):
@@ -235,9 +240,9 @@ class TorchFramework(Framework):
                 continue
             if stride < 0:
                 # torch.from_dlpack ends the process.
-                return Cause(Reason.NEGATIVE_STRIDES, framework=self.name)
+                return _NEGATIVE_STRIDES
             if stride % itemsize:
-                return Cause(Reason.STRIDE_MULTIPLES)
+                return _STRIDE_MULTIPLES
         return None
 
     def devices(self) -> tuple[Device, ...]:
