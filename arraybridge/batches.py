@@ -90,7 +90,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
             return tree
         owner, data = source_of(tree)
         try:
-            return owner.part(data, axis, start, stop)
+            return owner.batching.part(data, axis, start, stop)
         except MemoryConversionError as error:
             if place:
                 error.add_path(place)
@@ -230,7 +230,7 @@ class Joined:
                 "frameworks": owner.name,
                 "classes": type(data).__name__,  # a masked array next to a plain one would lose its mask
                 "dtypes": owner.dtype_name(data),
-                "devices": owner.device_of(data),
+                "devices": owner.devices.device_of(data),
                 "shapes": across,
             },
         )
@@ -317,7 +317,7 @@ class _Column(_Node):
         owner, data, self.facts = of.metadata(first, place)
         shape = list(owner.shape(data))
         shape[of.axis] = of.rows
-        self.room = owner.room(data, tuple(shape))
+        self.room = owner.batching.room(data, tuple(shape))
         self.parts: dict[int, Any] = {}
 
     def put(self, x: Any, start: int, count: int) -> None:
@@ -332,20 +332,20 @@ class _Column(_Node):
         if rows != count and of.row_by_row:
             raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
         if rows != count and self.room is not None:  # the final number of rows is unknown
-            self.parts[0] = owner.part(self.room, of.axis, 0, start)
+            self.parts[0] = owner.batching.part(self.room, of.axis, 0, start)
             self.room = None
         if self.room is None:
             self.parts[start] = kept(x)
             return
         along = (slice(None),) * (of.axis % len(owner.shape(data)))
-        with owner.beside(self.room):
+        with owner.runtime.beside(self.room):
             self.room[*along, start : start + count] = data
 
     def result(self) -> Any:
         if self.room is not None:
             return self.room
         parts = list(self.parts.values())
-        return source_of(parts[0])[0].concatenate(parts, self.of.axis)
+        return source_of(parts[0])[0].batching.concatenate(parts, self.of.axis)
 
 
 class _Structure(_Node):
@@ -516,6 +516,6 @@ def kept(x: Any) -> Any:
     """Return an array itself if it is immutable or tracked for gradients, otherwise a copy."""
     owner, data = source_of(x)
     if owner.mutable:
-        return data if owner.requires_grad(data) else owner.copy(data)
+        return data if owner.autodiff.requires_grad(data) else owner.copy(data)
     # A snapshot of a tf.Variable, which its gradient tape records.
     return owner.autodiff.prepare(data)

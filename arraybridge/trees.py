@@ -148,7 +148,7 @@ def _is_model(cls: type) -> bool:
 def _pytree_of(x: Any) -> Pytree | None:
     """Open an object whose class is registered as a pytree with a framework that is loaded."""
     for framework in registry.loaded_now():
-        pytree = framework.open_pytree(x)
+        pytree = framework.runtime.open_pytree(x)
         if pytree is not None:
             return pytree
     return None

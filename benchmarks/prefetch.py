@@ -129,7 +129,7 @@ def card(repeats: int, mib: float) -> Json:
         x = convert_memory(x, owner.name, 0)  # the very array, where prefetch has converted it
         for _ in range(steps):
             x = x * 0.5 + 1
-        owner.settle(x)
+        owner.interchange.settle(x)
 
     use(there)
     while timed(iter([there] * 3), use) < 0.03:

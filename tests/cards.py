@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU, Devices, Framework, IndexedBatching, Interchange, component
 from arraybridge.types import Device
 
 CARDS = (Device("gpu", 0), Device("gpu", 1))
@@ -52,6 +52,42 @@ class CardArray:
         return self._like(self.values.sum())
 
 
+class CardDevices(Devices):
+    framework: CardFramework
+
+    def device_of(self, x: CardArray) -> Device:
+        return CPU if x.card < 0 else Device("gpu", x.card)
+
+    def available(self) -> tuple[Device, ...]:
+        return (CPU, *self.framework.cards) if self.framework.has_host else self.framework.cards
+
+    def default_device(self) -> Device:
+        return CPU if self.framework.has_host else self.framework.cards[self.framework.current]
+
+    @contextmanager
+    def selected(self, device: Device) -> Iterator[None]:
+        before, self.framework.current = self.framework.current, device.index
+        try:
+            yield
+        finally:
+            self.framework.current = before
+
+
+class CardInterchange(Interchange):
+    def strides(self, x: CardArray) -> tuple[int, ...]:
+        return x.values.strides
+
+
+class CardBatching(IndexedBatching):
+    framework: CardFramework
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> CardArray:
+        return self.framework.array(np.empty(shape, dtype), -1 if device == CPU else device.index)
+
+    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
+        return self.framework.array(np.concatenate([part.values for part in parts], axis), parts[0].card)
+
+
 class CardFramework(Framework):
     """Two cards, and arrays on the host where ``has_host`` says so; it writes down what it moves.
 
@@ -67,6 +103,9 @@ class CardFramework(Framework):
     has_host = False
     array: type[CardArray] = CardArray
     cards: tuple[Device, ...] = CARDS
+    devices = component(CardDevices)
+    interchange = component(CardInterchange)
+    batching = component(CardBatching)
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -74,26 +113,6 @@ class CardFramework(Framework):
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, self.array)
-
-    def device_of(self, x: CardArray) -> Device:
-        return CPU if x.card < 0 else Device("gpu", x.card)
-
-    def strides(self, x: CardArray) -> tuple[int, ...]:
-        return x.values.strides
-
-    def devices(self) -> tuple[Device, ...]:
-        return (CPU, *self.cards) if self.has_host else self.cards
-
-    def default_device(self) -> Device:
-        return CPU if self.has_host else self.cards[self.current]
-
-    @contextmanager
-    def selected(self, device: Device) -> Iterator[None]:
-        before, self.current = self.current, device.index
-        try:
-            yield
-        finally:
-            self.current = before
 
     def host_view(self, x: CardArray) -> np.ndarray[Any, Any]:
         assert x.card < 0, "the host cannot look into a card"
@@ -109,9 +128,3 @@ class CardFramework(Framework):
             return self.array(view, -1)
         self.done.append(f"to {device}")
         return self.array(view.copy(), device.index)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> CardArray:
-        return self.array(np.empty(shape, dtype), -1 if device == CPU else device.index)
-
-    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
-        return self.array(np.concatenate([part.values for part in parts], axis), parts[0].card)

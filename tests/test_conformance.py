@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import arraybridge
+from arraybridge.frameworks.base import Batching, Devices, component
 from arraybridge.testing import FrameworkCheckError, check_framework
 from arraybridge.types import Device
 from tests.functions.cases import Box, BoxFramework
@@ -31,9 +32,13 @@ class Misnames(Boxes):
         return "int32" if x.memory.dtype == np.int64 else super().dtype_name(x)
 
 
-class DropsARow(Boxes):
+class DropsARowBatching(Batching):
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         return Box(np.concatenate([part.memory for part in parts[:-1]], axis))
+
+
+class DropsARow(Boxes):
+    batching = component(DropsARowBatching)
 
 
 class CopiesInSecret(Boxes):
@@ -94,17 +99,25 @@ class SharesItsCasts(Boxes):
         return Box(cast)
 
 
-class SharesItsEmptyMemory(Boxes):
+class SharesItsEmptyMemoryBatching(Batching):
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        if not hasattr(self, "memory"):
-            self.memory = np.empty(1 << 12, np.uint8)
+        if not hasattr(self.framework, "storage"):
+            self.framework.storage = np.empty(1 << 12, np.uint8)
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return Box(self.memory[:size].view(dtype).reshape(shape))
+        return Box(self.framework.storage[:size].view(dtype).reshape(shape))
+
+
+class SharesItsEmptyMemory(Boxes):
+    batching = component(SharesItsEmptyMemoryBatching)
+
+
+class JoinsOneToItselfBatching(Batching):
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return parts[0] if len(parts) == 1 else super().concatenate(parts, axis)
 
 
 class JoinsOneToItself(Boxes):
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        return parts[0] if len(parts) == 1 else super().concatenate(parts, axis)
+    batching = component(JoinsOneToItselfBatching)
 
 
 class Pooled(Box):
@@ -120,9 +133,13 @@ class LetsMemoryDie(Boxes):
         return Pooled(view)
 
 
-class IsNowhere(Boxes):
+class IsNowhereDevices(Devices):
     def device_of(self, x: Any) -> Device:
         return Device("cpu", 7)
+
+
+class IsNowhere(Boxes):
+    devices = component(IsNowhereDevices)
 
 
 class ClaimsTooMuch(Boxes):

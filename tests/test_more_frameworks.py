@@ -132,7 +132,7 @@ def test_paddle_takes_memory_of_a_card_while_its_owner_has_selected_that_card() 
     )
     x = arraybridge.aligned((3,), "float32")
     x[...] = 1
-    shared = arraybridge.framework("paddle").adopt(x, lender, arraybridge.Device("gpu", 1))
+    shared = arraybridge.framework("paddle").interchange.adopt(x, lender, arraybridge.Device("gpu", 1))
     x[0] = 7
     assert shared.tolist() == [7, 1, 1]
     assert log == ["selects gpu:1", "settles", "lends", "leaves it"]

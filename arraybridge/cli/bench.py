@@ -199,7 +199,7 @@ def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Cas
     """Return the case of a pair; none if it needs a GPU array that the source cannot make."""
     x = arrays[source]
     has_host = arraybridge.framework(target).has_host
-    if not has_host and not arraybridge.framework(source).has_only_host:
+    if not has_host and not arraybridge.framework(source).devices.has_only_host:
         try:
             x = arraybridge.convert_memory(x, source, gpu_id=0)  # CuPy imports only GPU memory through DLPack
         except MemoryConversionError:

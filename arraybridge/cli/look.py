@@ -145,7 +145,7 @@ def _look(name: str, seen: Json) -> None:
         return
     probe = _PROBES.get(name, _OTHER)
     seen["built_for"] = probe.built_for(module)
-    devices = arraybridge.framework(name).devices()
+    devices = arraybridge.framework(name).devices.available()
     seen["devices"] = [{"device": str(device), "name": device.name} for device in devices]
     values = _sample()
     if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(values, name, copy=True)), values):

@@ -133,7 +133,7 @@ def places_of(names: list[str]) -> Places:
     """Where arrays can lie: the host and the first accelerator of each framework."""
     places: dict[str, tuple[str, Device]] = {}
     for name in names:
-        first = {device.kind: device for device in reversed(arraybridge.framework(name).devices())}
+        first = {device.kind: device for device in reversed(arraybridge.framework(name).devices.available())}
         host = [first.pop("cpu")] if "cpu" in first else []
         devices = [*host, *first.values()][: len(host) + 1]
         places |= {f"{name} {one}" if len(devices) > 1 else name: (name, one) for one in devices}
@@ -146,7 +146,8 @@ def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json
     for source, (framework, device) in bar.track(places.items(), description="converting"):
         make = partial(arraybridge.convert_memory, array, framework, device=device, copy=True)
         cells += _row(source, make, places, array)
-    has_numpy = any(arraybridge.framework(framework).has_only_host for framework, _ in places.values())
+    frameworks = [arraybridge.framework(framework) for framework, _ in places.values()]
+    has_numpy = any(framework.devices.has_only_host for framework in frameworks)
     if len(places) == 1 or not has_numpy:
         return cells, []
     return cells, _row(OWN, partial(_as_numpy_allocates, array), places, array)

@@ -312,7 +312,7 @@ def device_of(x: Any) -> Device:
     cpu
     """
     source, data = source_of(x)
-    return source.device_of(data)
+    return source.devices.device_of(data)
 
 
 def convert_tree(
@@ -436,7 +436,7 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
     """
     source = detect_memory_type(x)
     chosen = chosen_device() if gpu_id is None else None
-    has_only_host = registry.framework(source).has_only_host
+    has_only_host = registry.framework(source).devices.has_only_host
     if chosen is not None and (chosen.kind == "cpu" or not has_only_host):
         placed: T = convert_memory(x, source, device=None if has_only_host else chosen, copy=copy)
         return placed

@@ -77,7 +77,7 @@ class Decision:
         except MemoryConversionError:
             raise
         except self.refusals as error:
-            if self.source.is_oom(error) or self.target.is_oom(error):
+            if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
                 raise
             raise _refused(self.source, self.target, self.route.method, error) from error
 
@@ -100,7 +100,7 @@ def decide(data: Any, request: Request) -> Decision:
             dtype_name(request.dtype)  # an invalid option comes first
         raise
     try:
-        source_device = source.device_of(array)
+        source_device = source.devices.device_of(array)
         device = target_device(source, target, source_device, request.gpu_id, request.device)
         cast = None if request.dtype is None else dtype_name(request.dtype)
         if cast is not None and cast == source.dtype_name(array):
@@ -108,7 +108,7 @@ def decide(data: Any, request: Request) -> Decision:
         choice = _Choice(request, source, target, array, source_device, device, cast)
         if source is target and source_device == device:
             named = request.device is not None or request.gpu_id is not None
-            if not (named and source.is_scattered(array)):
+            if not (named and source.devices.is_scattered(array)):
                 return choice.in_place()
         return choice.elsewhere()
     except MemoryConversionError as error:
@@ -228,7 +228,7 @@ class _Choice:
             source.supports(self.cast, source.shape(array))
             return self._decision(self._copying, 0, SAME_OBJECT, itself)  # the cast makes the copy
         if self.request.copy:
-            source.check_copy(array)
+            source.interchange.check_copy(array)
             return self._decision(self._copying, 1, COPY_REQUESTED, source.copy)
         return self._decision("same", 0, SAME_OBJECT, itself)
 
@@ -237,12 +237,12 @@ class _Choice:
         source, target = self.source, self.target
         try:
             if source is target:
-                source.check_move(self.array, self.device)
+                source.devices.check_move(self.array, self.device)
             source.check(self.array)
             self._choose_replica()
             shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)
-            self.must_copy = as_cause(source.must_copy(self.array))
-            if source is not target and source.requires_grad(self.array):
+            self.must_copy = as_cause(source.interchange.must_copy(self.array))
+            if source is not target and source.autodiff.requires_grad(self.array):
                 self._leave_the_graph()
             dtype = source.dtype_name(self.array)
             target.supports(self.cast or dtype, shape)
@@ -261,20 +261,20 @@ class _Choice:
         except MemoryConversionError:
             raise
         except refusals(source, target) as error:
-            if source.is_oom(error) or target.is_oom(error):
+            if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
             raise _refused(source, target, "", error) from error
 
     def _choose_replica(self) -> None:
         """Convert one replica of a replicated array, if possible the one on the device of the result."""
         source, device = self.source, self.device
-        replica = source.replica(self.array, device)
+        replica = source.devices.replica(self.array, device)
         if replica is None:
             return
         self.is_replica = True
         self.original, self.array = self.array, replica
-        self.source_device = source.device_of(replica)
-        self.prepare = lambda x: source.replica(x, device)
+        self.source_device = source.devices.device_of(replica)
+        self.prepare = lambda x: source.devices.replica(x, device)
 
     def _replica_on_its_device(self) -> Decision:
         """One replica as an array of its own framework, on an accelerator that has it."""
@@ -298,8 +298,8 @@ class _Choice:
                 code=cause.code,
                 advice=f"Pass grad='detach' to convert only its values{through}.",
             )
-        self.original, self.prepare = self.array, source.detach
-        self.array = source.detach(self.array)
+        self.original, self.prepare = self.array, source.autodiff.detach
+        self.array = source.autodiff.detach(self.array)
 
     @property
     def _copying(self) -> Method:
@@ -390,9 +390,10 @@ class _Choice:
         target, device = self.target, self.device
         between_cards = self.source_device.kind != "cpu" and device.kind != "cpu"
         cause = Cause(Reason.OTHER_DEVICE, device=str(device))
-        if between_cards and target.dlpack_device is None:  # OpenCL: out of one device, and into the other
-            return self._decision("host", 2, cause, lambda x: target.to_device(x, device))
-        return self._decision(self._copying, 1, cause, lambda x: target.to_device(x, device))
+        # OpenCL: out of one device, and into the other.
+        if between_cards and target.interchange.dlpack_device is None:
+            return self._decision("host", 2, cause, lambda x: target.devices.to_device(x, device))
+        return self._decision(self._copying, 1, cause, lambda x: target.devices.to_device(x, device))
 
     def _card_to_card(self, shape: tuple[int, ...]) -> Decision:
         """Both frameworks reach the card where the array lives."""
@@ -401,12 +402,13 @@ class _Choice:
 
         def adopt(x: Any) -> Any:
             packed = source.copy(x) if objection else x
-            return target.adopt(packed, source, source_device)
+            return target.interchange.adopt(packed, source, source_device)
 
         if source_device != device:
             cause = Cause(Reason.OTHER_DEVICE, device=str(device))
             copies = 2 if objection else 1
-            return self._decision("device", copies, cause, lambda x: target.to_device(adopt(x), device))
+            move = target.devices.to_device
+            return self._decision("device", copies, cause, lambda x: move(adopt(x), device))
         if objection:
             return self._decision("device", 1, objection, adopt)
         cause = Cause(Reason.SHARED_DEVICE_MEMORY, device=str(device))
@@ -424,10 +426,10 @@ class _Choice:
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
-        if target.alignment and source.address(array) % target.alignment:
+        if target.alignment and source.interchange.address(array) % target.alignment:
             # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
             return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
-        return as_cause(target.cannot_stride(shape, source.strides(array), itemsize))
+        return as_cause(target.interchange.cannot_stride(shape, source.interchange.strides(array), itemsize))
 
     def _cast_on_the_way(self, dtype: str) -> Decision:
         """The target lacks the source's dtype: cast in host memory, where the values still are whole."""
@@ -435,7 +437,7 @@ class _Choice:
         fetch, copies, _ = self._host_memory()
         put, _ = self._put()
         numpy = registry.framework("numpy")
-        numpy.check_cast(self.source.dtype_name(self.array), dtype)
+        numpy.interchange.check_cast(self.source.dtype_name(self.array), dtype)
         cast = numpy.cast
         copies += 1 + (self.device.kind != "cpu")
         cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
@@ -446,7 +448,7 @@ class _Choice:
         source, target, run = self.source, self.target, convert
         if self.cast is not None:
             dtype = self.cast
-            target.check_cast(source.dtype_name(self.array), dtype)
+            target.interchange.check_cast(source.dtype_name(self.array), dtype)
             method = self._copying
             copies += 1
             cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
@@ -494,8 +496,8 @@ def _refused(source: Framework, target: Framework, method: str, error: Exception
     reason = told(error)
     how = f" by the route {method!r}" if method else ""
     advice = "Convert to numpy first to see which side refuses."
-    if source.has_only_host or target.has_only_host:
-        refusing = source.name if target.has_only_host else target.name
+    if source.devices.has_only_host or target.devices.has_only_host:
+        refusing = source.name if target.devices.has_only_host else target.name
         advice = f"It is {refusing} that refuses; pass a plain, dense copy of the array."
     return MemoryConversionError(
         f"{source.name} → {target.name} failed{how} ({reason}).",

@@ -83,11 +83,11 @@ def resolve_device(
     number, named = check_placement(gpu_id, device)
     if named is not None:
         return find_or_host(framework, named)
-    if number is None or framework.has_only_host:
+    if number is None or framework.devices.has_only_host:
         return None
     if isinstance(number, str):  # "auto"
-        return freest_device(framework) or find_or_host(framework, framework.accelerator(0))
-    return find_or_host(framework, framework.accelerator(number))
+        return freest_device(framework) or find_or_host(framework, framework.devices.accelerator(0))
+    return find_or_host(framework, framework.devices.accelerator(number))
 
 
 def check_placement(gpu_id: Any, device: DeviceLike | None) -> tuple[GpuId, Device | None]:
@@ -148,19 +148,20 @@ def _nearest(source: Framework, target: Framework, source_device: Device) -> Dev
     if source is target:
         return source_device
     if source_device == CPU:
-        return CPU if target.has_host else target.default_device()
+        return CPU if target.has_host else target.devices.default_device()
     reachable = source_device.kind == "cpu" or shares_cards(source, target)
-    if reachable and source_device in target.devices():
+    if reachable and source_device in target.devices.available():
         return source_device
-    return CPU if target.has_host and source_device.kind != "cpu" else target.default_device()
+    return CPU if target.has_host and source_device.kind != "cpu" else target.devices.default_device()
 
 
 def shares_cards(source: Framework, target: Framework) -> bool:
     """Whether both can see each other's memory on an accelerator."""
-    return source.dlpack_device is not None and source.dlpack_device == target.dlpack_device
+    kind = source.interchange.dlpack_device
+    return kind is not None and kind == target.interchange.dlpack_device
 
 
 def freest_device(framework: Framework) -> Device | None:
     """The accelerator with the most free memory, the first of equals; None where it has none."""
-    accelerators = [device for device in framework.devices() if device.kind != "cpu"]
-    return max(accelerators, key=framework.free_memory_of, default=None)
+    accelerators = [device for device in framework.devices.available() if device.kind != "cpu"]
+    return max(accelerators, key=framework.memory.free_memory_of, default=None)

@@ -93,7 +93,7 @@ def _planned(
 ) -> FastFunction | None:
     """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
     source, target = decision.source, decision.target
-    facts, alignment = source.fast_facts, target.alignment
+    facts, alignment = source.fast_path.fast_facts, target.alignment
     if facts is None or not _rests_on_facts(request, decision):
         return fast
     try:
@@ -125,17 +125,19 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
         return None
     if request.device is not None and (source is target or Device.parse(request.device) != CPU):
         return None
-    if source is not target and type(decision.data) not in source.fast_types():
+    if source is not target and type(decision.data) not in source.fast_path.fast_types():
         return None
     fast = cell(source.name, target.name)(source, target)
     if fast is None or request.grad == "error" or source is target:
         return fast
-    detach = source.detach
+    detach = source.autodiff.detach
     return lambda x: fast(detach(x))
 
 
 def _rests_on_facts(request: Request, decision: Decision) -> bool:
     """Whether another such array would go to the same place, whatever happens until then."""
-    if decision.route.device.kind != "cpu" or type(decision.data) not in decision.source.fast_types():
+    if decision.route.device.kind != "cpu":
+        return False
+    if type(decision.data) not in decision.source.fast_path.fast_types():
         return False
     return request.device is None or Device.parse(request.device).kind == "cpu"

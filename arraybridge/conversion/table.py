@@ -31,8 +31,8 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
-    look: FastFunction | None = source.fast_view
-    take: FastFunction | None = target.fast_from_view
+    look: FastFunction | None = source.fast_path.fast_view
+    take: FastFunction | None = target.fast_path.fast_from_view
     if look is None or take is None:
         return None
     if take is itself:
@@ -42,7 +42,7 @@ def view(source: Framework, target: Framework) -> FastFunction | None:
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
-    export, adopt = source.fast_export, target.fast_adopt
+    export, adopt = source.fast_path.fast_export, target.fast_path.fast_adopt
     if export is None or adopt is None:
         return None
     return lambda x: adopt(export(x))

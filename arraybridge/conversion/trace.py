@@ -328,7 +328,7 @@ def _annotating(profiler: str) -> Iterator[None]:
             ) from error
         annotation = partial(nvtx.annotate, domain="arraybridge")
     else:  # an object of this block's own, which no other closes
-        annotation = partial(registry.framework(profiler).annotation)
+        annotation = partial(registry.framework(profiler).runtime.annotation)
     with _listener(annotation):
         yield
 
@@ -362,7 +362,7 @@ def recorded(decision: Decision, listeners: Listeners) -> Any:
     """Convert, and tell the open traces and profilers of it. The route, which is nobody's yet, is kept."""
     logs, annotation = listeners
     route = decision.route
-    if logs and route.device.kind == "cpu" and not decision.source.has_only_host:
+    if logs and route.device.kind == "cpu" and not decision.source.devices.has_only_host:
         events.wait_for(decision.source, decision.data)
     began = time.perf_counter()
     with annotation(f"{route.source} → {route.target}"):

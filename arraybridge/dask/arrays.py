@@ -76,9 +76,9 @@ def _teach_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable[st
             owner = registry.framework(name)
         except FrameworkNotInstalledError:  # a package that is imported but does not work here has no arrays
             continue
-        for cls in owner.array_classes():
+        for cls in owner.runtime.array_classes():
             dispatch.register(cls, answer)
-            if not owner.all_pickle:
+            if not owner.interchange.all_pickle:
                 copyreg.pickle(cls, _reduced)
 
 

@@ -81,7 +81,7 @@ class Block:
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
             function = self.__wrapped__  # opened first: an error of its own imports comes first
-            with nullcontext() if self.wide is None else registry.framework(self.wide).wide():
+            with nullcontext() if self.wide is None else registry.framework(self.wide).runtime.wide():
                 result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
             error.add_call(f"{self.__name__}(){on_this_worker()}")

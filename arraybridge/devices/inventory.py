@@ -74,7 +74,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         words = [framework] if isinstance(framework, str) else framework
         frameworks = [registry.framework(name) for name in words]
     for one in frameworks:
-        for device in one.visible_devices():
+        for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
     readings |= {card.pci: readings[f"gpu:{card.index}"] for card in machine.cards()}  # OpenCL knows no more
@@ -103,7 +103,7 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> tuple[str, 
     identity = ""
     total = None
     for owner in owners:
-        name_here, identity_here, total_here = owner.card_of(device)
+        name_here, identity_here, total_here = owner.memory.card_of(device)
         name = name or name_here
         identity = identity or identity_here
         total = total or total_here or None
@@ -118,12 +118,12 @@ def find_device(device: Device) -> Device:
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    if device == CPU or any(device in one.visible_devices() for one in _loaded_for(device)):
+    if device == CPU or any(device in one.devices.visible_devices() for one in _loaded_for(device)):
         return device
     usable = devices("all")
     if device in usable:
         of_kind = _loaded_for(device)  # which now has all that are installed
-        if not device.accelerator or any(device in one.devices() for one in of_kind):
+        if not device.accelerator or any(device in one.devices.available() for one in of_kind):
             return device
     if device.kind != "cpu" and missing_gpu() == "host":
         warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
@@ -133,7 +133,7 @@ def find_device(device: Device) -> Device:
 
 def _loaded_for(device: Device) -> list[Framework]:
     """Return the loaded frameworks that have accelerators of the kind that the device's name asks for."""
-    return [one for one in loaded() if one.has_accelerator(device.accelerator)]
+    return [one for one in loaded() if one.devices.has_accelerator(device.accelerator)]
 
 
 def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
@@ -155,13 +155,17 @@ def gpu_available() -> bool:
     """
     from arraybridge import machine  # as in `devices`
 
-    return bool(machine.cards()) or any(x.kind == "gpu" for one in loaded() for x in one.visible_devices())
+    visible = (device for one in loaded() for device in one.devices.visible_devices())
+    return bool(machine.cards()) or any(device.kind == "gpu" for device in visible)
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
     """The first framework with that device that runs functions written for NumPy; None where none does."""
     usable = (registry.usable(name) for name in registry.for_numpy_code())
-    return next((one.name for one in usable if one is not None and device in one.visible_devices()), None)
+    for one in usable:
+        if one is not None and device in one.devices.visible_devices():
+            return one.name
+    return None
 
 
 def least_used_gpu() -> int | None:

@@ -47,7 +47,7 @@ def array_namespace(*xs: Any) -> Any:
             " them to one framework first, with convert_memory()"
         )
     name = names.pop() if names else _framework_for(get_device())
-    namespace = registry.framework(name).array_namespace()
+    namespace = registry.framework(name).runtime.array_namespace()
     if namespace is None:
         raise ArrayNotSupportedError(
             f"{name} arrays have no array API namespace; convert them first, as in"

@@ -140,6 +140,14 @@ class Autodiff:
 
     # -- its arrays --------------------------------------------------------------------------------
 
+    def requires_grad(self, x: Any) -> bool:
+        """Return whether a conversion of ``x`` to another framework would drop its graph."""
+        return False
+
+    def detach(self, x: Any) -> Any:
+        """Return the values of ``x`` without their graph, in the same memory."""
+        return x
+
     def follows(self, x: Any) -> bool:
         """Whether a graph, tape or tracer follows this array, in this thread."""
         return False

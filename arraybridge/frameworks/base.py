@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -76,95 +76,105 @@ class OneLevel:
         return is_leaf
 
 
-class Framework(ABC):
-    """What arraybridge must know of a framework.
+class Component:
+    """A part of a framework, with defaults that work through host memory.
 
-    Class attributes:
-        name: how users name the framework.
-        modules: packages in which the types of its arrays are defined; an object whose class
-            comes from none of them is never asked for.
-        facts: what may be asked of it before it is imported, where that is more than name and modules.
-        alignment: bytes to which memory must be aligned before the framework can view it; 0: it views none,
-            since its `from_host` makes a copy of its own, of memory of any layout.
-        mutable: whether its arrays can be written to in place.
-        honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
-        dtypes: names of the dtypes that it has; None for "whatever NumPy has".
-        max_rank: the most axes that its arrays can have; no more than NumPy's, through which arrays travel.
-        has_host: whether its arrays can live in host memory.
-        has_only_host: whether they live there alone, and ``gpu_id`` has no effect, as for NumPy.
-        selects_per_thread: whether `selected` affects the calling thread alone, and not the whole process.
-        dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
-            with the same type hand arrays to each other on the card.
-        streams: its queues of work on accelerators.
-        autodiff: its derivatives, or None.
-        all_pickle: whether every array pickles by itself, and bit for bit.
-        errors: what else it raises for an array that it does not take.
-        settings: what a thread may set for itself and changes results: of each setting a function that tells
-            its value, and one that makes a context of a value.
+    Attributes:
+        framework: The framework that it belongs to.
     """
 
-    name: ClassVar[str]
-    modules: ClassVar[tuple[str, ...]] = ()
+    framework: Framework
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+
+
+C = TypeVar("C", bound=Component)
+
+
+class component(Generic[C]):  # noqa: N801  # used like a function
+    """Assign a component to a framework class; each instance makes its own component at the first access."""
+
+    def __init__(self, cls: type[C]) -> None:
+        self.cls = cls
+
+    def __set_name__(self, owner: type[Framework], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type[Framework]) -> component[C]: ...
+    @overload
+    def __get__(self, instance: Framework, owner: type[Framework]) -> C: ...
+    def __get__(self, instance: Framework | None, owner: type[Framework]) -> Any:
+        if instance is None:
+            return self
+        # The next access finds it among the attributes of the instance.
+        made = vars(instance)[self.name] = self.cls(instance)
+        return made
+
+
+class Runtime(Component):
+    """Settings, context managers and namespaces with which functions of the framework run."""
+
     facts: ClassVar[Facts | None] = None
-    alignment: ClassVar[int] = 1
-    mutable: ClassVar[bool] = True
-    honours_readonly: ClassVar[bool] = False
-    dtypes: ClassVar[frozenset[str] | None] = None
-    max_rank: ClassVar[int] = hostmemory.MAX_RANK
-    has_host: ClassVar[bool] = True
+    settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
+
+    def open_pytree(self, x: Any) -> Pytree | None:
+        """Return the children of an object whose class is registered as a pytree here, or None."""
+        return None
+
+    def beside(self, x: Any) -> AbstractContextManager[Any]:
+        """A context in which the framework's own functions work on ``x``, and keep 64-bit dtypes."""
+        return self.wide()
+
+    # -- between processes ------------------------------------------------------------------------
+
+    def array_classes(self) -> tuple[type, ...]:
+        """The classes of its arrays, or bases of them, for libraries that go by class."""
+        return self.framework.fast_path.fast_types()
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        """The module of the Python array API for its arrays; None where there is none."""
+        return None
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What this thread has set for itself alone, as a context for another thread that works for it."""
+        values = [(current, under, current()) for current, under in self.settings]
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with ExitStack() as stack:
+                for current, under, value in values:
+                    if current() != value:
+                        stack.enter_context(under(value))
+                yield
+
+        return same
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """A context in which arithmetic keeps 64-bit dtypes."""
+        return nullcontext()
+
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        """A span of that name in the framework's profiler; nothing where it has none."""
+        return nullcontext()
+
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        """What waits for an array of this class, where its errors show only then; or None."""
+        return None
+
+
+class Devices(Component):
+    """Devices of the framework, and the devices of its arrays."""
+
     has_only_host: ClassVar[bool] = False
     selects_per_thread: ClassVar[bool] = True
-    all_pickle: ClassVar[bool] = True
-    errors: ClassVar[tuple[type[Exception], ...]] = ()
-    settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
-    dlpack_device: int | None = None
-
-    streams: Streams = Streams()
-    autodiff: Autodiff = NOT_DIFFERENTIABLE
-
-    # -- which arrays, and what they hold ---------------------------------------------------------
-
-    @abstractmethod
-    def owns(self, x: Any) -> bool:
-        """Whether ``x`` is an array of this framework, subclasses included; a question of its type alone."""
-
-    def check(self, x: Any) -> None:
-        """Refuse an array that has no dense, concrete values (sparse, masked, traced, …).
-
-        Raises:
-            ArrayNotSupportedError: saying what to do instead.
-            DtypeNotSupportedError: for elements that are no numbers.
-        """
-
-    def dtype_name(self, x: Any) -> str:
-        """NumPy's name of the array's dtype: ``"float32"``, ``"bfloat16"``."""
-        return dtype_names.name_of(np.dtype(x.dtype))
-
-    def shape(self, x: Any) -> tuple[int, ...]:
-        return tuple(x.shape)
-
-    def nbytes(self, x: Any) -> int:
-        """Bytes that the elements occupy when they are packed."""
-        return int(x.nbytes)
-
-    def strides(self, x: Any) -> tuple[int, ...]:
-        """Bytes to step along each axis, for an array on an accelerator."""
-        return c_strides(self.shape(x), dtype_names.np_dtype(self.dtype_name(x)).itemsize)
-
-    def address(self, x: Any) -> int:
-        """Address of the first element, for an array on an accelerator; 0 where it cannot be known."""
-        return 0
 
     def device_of(self, x: Any) -> Device:
         """Where the array lives."""
         return CPU
-
-    def must_copy(self, x: Any) -> Cause | str | None:
-        """Return why the values cannot be read where they are, or None; `to_host` and `copy` copy them.
-
-        A framework from another package may return its own text, which follows "because".
-        """
-        return None
 
     def replica(self, x: Any, device: Device) -> Any | None:
         """Return one of the equal arrays that make up ``x``, if possible the one on ``device``.
@@ -173,84 +183,15 @@ class Framework(ABC):
         """
         return None
 
-    def open_pytree(self, x: Any) -> Pytree | None:
-        """Return the children of an object whose class is registered as a pytree here, or None."""
-        return None
-
-    def requires_grad(self, x: Any) -> bool:
-        return False
-
-    def detach(self, x: Any) -> Any:
-        return x
-
-    # -- host memory ------------------------------------------------------------------------------
-
-    def host_view(self, x: Any) -> np.ndarray:
-        """The array's own host memory as a NumPy array; read-only where the framework is immutable.
-
-        As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``. By default
-        through DLPack, bfloat16 and float8 included.
-        """
-        if not self.has_host or not hasattr(x, "__dlpack__"):
-            raise NotImplementedError(f"{self.name} shows no host memory")
-        view = capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
-        return readonly.writable_alias(view) if self.mutable else view
-
-    def to_host(self, x: Any) -> np.ndarray:
-        """The array's values in host memory that nothing else refers to, complete on return."""
-        return hostmemory.fresh(self.host_view(x))
-
-    def from_host(self, view: np.ndarray, device: Device) -> Any:
-        """An array of this framework on ``device`` with the values of ``view``.
-
-        On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
-        On another device it is a copy, complete on return, and ``view`` may have any layout.
-
-        By default by the ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and
-        float8 included; and from the host's first device by `to_device`.
-        """
-        if device != CPU:
-            on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
-            return self.to_device(on_host, device)
-        capsule = capsules.capsule(view)
-        return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
-
-    def cannot_stride(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-    ) -> Cause | str | None:
-        """Return why this framework cannot view memory with these strides (in bytes), or None.
-
-        A framework from another package may return its own text, which follows "because".
-        """
-        return None
-
-    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
-        """Return why this framework cannot share the host memory of ``view``, or None.
-
-        A framework from another package may return its own text, which follows "because".
-        """
-        if not self.alignment:
-            return Cause(Reason.COPIES_ONLY, framework=self.name)
-        if not view.dtype.isnative:
-            return Cause(Reason.BYTE_ORDER)
-        if not view.size:
-            return None
-        objection = self.cannot_stride(view.shape, view.strides, view.dtype.itemsize)
-        if objection:
-            return objection
-        if self.alignment > 1 and hostmemory.address(view) % self.alignment:
-            return Cause(Reason.MISALIGNED, framework=self.name, alignment=self.alignment)
-        return None
-
     # -- devices ----------------------------------------------------------------------------------
 
-    def devices(self) -> tuple[Device, ...]:
+    def available(self) -> tuple[Device, ...]:
         """Every device that the framework can use here."""
         return (CPU,)
 
     def visible_devices(self) -> tuple[Device, ...]:
         """The same; opens no accelerator where it can be told without."""
-        return self.devices()
+        return self.available()
 
     def accelerator(self, index: int) -> Device:
         """The device that ``gpu_id=index`` means."""
@@ -266,16 +207,16 @@ class Framework(ABC):
         Raises:
             DeviceNotFoundError: it has not; the message lists the devices that are there.
         """
-        devices = self.devices()
+        devices = self.available()
         for own in devices:
             if own == device and self.has_accelerator(device.accelerator):
                 return own
-        raise _no_such_device(self, device)
+        raise _no_such_device(self.framework, device)
 
     def accelerators(self) -> tuple[str, ...]:
         """Return the kinds of its accelerators, as device strings name them: ``("cuda",)``."""
         kinds = {2: ("cuda",), 8: ("mps",), 10: ("rocm", "cuda"), 14: ("xpu",)}  # PyTorch calls ROCm cuda too
-        return kinds.get(self.dlpack_device or 0, ())
+        return kinds.get(self.framework.interchange.dlpack_device or 0, ())
 
     def has_accelerator(self, kind: str) -> bool:
         """Return whether its accelerators are of this kind; true for ``""``, and if it does not know."""
@@ -287,128 +228,14 @@ class Framework(ABC):
 
     def to_device(self, x: Any, device: Device) -> Any:
         """The array on another device of this framework; always a copy, complete on return."""
-        return self.from_host(self.to_host(x), device)
-
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        """An array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
-
-        Work queued on the source's stream is ordered before the consumer's: by default it is done. Then the
-        ``from_dlpack`` of the first module takes the memory.
-        """
-        with source.selected(device):  # torch refuses to lend from a card that is not the current one
-            source.settle(x)
-            return sys.modules[self.modules[0]].from_dlpack(source.exported(x, device))
-
-    def exported(self, x: Any, device: Device) -> Any:
-        """``x`` on a card as other frameworks' ``from_dlpack`` takes it.
-
-        Its ``__dlpack__`` orders the work queued on it before that of the stream that it is handed, or waits.
-        """
-        return x
-
-    def settle(self, x: Any) -> None:
-        """Wait until the work that computes ``x`` is done (where it can, its stream alone)."""
-
-    # -- values -----------------------------------------------------------------------------------
-
-    def copy(self, x: Any) -> Any:
-        """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
-        return self.from_host(self.to_host(x), self.device_of(x))
-
-    def check_copy(self, x: Any) -> None:
-        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
+        return self.framework.from_host(self.framework.to_host(x), device)
 
     def check_move(self, x: Any, device: Device) -> None:
         """Raise for one of its own arrays that cannot move to another of its devices."""
 
-    def cast(self, x: Any, dtype: str) -> Any:
-        """``x`` in another dtype, cast as this framework casts."""
-        values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
-        return self.from_host(hostmemory.fresh(values), self.device_of(x))
-
-    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        """Refuse a dtype or a rank that this framework does not have.
-
-        Raises:
-            DtypeNotSupportedError: with the dtype to ask for.
-            ArrayNotSupportedError: for a rank or size.
-        """
-        if len(shape) > self.max_rank:
-            instead = f"it takes at most {self.max_rank} axes; reshape it first"
-            raise cannot_hold(self, f"an array of rank {len(shape)}", instead)
-        if self.dtypes is not None and dtype not in self.dtypes:
-            raise _no_dtype(self, dtype, self.dtypes)
-
-    def check_cast(self, source: str, dtype: str) -> None:
-        """Raise if this framework cannot cast from one dtype to another.
-
-        Raises:
-            DtypeNotSupportedError: If there is no such cast.
-        """
-
-    # -- memory -----------------------------------------------------------------------------------
-
-    def is_oom(self, error: BaseException) -> bool:
-        """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
-        return isinstance(error, MemoryError)
-
-    def is_oom_text(self, text: str) -> bool:
-        """Return whether a message, which a wrapper's message quotes, is this framework's for out of memory.
-
-        The class of the quoted error is known by name at most. Only messages that begin as the framework's
-        own do are recognized.
-        """
-        return False
-
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        """``x[start:stop]`` along ``axis`` (a view where the framework has views)."""
-        with self.beside(x):
-            return x[(slice(None),) * (axis % len(self.shape(x))) + (slice(start, stop),)]
-
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        """The arrays, all on one device, joined along ``axis`` in a new one."""
-        return self._joined("concat", np.concatenate, parts, axis)
-
-    def stack(self, planes: list[Any]) -> Any:
-        """Arrays of one shape and dtype, of one device, along a new first axis."""
-        return self._joined("stack", np.stack, planes, 0)
-
-    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """By the function of that name in the array API; through the host where there is none."""
-        namespace = self.array_namespace()
-        if namespace is None:
-            host = on_host([self.to_host(x) for x in arrays], axis)
-            return self.from_host(hostmemory.fresh(host), self.device_of(arrays[0]))
-        with self.beside(arrays[0]):
-            return getattr(namespace, name)(arrays, axis=axis)
-
-    def unstack(self, x: Any) -> list[Any]:
-        """The arrays along the first axis (views where the framework has views)."""
-        with self.beside(x):
-            return [x[i] for i in range(self.shape(x)[0])]
-
-    def room(self, part: Any, shape: tuple[int, ...]) -> Any:
-        """An array like ``part``, of another shape, into which parts are written by ``room[rows] = part``.
-
-        None where parts are kept, and concatenated at the end.
-        """
-        return None
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        """An array whose values nobody has set."""
-        return self.from_host(hostmemory.packed(shape, dtype_names.np_dtype(dtype)), device)
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         """A context in which ``device`` is this framework's current one, for this thread."""
         return nullcontext()
-
-    def beside(self, x: Any) -> AbstractContextManager[Any]:
-        """A context in which the framework's own functions work on ``x``, and keep 64-bit dtypes."""
-        return self.wide()
-
-    def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
-        return None
 
     # -- cards, and the memory that the framework holds there. No question opens one, but for `card_memory`
     # and `free_memory_of`.
@@ -428,6 +255,89 @@ class Framework(ABC):
     def native_device(self, device: Device) -> Any:
         """The framework's own object, or name, for a device that it has; words where it has no such thing."""
         return str(device)
+
+
+class Interchange(Component):
+    """How arrays are handed to other frameworks, and when they cannot be shared."""
+
+    all_pickle: ClassVar[bool] = True
+    dlpack_device: int | None = None
+
+    def strides(self, x: Any) -> tuple[int, ...]:
+        """Bytes to step along each axis, for an array on an accelerator."""
+        return c_strides(self.framework.shape(x), dtype_names.np_dtype(self.framework.dtype_name(x)).itemsize)
+
+    def address(self, x: Any) -> int:
+        """Address of the first element, for an array on an accelerator; 0 where it cannot be known."""
+        return 0
+
+    def must_copy(self, x: Any) -> Cause | str | None:
+        """Return why the values cannot be read where they are, or None; `to_host` and `copy` copy them.
+
+        A framework from another package may return its own text, which follows "because".
+        """
+        return None
+
+    def cannot_stride(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> Cause | str | None:
+        """Return why this framework cannot view memory with these strides (in bytes), or None.
+
+        A framework from another package may return its own text, which follows "because".
+        """
+        return None
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        """An array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
+
+        Work queued on the source's stream is ordered before the consumer's: by default it is done. Then the
+        ``from_dlpack`` of the first module takes the memory.
+        """
+        with source.devices.selected(device):  # torch refuses to lend from a card that is not the current one
+            source.interchange.settle(x)
+            return sys.modules[self.framework.modules[0]].from_dlpack(source.interchange.exported(x, device))
+
+    def exported(self, x: Any, device: Device) -> Any:
+        """``x`` on a card as other frameworks' ``from_dlpack`` takes it.
+
+        Its ``__dlpack__`` orders the work queued on it before that of the stream that it is handed, or waits.
+        """
+        return x
+
+    def settle(self, x: Any) -> None:
+        """Wait until the work that computes ``x`` is done (where it can, its stream alone)."""
+
+    def check_copy(self, x: Any) -> None:
+        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
+
+    def check_cast(self, source: str, dtype: str) -> None:
+        """Raise if this framework cannot cast from one dtype to another.
+
+        Raises:
+            DtypeNotSupportedError: If there is no such cast.
+        """
+
+    def is_plain(self, x: Any) -> bool:
+        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
+        return True
+
+
+class Memory(Component):
+    """Memory that the framework holds on accelerators, and its out-of-memory errors."""
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def is_oom(self, error: BaseException) -> bool:
+        """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
+        return isinstance(error, MemoryError)
+
+    def is_oom_text(self, text: str) -> bool:
+        """Return whether a message, which a wrapper's message quotes, is this framework's for out of memory.
+
+        The class of the quoted error is known by name at most. Only messages that begin as the framework's
+        own do are recognized.
+        """
+        return False
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
@@ -471,6 +381,80 @@ class Framework(ABC):
     def synchronize(self) -> None:
         """Wait until all is done that this process has queued, on every device that it has opened."""
 
+
+class Batching(Component):
+    """Splits arrays into parts and joins parts; through host memory by default."""
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        """Return ``x[start:stop]`` along ``axis``, as a view if the framework has views."""
+        framework = self.framework
+        values = framework.to_host(x)[_rows(axis, len(framework.shape(x)), start, stop)]
+        return framework.from_host(hostmemory.fresh(values), framework.devices.device_of(x))
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        """The arrays, all on one device, joined along ``axis`` in a new one."""
+        return self._joined("concat", np.concatenate, parts, axis)
+
+    def stack(self, planes: list[Any]) -> Any:
+        """Arrays of one shape and dtype, of one device, along a new first axis."""
+        return self._joined("stack", np.stack, planes, 0)
+
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        """By the function of that name in the array API; through the host where there is none."""
+        namespace = self.framework.runtime.array_namespace()
+        if namespace is None:
+            host = on_host([self.framework.to_host(x) for x in arrays], axis)
+            return self.framework.from_host(
+                hostmemory.fresh(host), self.framework.devices.device_of(arrays[0])
+            )
+        with self.framework.runtime.beside(arrays[0]):
+            return getattr(namespace, name)(arrays, axis=axis)
+
+    def unstack(self, x: Any) -> list[Any]:
+        """Return the arrays along the first axis, as views if the framework has views."""
+        framework = self.framework
+        device = framework.devices.device_of(x)
+        return [framework.from_host(hostmemory.fresh(plane), device) for plane in framework.to_host(x)]
+
+    def room(self, part: Any, shape: tuple[int, ...]) -> Any:
+        """An array like ``part``, of another shape, into which parts are written by ``room[rows] = part``.
+
+        None where parts are kept, and concatenated at the end.
+        """
+        return None
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        """An array whose values nobody has set."""
+        return self.framework.from_host(hostmemory.packed(shape, dtype_names.np_dtype(dtype)), device)
+
+    def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
+        return None
+
+
+def _rows(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
+    """Return the index of the rows from ``start`` to ``stop`` along ``axis``."""
+    return (*(slice(None),) * (axis % rank), slice(start, stop))
+
+
+class IndexedBatching(Batching):
+    """Splits arrays by indexing them as NumPy does, on their device."""
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        with self.framework.runtime.beside(x):
+            return x[_rows(axis, len(self.framework.shape(x)), start, stop)]
+
+    def unstack(self, x: Any) -> list[Any]:
+        with self.framework.runtime.beside(x):
+            return [x[i] for i in range(self.framework.shape(x)[0])]
+
+
+class FastPath(Component):
+    """Functions for host arrays that need no special handling.
+
+    They raise for an array that needs it: a Python error, or one of ``errors``, which no user sees.
+    """
+
     # -- fast functions, for host arrays that need no care ------------------------------------------
     # Methods of one array, where a framework has them. They raise for an array that needs care: an error of
     # Python's, or one of `errors`; no user sees that.
@@ -493,47 +477,151 @@ class Framework(ABC):
     #: copies 0-d arrays, since the others cache scalars.
     fast_adopt: Any = None
 
-    # -- between processes ------------------------------------------------------------------------
 
-    def array_classes(self) -> tuple[type, ...]:
-        """The classes of its arrays, or bases of them, for libraries that go by class."""
-        return self.fast_types()
+class Framework(ABC):
+    """What arraybridge must know of a framework.
 
-    def is_plain(self, x: Any) -> bool:
-        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
-        return True
+    Class attributes:
+        name: how users name the framework.
+        modules: packages in which the types of its arrays are defined; an object whose class
+            comes from none of them is never asked for.
+        facts: what may be asked of it before it is imported, where that is more than name and modules.
+        alignment: bytes to which memory must be aligned before the framework can view it; 0: it views none,
+            since its `from_host` makes a copy of its own, of memory of any layout.
+        mutable: whether its arrays can be written to in place.
+        honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
+        dtypes: names of the dtypes that it has; None for "whatever NumPy has".
+        max_rank: the most axes that its arrays can have; no more than NumPy's, through which arrays travel.
+        has_host: whether its arrays can live in host memory.
+        has_only_host: whether they live there alone, and ``gpu_id`` has no effect, as for NumPy.
+        selects_per_thread: whether `selected` affects the calling thread alone, and not the whole process.
+        dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
+            with the same type hand arrays to each other on the card.
+        streams: its queues of work on accelerators.
+        autodiff: its derivatives, or None.
+        all_pickle: whether every array pickles by itself, and bit for bit.
+        errors: what else it raises for an array that it does not take.
+        settings: what a thread may set for itself and changes results: of each setting a function that tells
+            its value, and one that makes a context of a value.
+    """
 
-    # -- running functions ------------------------------------------------------------------------
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]] = ()
+    alignment: ClassVar[int] = 1
+    mutable: ClassVar[bool] = True
+    honours_readonly: ClassVar[bool] = False
+    dtypes: ClassVar[frozenset[str] | None] = None
+    max_rank: ClassVar[int] = hostmemory.MAX_RANK
+    has_host: ClassVar[bool] = True
+    errors: ClassVar[tuple[type[Exception], ...]] = ()
 
-    def array_namespace(self) -> Any:
-        """The module of the Python array API for its arrays; None where there is none."""
+    streams: Streams = Streams()
+    autodiff: Autodiff = NOT_DIFFERENTIABLE
+    runtime = component(Runtime)
+    devices = component(Devices)
+    interchange = component(Interchange)
+    memory = component(Memory)
+    batching = component(Batching)
+    fast_path = component(FastPath)
+
+    # -- which arrays, and what they hold ---------------------------------------------------------
+
+    @abstractmethod
+    def owns(self, x: Any) -> bool:
+        """Whether ``x`` is an array of this framework, subclasses included; a question of its type alone."""
+
+    def check(self, x: Any) -> None:
+        """Refuse an array that has no dense, concrete values (sparse, masked, traced, …).
+
+        Raises:
+            ArrayNotSupportedError: saying what to do instead.
+            DtypeNotSupportedError: for elements that are no numbers.
+        """
+
+    def dtype_name(self, x: Any) -> str:
+        """NumPy's name of the array's dtype: ``"float32"``, ``"bfloat16"``."""
+        return dtype_names.name_of(np.dtype(x.dtype))
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+    def nbytes(self, x: Any) -> int:
+        """Bytes that the elements occupy when they are packed."""
+        return int(x.nbytes)
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def host_view(self, x: Any) -> np.ndarray:
+        """The array's own host memory as a NumPy array; read-only where the framework is immutable.
+
+        As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``. By default
+        through DLPack, bfloat16 and float8 included.
+        """
+        if not self.has_host or not hasattr(x, "__dlpack__"):
+            raise NotImplementedError(f"{self.name} shows no host memory")
+        view = capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
+        return readonly.writable_alias(view) if self.mutable else view
+
+    def to_host(self, x: Any) -> np.ndarray:
+        """The array's values in host memory that nothing else refers to, complete on return."""
+        return hostmemory.fresh(self.host_view(x))
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        """An array of this framework on ``device`` with the values of ``view``.
+
+        On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
+        On another device it is a copy, complete on return, and ``view`` may have any layout.
+
+        By default by the ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and
+        float8 included; and from the host's first device by `to_device`.
+        """
+        if device != CPU:
+            on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
+            return self.devices.to_device(on_host, device)
+        capsule = capsules.capsule(view)
+        return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
+
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
+        """Return why this framework cannot share the host memory of ``view``, or None.
+
+        A framework from another package may return its own text, which follows "because".
+        """
+        if not self.alignment:
+            return Cause(Reason.COPIES_ONLY, framework=self.name)
+        if not view.dtype.isnative:
+            return Cause(Reason.BYTE_ORDER)
+        if not view.size:
+            return None
+        objection = self.interchange.cannot_stride(view.shape, view.strides, view.dtype.itemsize)
+        if objection:
+            return objection
+        if self.alignment > 1 and hostmemory.address(view) % self.alignment:
+            return Cause(Reason.MISALIGNED, framework=self.name, alignment=self.alignment)
         return None
 
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What this thread has set for itself alone, as a context for another thread that works for it."""
-        values = [(current, under, current()) for current, under in self.settings]
+    # -- values -----------------------------------------------------------------------------------
 
-        @contextmanager
-        def same() -> Iterator[None]:
-            with ExitStack() as stack:
-                for current, under, value in values:
-                    if current() != value:
-                        stack.enter_context(under(value))
-                yield
+    def copy(self, x: Any) -> Any:
+        """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
+        return self.from_host(self.to_host(x), self.devices.device_of(x))
 
-        return same
+    def cast(self, x: Any, dtype: str) -> Any:
+        """``x`` in another dtype, cast as this framework casts."""
+        values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
+        return self.from_host(hostmemory.fresh(values), self.devices.device_of(x))
 
-    def wide(self) -> AbstractContextManager[Any]:
-        """A context in which arithmetic keeps 64-bit dtypes."""
-        return nullcontext()
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """Refuse a dtype or a rank that this framework does not have.
 
-    def annotation(self, name: str) -> AbstractContextManager[Any]:
-        """A span of that name in the framework's profiler; nothing where it has none."""
-        return nullcontext()
-
-    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """What waits for an array of this class, where its errors show only then; or None."""
-        return None
+        Raises:
+            DtypeNotSupportedError: with the dtype to ask for.
+            ArrayNotSupportedError: for a rank or size.
+        """
+        if len(shape) > self.max_rank:
+            instead = f"it takes at most {self.max_rank} axes; reshape it first"
+            raise cannot_hold(self, f"an array of rank {len(shape)}", instead)
+        if self.dtypes is not None and dtype not in self.dtypes:
+            raise _no_dtype(self, dtype, self.dtypes)
 
     @property
     def decorator(self) -> Any:
@@ -543,7 +631,7 @@ class Framework(ABC):
 
 def _no_such_device(framework: Framework, device: Device) -> DeviceNotFoundError:
     """Return the error for a device that ``framework`` does not have here."""
-    devices = framework.devices()
+    devices = framework.devices.available()
     asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
     have = ", ".join(str(d) for d in devices) or "no device at all"
     advice = " Pass one of these." if devices else ""
@@ -552,7 +640,7 @@ def _no_such_device(framework: Framework, device: Device) -> DeviceNotFoundError
             ' Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
             " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
         )
-    why = framework.missing_device_reason() if device.kind != "cpu" else ""
+    why = framework.devices.missing_device_reason() if device.kind != "cpu" else ""
     explanation = f" {why}" if why else ""
     return DeviceNotFoundError(
         f"{framework.name} has no device {asked} here; it has {have}.{explanation}{advice}",
@@ -621,7 +709,7 @@ def find_or_host(framework: Framework, device: Device) -> Device:
         DeviceNotFoundError: it has not, and its arrays cannot go to the host, or are not to.
     """
     try:
-        return framework.find_device(device)
+        return framework.devices.find_device(device)
     except DeviceNotFoundError as error:
         if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
             raise

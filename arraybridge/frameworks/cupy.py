@@ -15,7 +15,15 @@ import numpy as np
 
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, dtype_names, hostmemory, protocols
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import (
+    Devices,
+    Framework,
+    IndexedBatching,
+    Interchange,
+    Memory,
+    Runtime,
+    component,
+)
 from arraybridge.frameworks.parts import Holding, Mark, Streams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -34,47 +42,15 @@ _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCA
 _MANAGED = 13
 
 
-class CupyFramework(Framework):
-    name = "cupy"
-    has_host = False
-    dtypes = dtype_names.PLAIN
-
-    def __init__(self) -> None:
-        self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
-        self.streams = CupyStreams()
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, cupy.ndarray)
+class CupyDevices(Devices):
+    framework: CupyFramework
 
     def device_of(self, x: cupy.ndarray) -> Device:
         return Device("gpu", x.device.id)
 
-    def strides(self, x: cupy.ndarray) -> tuple[int, ...]:
-        return tuple(x.strides)
-
-    def address(self, x: cupy.ndarray) -> int:
-        return x.data.ptr
-
-    # -- host memory ------------------------------------------------------------------------------
-
-    def to_host(self, x: cupy.ndarray) -> np.ndarray:
-        host = hostmemory.packed(x.shape, x.dtype)
-        with on_card(x.device.id):
-            # Blocks until the copy, ordered after this thread's current stream, has arrived.
-            return x.get(out=host) if x.size else host
-
-    def from_host(self, view: np.ndarray, device: Device) -> cupy.ndarray:
-        with on_card(device.index):
-            result = cupy.empty(view.shape, view.dtype.newbyteorder("="))
-            # asarray, since ascontiguousarray makes an array of one axis out of one of none.
-            result.set(np.asarray(view, dtype=result.dtype, order="C"))
-            # .set() returns before the last bytes have left pinned or registered host memory.
-            cupy.cuda.get_current_stream().synchronize()
-            return result
-
     # -- devices ----------------------------------------------------------------------------------
 
-    def devices(self) -> tuple[Device, ...]:
+    def available(self) -> tuple[Device, ...]:
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:
@@ -82,7 +58,7 @@ class CupyFramework(Framework):
         return tuple(Device("gpu", i) for i in range(count))
 
     def default_device(self) -> Device:
-        if not self.devices():
+        if not self.available():
             return self.find_device(Device("gpu", 0))  # raises, with the reason
         return Device("gpu", cupy.cuda.Device().id)
 
@@ -110,6 +86,32 @@ class CupyFramework(Framework):
             reader.wait_event(copied)
         return result
 
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return on_card(device.index)
+
+    def native_device(self, device: Device) -> Any:
+        return cupy.cuda.Device(device.index)
+
+    def is_started(self) -> bool:
+        return bool(self.framework._opened())
+
+    def read_device(self, x: Any) -> Device | None:
+        return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        # CUDA's own count initialises the driver, after which this process can't be forked.
+        if cupy.cuda.runtime.is_hip or cardmemory.is_awake():
+            return self.available()
+        return tuple(Device("gpu", card.index) for card in machine.cards())
+
+
+class CupyInterchange(Interchange):
+    def strides(self, x: cupy.ndarray) -> tuple[int, ...]:
+        return tuple(x.strides)
+
+    def address(self, x: cupy.ndarray) -> int:
+        return x.data.ptr
+
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
             runtime = cupy.cuda.runtime
@@ -117,19 +119,19 @@ class CupyFramework(Framework):
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
             with on_card(runtime.pointerGetAttributes(pointer).device if pointer else runtime.getDevice()):
                 return cupy.asarray(x)
-        if source.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
+        if source.interchange.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             with on_card(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
         cardmemory.release()
         # torch refuses to lend from a card that is not the current one.
-        with source.selected(device), on_card(device.index):
-            lent = source.exported(x, device)
+        with source.devices.selected(device), on_card(device.index):
+            lent = source.interchange.exported(x, device)
             handle = source.streams.handle(device)
-            if handle is not None and self.streams.handle(device) is None:
+            if handle is not None and self.framework.streams.handle(device) is None:
                 # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
-                self.streams.wait_for(device, handle)
+                self.framework.streams.wait_for(device, handle)
                 lent = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
-            return _on_loan(cupy.from_dlpack(lent), source.streams, self.streams, device)
+            return _on_loan(cupy.from_dlpack(lent), source.streams, self.framework.streams, device)
 
     def settle(self, x: cupy.ndarray) -> None:
         with on_card(x.device.id):
@@ -142,16 +144,9 @@ class CupyFramework(Framework):
             is_managed = x.__dlpack_device__()[0] == _MANAGED
         return Cause(Reason.MANAGED_MEMORY) if is_managed else None
 
-    def copy(self, x: cupy.ndarray) -> cupy.ndarray:
-        with on_card(x.device.id):
-            if not self.must_copy(x):
-                return x.copy()
-            with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
-                return x.copy()
 
-    def cast(self, x: cupy.ndarray, dtype: str) -> cupy.ndarray:
-        with on_card(x.device.id):
-            return x.astype(dtype)
+class CupyMemory(Memory):
+    framework: CupyFramework
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -165,39 +160,9 @@ class CupyFramework(Framework):
     def is_oom_text(self, text: str) -> bool:
         return _OOM.match(text) is not None
 
-    def room(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
-        with on_card(part.device.id):
-            return cupy.empty(shape, part.dtype)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
-        with on_card(device.index):
-            return cupy.empty(shape, dtype)
-
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return on_card(device.index)
-
-    def beside(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
-        return on_card(x.device.id)
-
-    def reshaped(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
-        with on_card(memory.device.id):
-            return cupy.ndarray(shape, dtype_names.np_dtype(dtype), memptr=memory.data)
-
-    def native_device(self, device: Device) -> Any:
-        return cupy.cuda.Device(device.index)
-
-    def _opened(self) -> list[int]:
-        """Numbers of the cards on which this process has a context; selecting another would create one."""
-        if not cardmemory.is_awake():  # which asking CuPy would wake
-            return []
-        return [device.index for device in self.devices() if cardmemory.has_context(device.index)]
-
-    def is_started(self) -> bool:
-        return bool(self._opened())
-
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         freed = 0
-        cards = [i for i in self._opened() if device is None or device == Device("gpu", i)]
+        cards = [i for i in self.framework._opened() if device is None or device == Device("gpu", i)]
         for i in cards:
             with on_card(i):
                 if compiled:
@@ -212,7 +177,7 @@ class CupyFramework(Framework):
 
     def usage(self) -> list[Holding]:
         rows = []
-        for i in self._opened():
+        for i in self.framework._opened():
             with on_card(i):
                 used = sum(int(pool.used_bytes()) for pool in _pools())
                 total = sum(int(pool.total_bytes()) for pool in _pools())
@@ -220,14 +185,14 @@ class CupyFramework(Framework):
         return rows
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        if not self.devices():
+        if not self.framework.devices.available():
             return None
-        cards = self._opened() or [cupy.cuda.runtime.getDevice()]
+        cards = self.framework._opened() or [cupy.cuda.runtime.getDevice()]
         with on_card(cards[0]):  # memory is locked for all cards, by way of one that is open
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:
-        for i in self._opened():
+        for i in self.framework._opened():
             with on_card(i):
                 cupy.cuda.runtime.deviceSynchronize()
 
@@ -235,18 +200,90 @@ class CupyFramework(Framework):
         with on_card(device.index):
             return cupy.cuda.runtime.memGetInfo()
 
-    def read_device(self, x: Any) -> Device | None:
-        return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
+    def oom_error(self) -> Exception:
+        return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
 
-    def visible_devices(self) -> tuple[Device, ...]:
-        # CUDA's own count initialises the driver, after which this process can't be forked.
-        if cupy.cuda.runtime.is_hip or cardmemory.is_awake():
-            return self.devices()
-        return tuple(Device("gpu", card.index) for card in machine.cards())
+
+class CupyBatching(IndexedBatching):
+    def room(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
+        with on_card(part.device.id):
+            return cupy.empty(shape, part.dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
+        with on_card(device.index):
+            return cupy.empty(shape, dtype)
+
+    def reshaped(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
+        with on_card(memory.device.id):
+            return cupy.ndarray(shape, dtype_names.np_dtype(dtype), memptr=memory.data)
+
+
+class CupyRuntime(Runtime):
+    def beside(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
+        return on_card(x.device.id)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.cupy as namespace
+
+        return namespace
+
+
+class CupyFramework(Framework):
+    name = "cupy"
+    has_host = False
+    dtypes = dtype_names.PLAIN
+    devices = component(CupyDevices)
+    interchange = component(CupyInterchange)
+    memory = component(CupyMemory)
+    batching = component(CupyBatching)
+    runtime = component(CupyRuntime)
+
+    def __init__(self) -> None:
+        self.interchange.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
+        self.streams = CupyStreams()
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, cupy.ndarray)
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def to_host(self, x: cupy.ndarray) -> np.ndarray:
+        host = hostmemory.packed(x.shape, x.dtype)
+        with on_card(x.device.id):
+            # Blocks until the copy, ordered after this thread's current stream, has arrived.
+            return x.get(out=host) if x.size else host
+
+    def from_host(self, view: np.ndarray, device: Device) -> cupy.ndarray:
+        with on_card(device.index):
+            result = cupy.empty(view.shape, view.dtype.newbyteorder("="))
+            # asarray, since ascontiguousarray makes an array of one axis out of one of none.
+            result.set(np.asarray(view, dtype=result.dtype, order="C"))
+            # .set() returns before the last bytes have left pinned or registered host memory.
+            cupy.cuda.get_current_stream().synchronize()
+            return result
+
+    def copy(self, x: cupy.ndarray) -> cupy.ndarray:
+        with on_card(x.device.id):
+            if not self.interchange.must_copy(x):
+                return x.copy()
+            with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
+                return x.copy()
+
+    def cast(self, x: cupy.ndarray, dtype: str) -> cupy.ndarray:
+        with on_card(x.device.id):
+            return x.astype(dtype)
+
+    def _opened(self) -> list[int]:
+        """Numbers of the cards on which this process has a context; selecting another would create one."""
+        if not cardmemory.is_awake():  # which asking CuPy would wake
+            return []
+        return [device.index for device in self.devices.available() if cardmemory.has_context(device.index)]
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
         """Take memory from now on as torch's `allocator` does; a RuntimeError where it holds its own."""
-        nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
+        nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.memory.usage())
         if nbytes:
             raise RuntimeError(f"CuPy holds {nbytes} bytes in its own pool already")
 
@@ -258,16 +295,6 @@ class CupyFramework(Framework):
 
         shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
         cupy.cuda.set_allocator(shared.malloc)
-
-    def oom_error(self) -> Exception:
-        return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.cupy as namespace
-
-        return namespace
 
 
 @contextmanager

@@ -112,7 +112,9 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
             return _fetched(x, kind)
     if kind is not None and kind not in _HOST_TYPES:
         reader = _reader_of(kind)
-        return _fetched(x, kind) if reader is None else (reader, reader.adopt(x, FOREIGN_HOST, CPU))
+        if reader is None:
+            return _fetched(x, kind)
+        return reader, reader.interchange.adopt(x, FOREIGN_HOST, CPU)
     try:
         of_numpy = offers(x, "__array_interface__")
         return FOREIGN_HOST, np.asarray(x) if of_numpy else capsules.from_dlpack(x)
@@ -130,7 +132,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
         if target is None:
             continue
         try:
-            return target, target.adopt(x, FOREIGN_HOST, CPU)
+            return target, target.interchange.adopt(x, FOREIGN_HOST, CPU)
         except refusals(target) as error:
             if failed is None:
                 instead = f"{name} cannot read it here ({told(error)}); copy it to the host first"
@@ -140,7 +142,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
 
 def _reader_of(kind: int) -> Framework | None:
     """Return the loaded framework whose accelerator has this DLPack device type, such as PyTorch on ROCm."""
-    return next((one for one in registry.loaded() if one.dlpack_device == kind), None)
+    return next((one for one in registry.loaded() if one.interchange.dlpack_device == kind), None)
 
 
 # -- producers on devices that no framework here reads ---------------------------------------------------
@@ -215,7 +217,7 @@ def _is_readable(kind: int) -> bool:
     if kind not in _CUDA_TYPES:
         return _reader_of(kind) is not None
     readers = (registry.usable(name) for name in _CUDA_READERS)
-    return any(one is not None and any(d.kind == "gpu" for d in one.devices()) for one in readers)
+    return any(one is not None and any(d.kind == "gpu" for d in one.devices.available()) for one in readers)
 
 
 def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:

@@ -11,55 +11,37 @@ import mlx.core as mx
 import numpy as np
 
 from arraybridge.frameworks import autodiff, dtype_names, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.base import (
+    CPU,
+    Devices,
+    Framework,
+    IndexedBatching,
+    Interchange,
+    Memory,
+    Runtime,
+    component,
+    refuse,
+)
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 
-class MlxFramework(Framework):
-    name = "mlx"
-    modules = ("mlx",)
-    # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
-    mutable = False
-    alignment = 0
-    dtypes = dtype_names.PLAIN - {"complex128"} | {"bfloat16"}
-
-    def __init__(self) -> None:
-        self.autodiff = MlxAutodiff(self)
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, mx.array)
-
-    def check(self, x: Any) -> None:
-        self.settle(x)
-
-    def dtype_name(self, x: Any) -> str:
-        return str(x.dtype).removeprefix("mlx.core.")
-
-    def requires_grad(self, x: Any) -> bool:
-        return self.autodiff.follows(x)
-
-    def detach(self, x: Any) -> Any:
-        return self.copy(x)  # mx.stop_gradient(x) would be part of the graph
-
-    def host_view(self, x: Any) -> np.ndarray:
-        self.settle(x)
-        return super().host_view(x)
-
-    def from_host(self, view: np.ndarray, device: Device) -> Any:
-        if not view.dtype.isnative or any(step < 0 for step in view.strides):
-            view = hostmemory.fresh(view)  # MLX takes neither
-        with mx.stream(_DEVICES[device.kind]):
-            # Without its dtype, float64 would come in as float32 and complex128 as complex64.
-            return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))
-
-    def devices(self) -> tuple[Device, ...]:
+class MlxDevices(Devices):
+    def available(self) -> tuple[Device, ...]:
         # Memory is unified: every array is CPU's, and is where the work is done that reads it.
         return (CPU, Device("gpu", 0)) if mx.is_available(mx.gpu) else (CPU,)
 
     def missing_device_reason(self) -> str:
         return "This MLX is built for the CPU alone, or the machine has no Apple GPU."
 
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return mx.stream(_DEVICES[device.kind])
+
+    def is_started(self) -> bool:
+        return True
+
+
+class MlxInterchange(Interchange):
     def settle(self, x: Any) -> None:
         try:
             mx.eval(x)
@@ -67,32 +49,23 @@ class MlxFramework(Framework):
             if "current thread" not in str(error):
                 raise
             raise refuse(
-                self,
+                self.framework,
                 "an array that was not computed before it left its thread",
                 "MLX computes late, and in the thread that began; call mx.eval(x) there",
             ) from error
         except ValueError as error:  # inside mx.compile and mx.vmap
-            raise refuse(self, "a traced value", "convert it outside of mx.compile and mx.vmap") from error
+            raise refuse(
+                self.framework, "a traced value", "convert it outside of mx.compile and mx.vmap"
+            ) from error
 
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return mx.stream(_DEVICES[device.kind])
 
-    def cast(self, x: Any, dtype: str) -> Any:
-        wide = "float64" in (dtype, self.dtype_name(x))
-        with mx.stream(mx.cpu if wide else mx.default_device()):  # float64 is there on the CPU alone
-            result = x.astype(getattr(mx, _mx_name(dtype)))
-        self.settle(result)
-        return result
-
+class MlxMemory(Memory):
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OOM)
 
     def usage(self) -> list[Holding]:
         device = "gpu:0" if mx.is_available(mx.gpu) else "cpu"
         return [Holding(device, "mlx", mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())]
-
-    def is_started(self) -> bool:
-        return True
 
     def reset_peak(self) -> None:
         mx.reset_peak_memory()
@@ -105,9 +78,55 @@ class MlxFramework(Framework):
     def oom_error(self) -> Exception:
         return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (a rehearsal)")
 
+
+class MlxRuntime(Runtime):
     def late_errors(self, cls: type) -> Callable[[Any], object]:
         # Also, an array that was not computed in its own thread can't be computed in another.
         return mx.eval
+
+
+class MlxFramework(Framework):
+    name = "mlx"
+    modules = ("mlx",)
+    # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
+    mutable = False
+    alignment = 0
+    dtypes = dtype_names.PLAIN - {"complex128"} | {"bfloat16"}
+    devices = component(MlxDevices)
+    batching = component(IndexedBatching)
+    interchange = component(MlxInterchange)
+    memory = component(MlxMemory)
+    runtime = component(MlxRuntime)
+
+    def __init__(self) -> None:
+        self.autodiff = MlxAutodiff(self)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, mx.array)
+
+    def check(self, x: Any) -> None:
+        self.interchange.settle(x)
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("mlx.core.")
+
+    def host_view(self, x: Any) -> np.ndarray:
+        self.interchange.settle(x)
+        return super().host_view(x)
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        if not view.dtype.isnative or any(step < 0 for step in view.strides):
+            view = hostmemory.fresh(view)  # MLX takes neither
+        with mx.stream(_DEVICES[device.kind]):
+            # Without its dtype, float64 would come in as float32 and complex128 as complex64.
+            return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        wide = "float64" in (dtype, self.dtype_name(x))
+        with mx.stream(mx.cpu if wide else mx.default_device()):  # float64 is there on the CPU alone
+            result = x.astype(getattr(mx, _mx_name(dtype)))
+        self.interchange.settle(result)
+        return result
 
 
 # How MLX's allocators begin their messages (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
@@ -126,9 +145,15 @@ class MlxAutodiff(autodiff.Autodiff):
     def __init__(self, framework: MlxFramework) -> None:
         self._framework = framework
 
+    def requires_grad(self, x: Any) -> bool:
+        return self.follows(x)
+
+    def detach(self, x: Any) -> Any:
+        return self._framework.copy(x)  # mx.stop_gradient(x) would be part of the graph
+
     def follows(self, x: Any) -> bool:
         # What a transformation follows keeps its graph when it is computed; there is no other sign.
-        self._framework.settle(x)
+        self._framework.interchange.settle(x)
         graph = io.StringIO()
         mx.export_to_dot(graph, x)
         return "shape=rectangle" in graph.getvalue()

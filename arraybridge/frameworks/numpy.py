@@ -13,7 +13,14 @@ import numpy as np
 from arraybridge.errors import literal
 from arraybridge.frameworks import dtype_names, hostmemory
 from arraybridge.frameworks.base import (
+    Devices,
+    FastPath,
     Framework,
+    IndexedBatching,
+    Interchange,
+    Memory,
+    Runtime,
+    component,
     is_sub_byte,
     refuse,
     refuse_cast,
@@ -30,14 +37,93 @@ _OOM = re.compile(r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array")
 _first_byte = ctypes.c_char.from_buffer
 
 
+class NumpyDevices(Devices):
+    has_only_host = True
+
+
+class NumpyFastPath(FastPath):
+    framework: NumpyFramework
+    fast_view = staticmethod(itself)
+    fast_from_view = staticmethod(itself)
+
+    def fast_types(self) -> tuple[type, ...]:
+        return tuple(self.framework.classes)
+
+    def fast_facts(self, x: np.ndarray, alignment: int) -> Hashable:
+        flags = x.flags
+        layout = x.ndim if flags.c_contiguous and x.size else (x.shape, x.strides)
+        if alignment > 1 or x.itemsize == 16:  # torch minds the alignment of complex128
+            return x.dtype, flags.writeable, layout, hostmemory.address(x) % hostmemory.ALIGNMENT
+        return x.dtype, flags.writeable, layout
+
+    def fast_export(self, x: np.ndarray) -> Any:
+        # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
+        # empty, which then takes the careful path.
+        if ctypes.addressof(_first_byte(x)) % hostmemory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
+            raise NotImplementedError
+        return x.__dlpack__()
+
+
+class NumpyInterchange(Interchange):
+    framework: NumpyFramework
+
+    def must_copy(self, x: np.ndarray) -> Cause | None:
+        return self.framework._copied
+
+    def check_cast(self, source: str, dtype: str) -> None:
+        try:
+            np.empty(0, dtype_names.np_dtype(source)).astype(dtype_names.np_dtype(dtype))
+        except TypeError:
+            instead = "Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype=…)."
+            raise refuse_cast(self.framework, source, dtype, instead.replace("…", repr(dtype))) from None
+
+
+class NumpyBatching(IndexedBatching):
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        """In an array of their class, whose masks NumPy's functions drop, and dtype, which they change."""
+        first = next((x for x in arrays if isinstance(x, np.ma.MaskedArray)), arrays[0])
+        values = on_host(arrays, axis, dtype=first.dtype)
+        if type(first) is np.ndarray:
+            return values
+        joined = np.empty_like(first, shape=values.shape)
+        joined[...] = values
+        if isinstance(joined, np.ma.MaskedArray):
+            joined.mask = on_host([np.ma.getmaskarray(x) for x in arrays], axis)
+        return joined
+
+    def room(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+        # A subclass may hold more than its values, as a mask.
+        return np.empty(shape, part.dtype) if type(part) is np.ndarray else None
+
+    def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        elements = dtype_names.np_dtype(dtype)
+        nbytes = elements.itemsize * math.prod(shape)
+        return memory.reshape(-1).view(np.uint8)[:nbytes].view(elements).reshape(shape)
+
+
+class NumpyMemory(Memory):
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM.match(text) is not None
+
+
+class NumpyRuntime(Runtime):
+    def array_namespace(self) -> Any:
+        import array_api_compat.numpy as namespace
+
+        return namespace
+
+
 class NumpyFramework(Framework):
     name = "numpy"
     #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True
-    has_only_host = True
-    fast_view = staticmethod(itself)
-    fast_from_view = staticmethod(itself)
+    devices = component(NumpyDevices)
+    fast_path = component(NumpyFastPath)
+    interchange = component(NumpyInterchange)
+    batching = component(NumpyBatching)
+    memory = component(NumpyMemory)
+    runtime = component(NumpyRuntime)
 
     def __init__(self, copied: Cause | None = None) -> None:
         """``copied`` is the reason if the memory that another library handed out is a copy."""
@@ -71,9 +157,6 @@ class NumpyFramework(Framework):
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
             raise refuse(self, what, instead, "{x}.view(np.ndarray)")
 
-    def must_copy(self, x: np.ndarray) -> Cause | None:
-        return self._copied
-
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)
 
@@ -88,61 +171,8 @@ class NumpyFramework(Framework):
             return hostmemory.compact(x)  # which the others can share, where it is large
         return x.copy()
 
-    def check_cast(self, source: str, dtype: str) -> None:
-        try:
-            np.empty(0, dtype_names.np_dtype(source)).astype(dtype_names.np_dtype(dtype))
-        except TypeError:
-            instead = "Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype=…)."
-            raise refuse_cast(self, source, dtype, instead.replace("…", repr(dtype))) from None
-
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(dtype_names.np_dtype(dtype))
-
-    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """In an array of their class, whose masks NumPy's functions drop, and dtype, which they change."""
-        first = next((x for x in arrays if isinstance(x, np.ma.MaskedArray)), arrays[0])
-        values = on_host(arrays, axis, dtype=first.dtype)
-        if type(first) is np.ndarray:
-            return values
-        joined = np.empty_like(first, shape=values.shape)
-        joined[...] = values
-        if isinstance(joined, np.ma.MaskedArray):
-            joined.mask = on_host([np.ma.getmaskarray(x) for x in arrays], axis)
-        return joined
-
-    def is_oom_text(self, text: str) -> bool:
-        return _OOM.match(text) is not None
-
-    def room(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        # A subclass may hold more than its values, as a mask.
-        return np.empty(shape, part.dtype) if type(part) is np.ndarray else None
-
-    def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        elements = dtype_names.np_dtype(dtype)
-        nbytes = elements.itemsize * math.prod(shape)
-        return memory.reshape(-1).view(np.uint8)[:nbytes].view(elements).reshape(shape)
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.numpy as namespace
-
-        return namespace
-
-    def fast_types(self) -> tuple[type, ...]:
-        return tuple(self.classes)
-
-    def fast_facts(self, x: np.ndarray, alignment: int) -> Hashable:
-        flags = x.flags
-        layout = x.ndim if flags.c_contiguous and x.size else (x.shape, x.strides)
-        if alignment > 1 or x.itemsize == 16:  # torch minds the alignment of complex128
-            return x.dtype, flags.writeable, layout, hostmemory.address(x) % hostmemory.ALIGNMENT
-        return x.dtype, flags.writeable, layout
-
-    def fast_export(self, x: np.ndarray) -> Any:
-        # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
-        # empty, which then takes the careful path.
-        if ctypes.addressof(_first_byte(x)) % hostmemory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
-            raise NotImplementedError
-        return x.__dlpack__()
 
 
 def has_attribute(x: Any, name: str) -> bool:

@@ -15,7 +15,16 @@ from paddle.autograd import PyLayer
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff, dtype_names, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.base import (
+    CPU,
+    Devices,
+    Framework,
+    IndexedBatching,
+    Interchange,
+    Memory,
+    component,
+    refuse,
+)
 from arraybridge.frameworks.parts import Holding
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -26,44 +35,12 @@ _DTYPES = dtype_names.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8
 _NO_KERNELS = ("uint32", "uint64")
 
 
-class PaddleFramework(Framework):
-    name = "paddle"
-    modules = ("paddle",)
-    dtypes = _DTYPES
-    max_rank = 9  # phi::DDim::kMaxRank
-
-    def __init__(self) -> None:
-        self.autodiff = PaddleAutodiff()
-        if paddle.is_compiled_with_cuda():
-            self.dlpack_device = 2
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, paddle.Tensor)
-
-    def check(self, x: Any) -> None:
-        if not x.is_dense():
-            raise refuse(self, "a sparse tensor", "pass {}", "{x}.to_dense()")
-
-    def dtype_name(self, x: Any) -> str:
-        return str(x.dtype).removeprefix("paddle.")
-
-    def nbytes(self, x: Any) -> int:
-        return int(x.size) * int(x.element_size())
-
+class PaddleInterchange(Interchange):
     def strides(self, x: Any) -> tuple[int, ...]:
         return tuple(step * x.element_size() for step in x.strides)
 
     def address(self, x: Any) -> int:
         return int(x.data_ptr())
-
-    def requires_grad(self, x: Any) -> bool:
-        return not x.stop_gradient
-
-    def detach(self, x: Any) -> Any:
-        return x.detach()
-
-    def to_host(self, x: Any) -> np.ndarray:
-        return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         steps = [step for step, extent in zip(strides, shape, strict=True) if extent > 1]
@@ -71,11 +48,17 @@ class PaddleFramework(Framework):
             return Cause(Reason.NEGATIVE_STRIDES, framework="Paddle")
         return Cause(Reason.STRIDE_MULTIPLES) if any(step % itemsize for step in steps) else None
 
+    def settle(self, x: Any) -> None:
+        if x.place.is_gpu_place():
+            paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
+
+
+class PaddleDevices(Devices):
     def device_of(self, x: Any) -> Device:
         place = x.place
         return Device("gpu", place.gpu_device_id()) if place.is_gpu_place() else CPU
 
-    def devices(self) -> tuple[Device, ...]:
+    def available(self) -> tuple[Device, ...]:
         return (CPU, *(Device("gpu", i) for i in range(paddle.device.cuda.device_count())))
 
     def missing_device_reason(self) -> str:
@@ -87,10 +70,6 @@ class PaddleFramework(Framework):
         place = paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
         return x._copy_to(place, True)  # True: waits for it
 
-    def settle(self, x: Any) -> None:
-        if x.place.is_gpu_place():
-            paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
-
     @contextmanager
     def selected(self, device: Device) -> Iterator[None]:
         before = paddle.device.get_device()
@@ -100,23 +79,13 @@ class PaddleFramework(Framework):
         finally:
             paddle.device.set_device(before)
 
-    def copy(self, x: Any) -> Any:
-        return self.to_device(x, self.device_of(x))
-
-    def cast(self, x: Any, dtype: str) -> Any:
-        return x.astype(getattr(paddle, dtype))
-
-    def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
-
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        if self.dtype_name(x) not in _NO_KERNELS:
-            return super().part(x, axis, start, stop)
-        rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
-        return self.from_host(self.to_host(x)[rows], self.device_of(x))
-
     def is_started(self) -> bool:
         return paddle.device.cuda.device_count() > 0
+
+
+class PaddleMemory(Memory):
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
 
     def usage(self) -> list[Holding]:
         rows = []
@@ -133,10 +102,62 @@ class PaddleFramework(Framework):
         return max(before - sum(one.cached or 0 for one in self.usage()), 0)
 
 
+class PaddleBatching(IndexedBatching):
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        if self.framework.dtype_name(x) not in _NO_KERNELS:
+            return super().part(x, axis, start, stop)
+        rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
+        return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
+
+
+class PaddleFramework(Framework):
+    name = "paddle"
+    modules = ("paddle",)
+    dtypes = _DTYPES
+    max_rank = 9  # phi::DDim::kMaxRank
+    interchange = component(PaddleInterchange)
+    devices = component(PaddleDevices)
+    memory = component(PaddleMemory)
+    batching = component(PaddleBatching)
+
+    def __init__(self) -> None:
+        self.autodiff = PaddleAutodiff()
+        if paddle.is_compiled_with_cuda():
+            self.interchange.dlpack_device = 2
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, paddle.Tensor)
+
+    def check(self, x: Any) -> None:
+        if not x.is_dense():
+            raise refuse(self, "a sparse tensor", "pass {}", "{x}.to_dense()")
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("paddle.")
+
+    def nbytes(self, x: Any) -> int:
+        return int(x.size) * int(x.element_size())
+
+    def to_host(self, x: Any) -> np.ndarray:
+        return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+
+    def copy(self, x: Any) -> Any:
+        return self.devices.to_device(x, self.devices.device_of(x))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.astype(getattr(paddle, dtype))
+
+
 # -- derivatives, as the caller and as the callee ------------------------------------------------------
 
 
 class PaddleAutodiff(autodiff.Autodiff):
+    def requires_grad(self, x: Any) -> bool:
+        return not x.stop_gradient
+
+    def detach(self, x: Any) -> Any:
+        return x.detach()
+
     def follows(self, x: Any) -> bool:
         return not x.stop_gradient and paddle.is_grad_enabled()
 

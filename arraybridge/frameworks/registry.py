@@ -213,7 +213,8 @@ def facts(name: str) -> Facts:
 
 
 def _facts_of(framework: Framework) -> Facts:
-    return framework.facts or BUILT_IN.get(framework.name) or Facts(framework.name, modules=framework.modules)
+    known = framework.runtime.facts or BUILT_IN.get(framework.name)
+    return known or Facts(framework.name, modules=framework.modules)
 
 
 def framework_names() -> list[str]:
@@ -305,7 +306,7 @@ def _missing_parts(framework: Framework) -> list[str]:
     A module with ``from_dlpack`` is enough for the methods: their defaults use DLPack.
     """
     cls = type(framework)
-    modules = framework.facts.modules if framework.facts else framework.modules
+    modules = framework.runtime.facts.modules if framework.runtime.facts else framework.modules
     if isinstance(modules, str) or not modules or not all(isinstance(one, str) for one in modules):
         return ["modules (a tuple of package names)"]
     missing = []
@@ -512,13 +513,13 @@ def _candidates(cls: type) -> Iterator[Framework]:
 
 def _native_device(device: Device, name: FrameworkLike) -> Any:
     owner = framework(name)
-    return owner.native_device(find_or_host(owner, device))
+    return owner.devices.native_device(find_or_host(owner, device))
 
 
 def _read_device(x: Any) -> Device | None:
     """The device that the object of a framework stands for; None for what is none. Imports no framework."""
     names = roots().get(_top_level(type(x).__module__), ())
-    readings = (framework(name).read_device(x) for name in names)
+    readings = (framework(name).devices.read_device(x) for name in names)
     return next((device for device in readings if device is not None), None)
 
 

@@ -226,7 +226,7 @@ class ConvertingCall(DecoratedCall):
     def _learn(self, framework: Framework) -> None:
         """Note, at the first array, which types the framework has and whether it has streams."""
         options = self.options
-        types = frozenset(framework.fast_types() or framework.array_classes())
+        types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
         self.uses_own_stream = options.stream and framework.streams.has_queues
         self.is_direct = not self.uses_own_stream and not options.placement.is_named
         if self.arguments.may_stay and not options.placement.is_named:
@@ -309,7 +309,7 @@ class ConvertingCall(DecoratedCall):
             framework = registry.framework(self.options.framework)
             device = placement.resolve(framework)
             if device is not None:
-                with framework.selected(device):
+                with framework.devices.selected(device):
                     return self.body(*args, **kwargs)
         return self.body(*args, **kwargs)
 
@@ -435,8 +435,8 @@ class _DeviceConverter:
 
     def convert(self, x: Any) -> Any:
         framework = self.framework
-        is_there = self.may_stay and framework.owns(x) and framework.device_of(x) == self.device
-        if is_there and not framework.is_scattered(x):
+        is_there = self.may_stay and framework.owns(x) and framework.devices.device_of(x) == self.device
+        if is_there and not framework.devices.is_scattered(x):
             return x
         converter = self.converter
         return convert_memory(
@@ -523,6 +523,6 @@ def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args
 
     What it makes can be read and freed on the stream of the caller. The arguments live until that waits.
     """
-    with framework.streams.stream(framework.device_of(array)):
+    with framework.streams.stream(framework.devices.device_of(array)):
         result = fn(*args, **kwargs)
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)

@@ -110,10 +110,11 @@ def convert_dtype(x: Any, dtype: str) -> Any:
         reason = f"there is no rule for {source}; take real parts, or compare with a number, in the function"
         raise _refused(DtypeNotSupportedError, owner, dtype, reason)
     if not _is_integer(dtype) or 0 in owner.shape(x):
-        with owner.wide():
+        with owner.runtime.wide():
             return owner.cast(x, dtype)
     host = np.asarray(convert_memory(x, "numpy", grad="detach"))  # integers have no gradient
-    return convert_memory(_integers(host, owner, source, dtype), owner.name, device=owner.device_of(x))
+    device = owner.devices.device_of(x)
+    return convert_memory(_integers(host, owner, source, dtype), owner.name, device=device)
 
 
 def _is_integer(dtype: str) -> bool:

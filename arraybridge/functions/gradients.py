@@ -125,7 +125,7 @@ class Flow(autodiff.Function):
             return callee.beside(x)
         owner, data = find_source(x, self.options.required_source, self.name)
         if owner.mutable and owner.name != self.name:
-            x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
+            x = owner.copy(owner.autodiff.detach(data) if owner.autodiff.requires_grad(data) else data)
         x = callee.prepare(enter(x))
         callee.admit(x, self.label)
         return x
@@ -201,7 +201,7 @@ class CallOperation(autodiff.Operation):
         self.callee = callee = registry.framework(call.function.name)
         self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(call.leaves)]
         self.context = contextvars.copy_context()
-        self.settings = callee.thread_settings()
+        self.settings = callee.runtime.thread_settings()
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """The results, and what their pullback may use; without it, the function will run again."""

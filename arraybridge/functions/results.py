@@ -35,7 +35,7 @@ class Restoration:
         self.grad = grad
         self.writable = writable
         self.framework = framework
-        self.device = framework.device_of(array)
+        self.device = framework.devices.device_of(array)
         # Only types that no framework owns have carriers; they have no fixed kind.
         self.carrier = None if kinds.get(type(first)) else carrier_of(first)
         self.shape = None if self.carrier is None else framework.shape(array)
@@ -43,7 +43,7 @@ class Restoration:
     def array(self, x: Any) -> Any:
         """Return one array of any framework, restored."""
         framework = self.framework
-        is_there = x is self.first or (framework.owns(x) and framework.device_of(x) == self.device)
+        is_there = x is self.first or (framework.owns(x) and framework.devices.device_of(x) == self.device)
         if not is_there or open_logs:
             x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
         if self.writable and isinstance(x, np.ndarray) and not x.flags.writeable:

@@ -55,7 +55,10 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
     if not slices:
         raise ValueError("there are no slices to stack")
     planes = [convert_memory(slices[0], target.name, gpu_id=gpu_id)]
-    shape, dtype, device = target.shape(planes[0]), target.dtype_name(planes[0]), target.device_of(planes[0])
+    first = planes[0]
+    shape = target.shape(first)
+    dtype = target.dtype_name(first)
+    device = target.devices.device_of(first)
     for i, plane in enumerate(slices[1:], 1):
         planes.append(convert_memory(plane, target.name, device=device))
         other, name = target.shape(planes[i]), target.dtype_name(planes[i])
@@ -66,7 +69,7 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
                 f"slice 0 has {dtype}, slice {i} has {name}; cast by convert_memory(..., dtype=...)"
             )
     target.supports(dtype, (len(planes), *shape))
-    return target.stack(planes)
+    return target.batching.stack(planes)
 
 
 def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
@@ -88,7 +91,7 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
     source, data = source_of(array)
     _check_stack(source.shape(data))
     target = registry.framework(memory_type)
-    return target.unstack(convert_memory(array, target.name, gpu_id=gpu_id))
+    return target.batching.unstack(convert_memory(array, target.name, gpu_id=gpu_id))
 
 
 def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +141,7 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
         return fn(*args, **kwargs)
     if first > 3:
         raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {first}")
-    stacks = {i: owner.unstack(data) for i, (owner, data) in arrays.items() if axes[i] == 3}
+    stacks = {i: owner.batching.unstack(data) for i, (owner, data) in arrays.items() if axes[i] == 3}
     counts = [len(planes) for planes in stacks.values()]
     if len(set(counts)) > 1:
         raise ValueError(f"slice_by_slice=True: the arrays have different numbers of planes: {counts}")

@@ -23,8 +23,8 @@ def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
         stack.callback(busy_workers.remove, device)
         # A framework that selects devices for the whole process, pyclesperanto, gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
-            if framework.selects_per_thread and device in framework.visible_devices():
+            if framework.devices.selects_per_thread and device in framework.devices.visible_devices():
                 if worker is not None:
                     worker.use_stream(framework.streams, device)
-                stack.enter_context(framework.selected(device))
+                stack.enter_context(framework.devices.selected(device))
         yield

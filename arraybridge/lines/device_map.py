@@ -164,10 +164,10 @@ def _move(item: Any, device: Device) -> Any:
 
     def place(x: Any) -> Any:
         source, array = source_of(x)
-        if source.has_only_host:
+        if source.devices.has_only_host:
             return x
-        gathered = not source.is_scattered(array)
-        if gathered and source.device_of(array) == device:
+        gathered = not source.devices.is_scattered(array)
+        if gathered and source.devices.device_of(array) == device:
             return x
         try:
             return convert_memory(x, source.name, device=device)
@@ -200,7 +200,7 @@ def _usable_devices(framework: Framework | None, placed: Placement | None) -> li
         found = all_devices([one.name for one in loaded()])
         return [device for device in found if device.kind != "opencl"]
     fixed = placed.resolve(framework) if placed is not None and placed.is_fixed else None
-    return list(framework.devices()) if fixed is None else [fixed]
+    return list(framework.devices.available()) if fixed is None else [fixed]
 
 
 def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
@@ -223,7 +223,7 @@ def _parsed(item: Any, framework: Framework | None) -> Device:
     if not isinstance(item, Integral):
         return Device.parse(item)
     check_gpu_id(item)
-    return Device("gpu", int(item)) if framework is None else framework.accelerator(int(item))
+    return Device("gpu", int(item)) if framework is None else framework.devices.accelerator(int(item))
 
 
 def _found(device: Device, framework: Framework | None) -> Device:

@@ -115,7 +115,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
         for x in arrays_of(result):
             owner = registry.find_owner(x)
             if owner is not None:
-                owner.settle(x)
+                owner.interchange.settle(x)
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
             return frames.dumps((True, result), exchange)
 

@@ -32,11 +32,11 @@ def marks_of(tree: Any) -> list[Mark]:
         if owner is None:
             continue
         if not owner.streams.has_queues:
-            wait = owner.late_errors(type(x))
+            wait = owner.runtime.late_errors(type(x))
             if wait is not None:
                 wait(x)
             continue
-        device = owner.device_of(x)
+        device = owner.devices.device_of(x)
         if (owner.name, device) not in marks:
             marks[owner.name, device] = owner.streams.mark(device)
     return [mark for mark in marks.values() if mark is not None]
@@ -52,7 +52,7 @@ def received(result: Any, marks: list[Mark]) -> Any:
 
     def take_over(x: Any) -> Any:
         owner = registry.find_owner(x)
-        if owner is None or (owner.streams, owner.device_of(x)) not in marked:
+        if owner is None or (owner.streams, owner.devices.device_of(x)) not in marked:
             return x
         return owner.streams.take_over(x)
 
@@ -69,12 +69,12 @@ def readers_of(tree: Any) -> list[Mark]:
     marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
-        if owner is None or (device := owner.device_of(x)).kind == "cpu":
+        if owner is None or (device := owner.devices.device_of(x)).kind == "cpu":
             continue
         for reader in (owner, *registry.loaded()):
             if not reader.streams.has_queues or (reader.name, device) in marks:
                 continue
-            if reader is owner or reader.is_started():
+            if reader is owner or reader.devices.is_started():
                 marks[reader.name, device] = reader.streams.mark(device)
     return [mark for mark in marks.values() if mark is not None]
 

@@ -258,7 +258,7 @@ class Run:
     def _start(self) -> None:
         self.began = self.ended = time.perf_counter()
         # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
-        settings = [one.thread_settings() for one in loaded()]
+        settings = [one.runtime.thread_settings() for one in loaded()]
         _runs.add(self)
         for s, station in enumerate(self.stations):
             for w, worker in enumerate(station):

@@ -93,7 +93,7 @@ def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, run
     if converts:
         return Comparison(cpu, on(card, args), "transfers are included")
     target = framework_for_numpy_code(card)
-    if target is None and any(source_of(x)[0].has_only_host for x in arrays_of(args)):
+    if target is None and any(source_of(x)[0].devices.has_only_host for x in arrays_of(args)):
         names = ", ".join(registry.for_numpy_code())
         return Comparison(cpu, None, f"none of {names} is installed for the card: only the CPU was measured")
     return Comparison(cpu, on(card, _moved(args, card, target)), "transfers are not included")
@@ -102,10 +102,10 @@ def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, run
 def _moved(args: tuple[Any, ...], device: Device, instead_of_numpy: str | None) -> tuple[Any, ...]:
     def place(x: Any) -> Any:
         source, _ = source_of(x)
-        name = instead_of_numpy if source.has_only_host and instead_of_numpy else source.name
+        name = instead_of_numpy if source.devices.has_only_host and instead_of_numpy else source.name
         if device == CPU and not source.has_host:
             name = "numpy"  # CuPy's and pyclesperanto's arrays have no home on the host
-        has_only_host = registry.framework(name).has_only_host
+        has_only_host = registry.framework(name).devices.has_only_host
         return convert_memory(x, name, device=None if has_only_host else device)
 
     moved: tuple[Any, ...] = map_arrays(args, place)

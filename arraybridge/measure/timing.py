@@ -106,12 +106,12 @@ def _settle(values: Any) -> None:
     for x in arrays_of(values):
         owner = registry.find_owner(x)
         if owner is not None:
-            owner.settle(x)
+            owner.interchange.settle(x)
 
 
 def _synchronize() -> float:
     """Wait for every loaded framework; the seconds that this took."""
     start = time.perf_counter()
     for framework in loaded():
-        framework.synchronize()
+        framework.memory.synchronize()
     return time.perf_counter() - start

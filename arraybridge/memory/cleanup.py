@@ -107,10 +107,10 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
     cardmemory.settle()  # what frameworks have lent one another, and is read no more
     freed = 0
     for one in frameworks:
-        device = None if index is None else one.accelerator(index)
+        device = None if index is None else one.devices.accelerator(index)
         for empty in own_caches:
             freed += empty(device, one.name)
-        freed += one.free_cache(device, compiled)
+        freed += one.memory.free_cache(device, compiled)
     return freed
 
 
@@ -132,8 +132,8 @@ def _owners(index: int, frameworks: list[Framework]) -> list[Framework]:
     Raises:
         DeviceNotFoundError: none has, and the settings do not send the work to the host.
     """
-    devices = {one: one.visible_devices() for one in frameworks}
-    owners = [one for one in frameworks if one.accelerator(index) in devices[one]]
+    devices = {one: one.devices.visible_devices() for one in frameworks}
+    owners = [one for one in frameworks if one.devices.accelerator(index) in devices[one]]
     if owners or missing_gpu() == "host":
         return owners
     have = "; ".join(f"{one.name} has {', '.join(map(str, own)) or 'none'}" for one, own in devices.items())
@@ -175,7 +175,7 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
             for one in _owners(index, frameworks):
-                stack.enter_context(one.selected(one.accelerator(index)))
+                stack.enter_context(one.devices.selected(one.devices.accelerator(index)))
         yield index
 
 
@@ -199,7 +199,7 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {name!r}")
     owner: Any = registry.framework(name)
     cupy: Any = registry.framework("cupy")
-    owner.find_device(Device("gpu", 0))
+    owner.devices.find_device(Device("gpu", 0))
     try:
         cupy.use_allocator(*owner.allocator())
     except RuntimeError as error:
@@ -270,7 +270,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
         name
         for variable, name in readers.items()
         if variable in chosen and os.environ.get(variable) != chosen[variable]
-        if any(one.is_started() for one in loaded(name))
+        if any(one.devices.is_started() for one in loaded(name))
     )
     os.environ.update(chosen)
     if latecomers:

@@ -95,7 +95,8 @@ def _on_its_card(owner: Framework, x: Any) -> tuple[Any, ...] | None:
     torch keeps that memory until the other process has let go of it. It gives away what it has allocated
     itself: arrays of CuPy and JAX are copied there, on their card.
     """
-    if registry.loaded("torch") and owner.device_of(x).kind == "gpu" and not owner.requires_grad(x):
+    is_on_gpu = owner.devices.device_of(x).kind == "gpu"
+    if registry.loaded("torch") and is_on_gpu and not owner.autodiff.requires_grad(x):
         with suppress(MemoryConversionError, RuntimeError):
             is_tensor = owner is registry.framework("torch")
             tensor = x if is_tensor else convert_memory(x, "torch", copy=True)
@@ -119,7 +120,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
         NotImplementedError: the array is to be pickled instead.
     """
     owner = registry.find_owner(x)
-    if owner is None or not owner.is_plain(x):
+    if owner is None or not owner.interchange.is_plain(x):
         raise NotImplementedError(f"{type(x).__name__} is more than an array")
     try:
         owner.check(x)
@@ -129,8 +130,8 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
         "framework": owner.name,
         "dtype": owner.dtype_name(x),
         "shape": owner.shape(x),
-        "device": str(owner.device_of(x)),
-        "requires_grad": owner.requires_grad(x),
+        "device": str(owner.devices.device_of(x)),
+        "requires_grad": owner.autodiff.requires_grad(x),
     }
     host = np.ascontiguousarray(convert_memory(x, "numpy", grad="detach"))
     frames: list[Any] = [host.reshape(-1).view(np.uint8)]
@@ -146,7 +147,7 @@ def load(header: dict[str, Any], frames: list[Any]) -> Any:
     frame, *more = frames
     host = np.ndarray(tuple(header["shape"]), dtype_names.np_dtype(header["dtype"]), frame)
     device = Device.parse(header["device"])
-    device = device if device in owner.devices() else owner.default_device()
+    device = device if device in owner.devices.available() else owner.devices.default_device()
     array = convert_memory(host, owner.name, device=device)
     if header["requires_grad"]:
         array.requires_grad_(True)

@@ -17,7 +17,7 @@ from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.destination import resolve_device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import dtype_names, hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU, Batching, Framework
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
 from arraybridge.validation import whole_number
@@ -106,7 +106,7 @@ class BufferPool:
             ValueError: the framework's arrays are immutable, or the shape has a negative extent.
         """
         owner, extents, name, device = _checked(framework, shape, dtype, gpu_id)
-        has_views = type(owner).reshaped is not Framework.reshaped
+        has_views = type(owner.batching).reshaped is not Batching.reshaped
         whose = "host" if device == CPU else owner.name
         place = (whose, device) if has_views else (owner.name, device, extents, name)
         nbytes = dtype_names.np_dtype(name).itemsize * math.prod(extents)
@@ -117,15 +117,15 @@ class BufferPool:
             if buffer is None:
                 self._make_room(nbytes, owner)
                 if not has_views:
-                    memory = owner.empty(extents, name, device)
+                    memory = owner.batching.empty(extents, name, device)
                 elif device == CPU:
                     memory = hostmemory.packed((nbytes,), np.dtype(np.uint8))
                 else:
-                    memory = owner.empty((max(1, nbytes),), "uint8", device)
+                    memory = owner.batching.empty((max(1, nbytes),), "uint8", device)
                 buffer = _Buffer(place, nbytes, owner, memory)
             array = buffer.memory
             if has_views:
-                array = owner.reshaped(array, extents, name)
+                array = owner.batching.reshaped(array, extents, name)
             else:
                 buffer = buffer._replace(memory=None)
             self._lent[id(array)] = weakref.ref(array, partial(_forget, self._lent, id(array))), buffer
@@ -160,7 +160,7 @@ class BufferPool:
                 )
             del self._lent[id(array)]
         if buffer.place[1] != CPU:
-            buffer.owner.synchronize()  # where that fails, the memory goes
+            buffer.owner.memory.synchronize()  # where that fails, the memory goes
         with self._lock:
             self._idle.append(buffer if buffer.memory is not None else buffer._replace(memory=array))
 
@@ -216,7 +216,7 @@ def _checked(
     owner.supports(name, extents)
     device = resolve_device(owner, cleanup.card_number("take", gpu_id))
     if device is None:
-        device = owner.find_device(owner.default_device())
+        device = owner.devices.find_device(owner.devices.default_device())
     return owner, extents, name, device
 
 
@@ -250,7 +250,7 @@ def pinned(x: Any) -> Any:
     if owner is None or not owner.mutable or not view.nbytes:
         return x
     # Page-locked bytes from whichever loaded framework locks pages.
-    locked = (one.pinned_bytes(view.nbytes) for one in registry.loaded())
+    locked = (one.memory.pinned_bytes(view.nbytes) for one in registry.loaded())
     memory = next((memory for memory in locked if memory is not None), None)
     if memory is None:
         return x

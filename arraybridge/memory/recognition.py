@@ -132,7 +132,7 @@ def _is_known(error: BaseException) -> bool:
     """Return whether a loaded framework recognizes the error as its own."""
     for framework in loaded():
         try:
-            if framework.is_oom(error):
+            if framework.memory.is_oom(error):
                 return True
         except Exception:  # the framework reads an error whose __str__ raises
             if text_of(error) is not None:
@@ -150,7 +150,7 @@ def _is_oom_report(report: _Report, error: BaseException) -> bool:
     # The class of the wrapper itself has been checked by `_may_wrap`.
     if report.kind is not None and kind not in _GENERAL_ERRORS:
         return False
-    return any(framework.is_oom_text(report.text) for framework in loaded())
+    return any(framework.memory.is_oom_text(report.text) for framework in loaded())
 
 
 def _unwrapped(text: str) -> list[_Report]:

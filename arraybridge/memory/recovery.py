@@ -223,7 +223,7 @@ def _find_wait(result: Any) -> Callable[[Any], object] | None:
         owner = registry.find_owner(result)
     except FrameworkNotInstalledError:  # something else of a framework that does not work here
         owner = None
-    wait = None if owner is None else owner.late_errors(type(result))
+    wait = None if owner is None else owner.runtime.late_errors(type(result))
     return remember(_waits, type(result), wait)
 
 

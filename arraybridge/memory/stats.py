@@ -107,7 +107,7 @@ def holdings() -> list[Holding]:
     """
     used, peak = machine.own_memory()
     own = Holding("cpu", "this process", used, peak=peak)
-    return [own, *(holding for one in loaded() for holding in one.usage())]
+    return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
 
 # -- one reading -------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
     """A device that the driver does not show, through a framework that has opened it."""
     for row in rows:
-        memory = registry.framework(row.holder).card_memory(Device.parse(device))
+        memory = registry.framework(row.holder).memory.card_memory(Device.parse(device))
         if memory is not None:
             free, total = memory
             remainder = Holding(device, "everything else", max(0, total - free - _reserved(rows)))
@@ -300,7 +300,7 @@ def memory_peak() -> Iterator[MemoryPeak]:
         for outer in _open_peaks:  # keep what they have seen: the counters start anew
             outer._look()
         for one in loaded():
-            one.reset_peak()
+            one.memory.reset_peak()
         measured = MemoryPeak()
         _open_peaks.append(measured)
     try:

@@ -109,7 +109,7 @@ class BackendCard:
         if type(x) is np.ndarray:
             return False
         owner, data = source_of(x)
-        return owner.device_of(data) == self.device
+        return owner.devices.device_of(data) == self.device
 
     def put(self, x: Any) -> Any:
         """The array on the card, as one of the backend's; complete on return."""
@@ -118,14 +118,14 @@ class BackendCard:
     def run(self, fn: Callable[[], Any]) -> Any:
         """``fn()`` with this card as the backend's current one, on a stream of this thread."""
         framework, device = self.framework, self.device
-        with framework.selected(device), framework.wide(), framework.streams.stream(device):
+        with framework.devices.selected(device), framework.runtime.wide(), framework.streams.stream(device):
             return fn()
 
     def free(self) -> int:
         """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
         now = clock()
         if now - self._asked >= ASK_AGAIN:
-            self._asked, self._free = now, self.framework.free_memory_of(self.device)
+            self._asked, self._free = now, self.framework.memory.free_memory_of(self.device)
         return self._free
 
 
@@ -144,14 +144,14 @@ def _look_for(backend: str | None, index: int) -> BackendCard | str:
     for name in _worth_asking(backend):
         try:
             framework = registry.framework(name)
-            devices = framework.devices()
+            devices = framework.devices.available()
         except (FrameworkNotInstalledError, RuntimeError) as error:  # or the driver refuses
             reasons.append(f"{name} finds no card ({getattr(error, 'reason', error)})")
             continue
         if device in devices:
             return BackendCard(framework, device)
         numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
-        reason = framework.missing_device_reason() or f"{name} has no GPU"
+        reason = framework.devices.missing_device_reason() or f"{name} has no GPU"
         reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
     if reasons:
         return f"there is no {device} here: {'; '.join(reasons)}"

@@ -265,7 +265,7 @@ class Subject:
     def make(self, values: np.ndarray) -> Any:
         if self._make is not None:
             return self._make(values)
-        return self.framework.from_host(hostmemory.fresh(values), self.framework.default_device())
+        return self.framework.from_host(hostmemory.fresh(values), self.framework.devices.default_device())
 
     def to(self, values: Any, **options: Any) -> Any:
         return convert_memory(values, self.name, **options)
@@ -276,7 +276,7 @@ class Subject:
 
     def view(self, x: Any) -> np.ndarray | None:
         """Return the host memory of an array; None if the framework does not show it."""
-        if self.framework.device_of(x).kind != "cpu":
+        if self.framework.devices.device_of(x).kind != "cpu":
             return None
         try:
             return self.framework.host_view(x)
@@ -288,7 +288,7 @@ class Subject:
         memory = self.view(x)
         others = self.view(other)
         if memory is None or others is None:
-            return self.framework.address(x) == self.framework.address(other) != 0
+            return self.framework.interchange.address(x) == self.framework.interchange.address(other) != 0
         if np.shares_memory(memory, others):
             return True
         if not memory.size or not memory.flags.writeable:
@@ -478,7 +478,7 @@ def _own_copies(s: Subject, x: Any) -> None:
         first[...] = 0
         _hold(_bits(s.read(x)) == _bits(expected), "a write to the result of to_host() changes its argument")
         _same(second, expected)
-    empties = [own.empty(own.shape(x), s.dtype, own.device_of(x)) for _ in range(2)]
+    empties = [own.batching.empty(own.shape(x), s.dtype, own.devices.device_of(x)) for _ in range(2)]
     _hold(not s.shares(*empties), "empty() returns the same memory twice")
 
 
@@ -545,27 +545,27 @@ def refusals(s: Subject, what: Any) -> None:
 
 
 def _own_devices(s: Subject) -> list[Device]:
-    return list(s.framework.devices())
+    return list(s.framework.devices.available())
 
 
 @_promise(device=_own_devices)
 def devices(s: Subject, device: Any) -> None:
     """Arrays land on the device that is asked for, and one that is not there is refused."""
-    own = s.framework.device_of(s.make(s.sample()))
-    _hold(own in s.framework.devices(), f"an array is on {own}, which devices() does not list")
+    own = s.framework.devices.device_of(s.make(s.sample()))
+    _hold(own in s.framework.devices.available(), f"an array is on {own}, which devices() does not list")
     source = s.sample()
     x = s.to(source, device=str(device))
     if device.kind != "cpu":
         source[...] = 0  # a copy is complete when from_host() returns
     _same(s.read(x), s.sample())
-    _hold(s.framework.device_of(x) == device, f"it is on {s.framework.device_of(x)}")
+    _hold(s.framework.devices.device_of(x) == device, f"it is on {s.framework.devices.device_of(x)}")
     on_hosts = own.kind == device.kind == "cpu"  # between which conversions do not use to_device()
     if own != device and not on_hosts:
         first = s.make(s.sample())
-        moved = s.framework.to_device(first, device)
+        moved = s.framework.devices.to_device(first, device)
         _same(s.read(moved), s.sample())
         _hold(not s.shares(first, moved), "to_device() shares memory with its argument")
-    if not s.framework.has_only_host:
+    if not s.framework.devices.has_only_host:
         _refused(s, s.sample(), gpu_id=99)
 
 
@@ -583,5 +583,6 @@ def splitting(s: Subject, axis: int) -> None:
         if s.framework.mutable:
             for x in arrays[:1]:
                 _hold(
-                    not s.shares(x, s.framework.concatenate([x], axis)), "concatenate() returns its argument"
+                    not s.shares(x, s.framework.batching.concatenate([x], axis)),
+                    "concatenate() returns its argument",
                 )

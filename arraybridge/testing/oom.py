@@ -77,7 +77,7 @@ def inject_oom(
             if number < skip or (count is not None and number >= skip + count):
                 return
             rehearsal.raised += 1
-        raise owner.oom_error()
+        raise owner.memory.oom_error()
 
     recovery.faults.append(fault)
     try:

@@ -295,7 +295,7 @@ def same_array(x: Any) -> int | None:
 def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
     with suppress(Exception):  # of the computation, or x is traced: reading it raises the same
-        source.settle(x)
+        source.interchange.settle(x)
 
 
 #: Shape, strides and the step to the next element, all in one unit.
@@ -313,7 +313,7 @@ def steps(source: Framework, x: Any) -> Steps | None:
         return x.shape, x.stride(), 1
     try:
         shape = source.shape(x)
-        return shape, source.strides(x), source.nbytes(x) // max(1, math.prod(shape))
+        return shape, source.interchange.strides(x), source.nbytes(x) // max(1, math.prod(shape))
     except (MemoryConversionError, TypeError, ValueError, AttributeError, RuntimeError):
         return None
 
@@ -335,5 +335,5 @@ def device_words(tree: Any) -> str:
     for leaf in leaves_of(tree):
         if is_array(leaf):
             owner, data = source_of(leaf)
-            return str(owner.device_of(data))
+            return str(owner.devices.device_of(data))
     return ""

@@ -366,7 +366,7 @@ def _obstacle(
     source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
 ) -> Cause | None:
     """Return why no call could have shared the memory of ``x``, or None."""
-    obstacle = _RESHARDED if spread else as_cause(source.must_copy(x))
+    obstacle = _RESHARDED if spread else as_cause(source.interchange.must_copy(x))
     if obstacle is not None:
         return obstacle
     if together and (address or 0) % (target.alignment or 1):
@@ -383,22 +383,22 @@ def _observer(source: Framework | None, target: Framework | None) -> _Observer |
 
 def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
     owner.check(x)
-    device = owner.device_of(x)
+    device = owner.devices.device_of(x)
     if owner.name == "tensorflow" and device.kind == "cpu":
         view = owner.host_view(x)
         return view.dtype, view.nbytes, hostmemory.address(view), device
-    return owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
+    return owner.dtype_name(x), owner.nbytes(x), owner.interchange.address(x), device
 
 
 def _of_jax(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-    at = None if owner.is_scattered(x) else x.unsafe_buffer_pointer()
-    return x.dtype, x.size * x.dtype.itemsize, at, owner.device_of(x)
+    at = None if owner.devices.is_scattered(x) else x.unsafe_buffer_pointer()
+    return x.dtype, x.size * x.dtype.itemsize, at, owner.devices.device_of(x)
 
 
 #: What a framework tells soonest of an array: its dtype, bytes, address and device.
 _READ: dict[str, Callable[[Framework, Any], tuple[Any, int, int | None, Device]]] = {
     "numpy": lambda _, x: (x.dtype, x.nbytes, hostmemory.address(x), CPU),
-    "torch": lambda owner, x: (x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
+    "torch": lambda owner, x: (x.dtype, x.nbytes, x.data_ptr(), owner.devices.device_of(x)),
     "jax": _of_jax,
 }
 

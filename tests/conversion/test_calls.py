@@ -28,8 +28,9 @@ from arraybridge import (
     device_of,
     explain,
 )
+from arraybridge.frameworks.base import component
 from tests import matrix_data as data
-from tests.cards import CardFramework
+from tests.cards import CardDevices, CardFramework
 from tests.helpers import jax_with, registry_kept, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
@@ -68,7 +69,7 @@ SECOND = (
 
 def need_two_opencl_devices() -> None:
     require("pyclesperanto")
-    if len(arraybridge.framework("pyclesperanto").devices()) < 2:
+    if len(arraybridge.framework("pyclesperanto").devices.available()) < 2:
         pytest.skip("POCL_DEVICES gives OpenCL fewer than two devices")
 
 
@@ -184,11 +185,13 @@ def test_words_for_one_kind_of_accelerator() -> None:
         assert Device.parse(words) == Device("gpu", 0)
         assert Device.parse(f"{words}:1") == Device("gpu", 1)
 
-    class Metal(CardFramework):
-        name, modules = "metal", ("tests",)
-
+    class MetalDevices(CardDevices):
         def accelerators(self) -> tuple[str, ...]:
             return ("mps",)
+
+    class Metal(CardFramework):
+        name, modules = "metal", ("tests",)
+        devices = component(MetalDevices)
 
     with registry_kept():
         metal = arraybridge.register(Metal())
@@ -241,7 +244,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(target: str, 
         with pytest.raises(DeviceNotFoundError) as caught:
             call(image(), target, device=f"{kind}:{NOWHERE}")
         message = str(caught.value)
-        devices = arraybridge.framework(target).devices()
+        devices = arraybridge.framework(target).devices.available()
         for word in (target, f"{kind}:{NOWHERE}".replace("cuda", "gpu"), *map(str, devices)):
             assert word in message
         assert caught.value.reason
@@ -292,8 +295,8 @@ def test_opencl_devices() -> None:
     large = np.arange(1 << 23, dtype=np.float32).reshape(8, 1024, 1024)  # on a CPU, in huge pages
     assert np.array_equal(arraybridge.to_numpy(arraybridge.to_pyclesperanto(large, 1)), large)
     framework = arraybridge.framework("pyclesperanto")
-    assert device_of(convert_memory(x, "pyclesperanto")) == framework.default_device()
-    assert device_of(convert_memory(x, "pyclesperanto", "auto")) in framework.devices()
+    assert device_of(convert_memory(x, "pyclesperanto")) == framework.devices.default_device()
+    assert device_of(convert_memory(x, "pyclesperanto", "auto")) in framework.devices.available()
 
 
 # ---- nothing else changes --------------------------------------------------------------------------------
@@ -320,7 +323,7 @@ def state() -> dict[str, Any]:
         "tf random": tf.random.get_global_generator().state.numpy().tolist(),
         "tf device": (tf.constant([1.0]).device, tf.executing_eagerly()),
         "tf soft placement": tf.config.get_soft_device_placement(),
-        "opencl": str(cle.default_device()),
+        "opencl": str(cle.devices.default_device()),
     }
 
 

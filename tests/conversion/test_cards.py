@@ -20,8 +20,9 @@ from arraybridge import (
     register,
     settings,
 )
+from arraybridge.frameworks.base import Memory, component
 from tests import matrix_data as data
-from tests.cards import CardArray, CardFramework
+from tests.cards import CardArray, CardDevices, CardFramework, CardInterchange
 from tests.helpers import registry_kept, require
 
 
@@ -33,23 +34,39 @@ class BlueCard(CardArray):
     __module__ = "bluecards"
 
 
+class RedMemory(Memory):
+    framework: Red
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.framework.free[device.index]
+
+
+class RedDevices(CardDevices):
+    framework: Red
+
+    def to_device(self, x: CardArray, device: Device) -> CardArray:
+        self.framework.done.append(f"{self.device_of(x)} to {device}")
+        return self.framework.array(x.values.copy(), -1 if device.kind == "cpu" else device.index)
+
+
+class RedInterchange(CardInterchange):
+    framework: Red
+    dlpack_device = 99
+
+    def adopt(self, x: CardArray, source: arraybridge.Framework, device: Device) -> CardArray:
+        self.framework.done.append(f"adopt from {source.name}")
+        return self.framework.array(x.values, x.card)
+
+
 class Red(CardFramework):
     """Two cards whose memory it shares with blue, and arrays on the host."""
 
-    name, modules, array, has_host, dlpack_device = "red", ("redcards",), RedCard, True, 99
+    name, modules, array, has_host = "red", ("redcards",), RedCard, True
 
     free = (100, 900)
-
-    def free_memory_of(self, device: Device) -> int:
-        return self.free[device.index]
-
-    def to_device(self, x: CardArray, device: Device) -> CardArray:
-        self.done.append(f"{self.device_of(x)} to {device}")
-        return self.array(x.values.copy(), -1 if device.kind == "cpu" else device.index)
-
-    def adopt(self, x: CardArray, source: arraybridge.Framework, device: Device) -> CardArray:
-        self.done.append(f"adopt from {source.name}")
-        return self.array(x.values, x.card)
+    memory = component(RedMemory)
+    devices = component(RedDevices)
+    interchange = component(RedInterchange)
 
     def copy(self, x: CardArray) -> CardArray:
         self.done.append("copy")
@@ -59,11 +76,14 @@ class Red(CardFramework):
         return self.array(x.values.astype(dtype), x.card)
 
 
-class Blue(Red):
-    name, modules, array = "blue", ("bluecards",), BlueCard
-
+class BlueInterchange(RedInterchange):
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         return "blue wants no negative strides" if any(step < 0 for step in strides) else ""
+
+
+class Blue(Red):
+    name, modules, array = "blue", ("bluecards",), BlueCard
+    interchange = component(BlueInterchange)
 
 
 @pytest.fixture

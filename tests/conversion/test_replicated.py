@@ -130,7 +130,7 @@ def test_framework_methods_copy_replicas() -> None:
     x = placed()
     own = arraybridge.framework("jax")
     own.to_host(x)[...] = 5
-    moved = own.to_device(x, arraybridge.Device("cpu", 1))
+    moved = own.devices.to_device(x, arraybridge.Device("cpu", 1))
     assert moved.unsafe_buffer_pointer() not in addresses(x)
     assert unchanged(x)
 
@@ -185,8 +185,9 @@ def test_parts_and_joins_keep_the_bits_of_nans(dtype: str) -> None:
     def read(result: Any) -> Any:
         return arraybridge.to_numpy(result).view(bits.dtype).tolist()
 
-    assert read(own.part(x, 1, 3, 9)) == bits[:, 3:9].tolist()
-    assert read(own.part(x, 0, -3, 99)) == bits[-3:].tolist()
-    assert read(own.part(x, -1, 3, 3)) == bits[:, :0].tolist()
-    assert read(own.stack(own.unstack(x))) == bits.tolist()
-    assert read(own.concatenate([own.part(x, 0, 0, 5), own.part(x, 0, 5, 16)], 0)) == bits.tolist()
+    assert read(own.batching.part(x, 1, 3, 9)) == bits[:, 3:9].tolist()
+    assert read(own.batching.part(x, 0, -3, 99)) == bits[-3:].tolist()
+    assert read(own.batching.part(x, -1, 3, 3)) == bits[:, :0].tolist()
+    assert read(own.batching.stack(own.batching.unstack(x))) == bits.tolist()
+    parts = [own.batching.part(x, 0, 0, 5), own.batching.part(x, 0, 5, 16)]
+    assert read(own.batching.concatenate(parts, 0)) == bits.tolist()

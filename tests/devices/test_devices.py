@@ -15,7 +15,7 @@ import pytest
 import arraybridge
 from arraybridge import Device, array_namespace, devices, get_device, machine, set_device, use_device
 from arraybridge.devices import inventory as module
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, Memory, component
 from arraybridge.machine import Card
 from tests.cards import CardFramework
 from tests.helpers import jax_with, require, run_python
@@ -25,18 +25,23 @@ FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
 SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
 
 
+class CardsMemory(Memory):
+    framework: Cards
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return "", self.framework.told.get(str(device), ""), None
+
+
 class Cards(CardFramework):
     """Devices and cards are what a test says."""
 
     has_host = True
+    memory = component(CardsMemory)
 
     def __init__(self, told: dict[str, str]) -> None:
         super().__init__()
         self.cards = tuple(map(Device.parse, told))
         self.told = told
-
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        return "", self.told.get(str(device), ""), None
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]
 def test_they_are_those_of_the_framework_and_are_accepted_as_their_words_are(name: str) -> None:
     require(name)
     listed, every = devices(name), devices("all")
-    assert listed == list(arraybridge.framework(name).devices())
+    assert listed == list(arraybridge.framework(name).devices.available())
     assert all(name in next(one for one in every if one == device).frameworks for device in listed)
     for device in listed:
         assert device.frameworks == (name,)
@@ -83,7 +88,8 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
 
     require("pyclesperanto")
     one: Any = copy.copy(arraybridge.framework("pyclesperanto"))
-    vars(one).pop("described", None)
+    for name in ("described", "devices", "memory", "batching", "interchange", "runtime"):
+        vars(one).pop(name, None)
     names = ("Card B", "Card A", "CPU")
     monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
     seen = [(name, address, 1) for name, address in zip(names, addresses, strict=True)]
@@ -94,10 +100,10 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
 
 def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     one = _opencl(monkeypatch, (FIRST, SECOND), SECOND.pci, FIRST.pci, "")
-    assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
+    assert [str(one.devices.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
     assert [native.name for native in one.natives] == ["Card A", "Card B", "CPU"]
-    assert str(one.find_device(Device("gpu", 0))) == "opencl:0"
-    assert one.card_of(Device("opencl", 0)) == ("Card A", FIRST.pci, 1)
+    assert str(one.devices.find_device(Device("gpu", 0))) == "opencl:0"
+    assert one.memory.card_of(Device("opencl", 0)) == ("Card A", FIRST.pci, 1)
 
 
 # -- in one line -------------------------------------------------------------------------------------

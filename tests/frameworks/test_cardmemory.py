@@ -15,7 +15,8 @@ import pytest
 import arraybridge
 from arraybridge import free_memory
 from arraybridge.frameworks import cardmemory
-from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.base import component
+from arraybridge.frameworks.numpy import NumpyDevices, NumpyFramework, NumpyInterchange
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.types import Device
 from tests.helpers import require
@@ -180,26 +181,31 @@ def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
     require(name)
     done: list[str] = []
 
-    class Source(NumpyFramework):
-        """Where the memory comes from, which writes down what it is asked."""
-
+    class SourceDevices(NumpyDevices):
         @contextmanager
         def selected(self, device: Device) -> Iterator[None]:
             done.append(str(device))
             yield
             done.append("left")
 
+    class SourceInterchange(NumpyInterchange):
         def settle(self, x: Any) -> None:
             done.append("settled")
+
+    class Source(NumpyFramework):
+        """Where the memory comes from, which writes down what it is asked."""
+
+        devices = component(SourceDevices)
+        interchange = component(SourceInterchange)
 
     framework = arraybridge.framework(name)
     kept: list[Any] = []
     room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
     monkeypatch.setattr(room, f"_lend_to_{name}", lambda x, *_: kept.append(x))
-    monkeypatch.setattr(framework, "native_device", lambda device: None)
+    monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)
-    lent = framework.adopt(memory, Source(), CARD)
+    lent = framework.interchange.adopt(memory, Source(), CARD)
     assert done == order
     assert kept[0] is memory
     np.testing.assert_array_equal(np.asarray(lent), np.arange(16, dtype=np.float32))

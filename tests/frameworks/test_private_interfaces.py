@@ -25,7 +25,7 @@ def test_without_the_first_the_public_import_shares_as_well(
     monkeypatch.setattr(room, "_import_capsule", None)
     framework = room.JaxFramework()
     with pytest.raises(NotImplementedError):  # and the careful way is taken
-        framework.fast_adopt(capsules.capsule(memory))
+        framework.fast_path.fast_adopt(capsules.capsule(memory))
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype
     assert shared.unsafe_buffer_pointer() == memory.ctypes.data
@@ -36,4 +36,4 @@ def test_without_the_second_jax_itself_is_asked(monkeypatch: pytest.MonkeyPatch)
     require("jax")
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", None)
     monkeypatch.delattr(sys.modules["jax._src"], "xla_bridge")
-    assert arraybridge.framework("jax").is_started()
+    assert arraybridge.framework("jax").devices.is_started()

@@ -234,8 +234,8 @@ def test_what_is_known_before_an_import_agrees_with_the_framework(name: str) -> 
     require(name)
     facts = registry.facts(name)
     framework = arraybridge.framework(name)
-    assert facts.has_only_host == framework.has_only_host == (name == "numpy")
-    assert facts.accelerator_kind == framework.accelerator(0).kind
+    assert facts.has_only_host == framework.devices.has_only_host == (name == "numpy")
+    assert facts.accelerator_kind == framework.devices.accelerator(0).kind
     assert facts.loads_first == (name == "pyclesperanto")
 
 

@@ -85,7 +85,7 @@ def second_device(name: str) -> tuple[str, Any]:
     """A device of the host other than the first where there is one, in words, and as the framework has it."""
     require(name)
     words = "cpu" if name == "torch" else "cpu:1"
-    if arraybridge.Device.parse(words) not in arraybridge.framework(name).devices():
+    if arraybridge.Device.parse(words) not in arraybridge.framework(name).devices.available():
         pytest.skip(f"{name} has no {words} here")
     return words, arraybridge.Device.parse(words).native(name)
 

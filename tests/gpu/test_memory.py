@@ -153,7 +153,7 @@ def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
     with cupy_allocates_by(pool.malloc):
         free_memory()
         bytes_of("cupy", 10 * MIB)
-        cached = {row.device: row.cached for row in arraybridge.framework("cupy").usage()}
+        cached = {row.device: row.cached for row in arraybridge.framework("cupy").memory.usage()}
         assert cached[GPU] >= 10 * MIB
         assert free_memory("cupy") >= 10 * MIB
         assert pool.total_bytes() == 0
@@ -226,7 +226,7 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
     with cupy_allocates_by(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc):
         x = cupy.arange(6, dtype=np.float32)
         copied = arraybridge.framework("cupy").copy(x)
-    reasons = [arraybridge.framework("cupy").must_copy(one) for one in (x, copied)]
+    reasons = [arraybridge.framework("cupy").interchange.must_copy(one) for one in (x, copied)]
     assert (reasons, copied.get().sum()) == (["it lies in managed memory", ""], 15)
     torch = require("torch")
     assert explain(x, "torch").reason == "it lies in managed memory"
@@ -244,6 +244,6 @@ def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
     pool.give(x)
     y = pool.take((MIB,), "float32", name, 0)
     y[...] = 9
-    arraybridge.framework(name).settle(y)
+    arraybridge.framework(name).interchange.settle(y)
     side.synchronize()
     assert (arraybridge.to_numpy(y) == 9).all()

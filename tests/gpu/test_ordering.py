@@ -18,6 +18,7 @@ import pytest
 import arraybridge
 from arraybridge import Pipeline, device_map, prefetch
 from arraybridge.frameworks import cardmemory
+from arraybridge.frameworks.base import Interchange, component
 from arraybridge.frameworks.foreign import FOREIGN_HOST
 from arraybridge.types import Device
 from tests.helpers import EMULATED, needs_kernels_of, require
@@ -104,7 +105,7 @@ def overwrite(address: int, name: str = "cupy") -> bool:
 
 
 def address_of(x: Any) -> int:
-    address: int = arraybridge.framework(arraybridge.detect_memory_type(x)).address(x)
+    address: int = arraybridge.framework(arraybridge.detect_memory_type(x)).interchange.address(x)
     return address
 
 
@@ -170,10 +171,10 @@ def test_a_handle_and_a_mark_are_of_the_card_that_is_asked_for(name: str) -> Non
     require(name)
     queues = arraybridge.framework(name).streams
     other = Device("gpu", 1)
-    with own_stream(name), arraybridge.framework(name).selected(other), own_stream(name, 1) as there:
+    with own_stream(name), arraybridge.framework(name).devices.selected(other), own_stream(name, 1) as there:
         expected = there.ptr if name == "cupy" else there.cuda_stream
         x = late_of(name, 3, 1)
-        with arraybridge.framework(name).selected(GPU):
+        with arraybridge.framework(name).devices.selected(GPU):
             assert queues.handle(other) == expected != queues.handle(GPU)
             mark = queues.mark(other)
         assert mark is not None
@@ -187,7 +188,7 @@ def test_what_is_settled_is_there_for_every_stream(name: str) -> None:
     require(name)
     with own_stream(name):
         x = late_of(name, 3)
-        arraybridge.framework(name).settle(x)
+        arraybridge.framework(name).interchange.settle(x)
         with own_stream(name):
             assert is_all(x, 3)
 
@@ -427,12 +428,16 @@ class ForeignDlpack(Foreign):
         return 2, self.array.device.id  # CuPy's own opens the current card
 
 
+class LenderInterchange(Interchange):
+    dlpack_device = 2
+
+
 class Lender(arraybridge.Framework):
     """A framework that has no queues which others could tell to wait, as JAX."""
 
     name = "lender"
     modules = ("tests",)
-    dlpack_device = 2
+    interchange = component(LenderInterchange)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, ForeignDlpack)
@@ -441,7 +446,7 @@ class Lender(arraybridge.Framework):
 @pytest.mark.parametrize("target", ["cupy", "torch"])
 def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target: str) -> None:
     require(target)
-    adopt = arraybridge.framework(target).adopt
+    adopt = arraybridge.framework(target).interchange.adopt
     cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
     made = side()
     x = late(3)
@@ -482,7 +487,7 @@ def test_views_of_what_was_lent_keep_it() -> None:
 
 def test_foreign_arrays_enter_torch_in_order_and_also_when_they_are_read_only() -> None:
     require("torch")
-    adopt = arraybridge.framework("torch").adopt
+    adopt = arraybridge.framework("torch").interchange.adopt
     stream = side()
     for read_only in (False, True):
         x = ForeignInterface(late(3))
@@ -541,7 +546,7 @@ def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None
 
     def items() -> Iterator[Any]:
         with own_stream(name):
-            buffer = arraybridge.framework(name).empty((N,), "float32", GPU)
+            buffer = arraybridge.framework(name).batching.empty((N,), "float32", GPU)
             for value in range(4):
                 (buffer.fill_ if name == "torch" else buffer.fill)(float(value))
                 yield buffer

@@ -5,8 +5,17 @@ from __future__ import annotations
 import threading
 
 from arraybridge import Device
+from arraybridge.frameworks.base import component
 from arraybridge.frameworks.parts import Mark, Streams
-from tests.cards import CardArray, CardFramework
+from tests.cards import CardArray, CardBatching, CardFramework
+
+
+class StreamBatching(CardBatching):
+    framework: StreamFramework
+
+    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
+        self.framework.log.append((threading.current_thread().name, "concatenate", len(parts)))
+        return super().concatenate(parts, axis)
 
 
 class StreamFramework(CardFramework):
@@ -14,6 +23,7 @@ class StreamFramework(CardFramework):
 
     name = "streams"
     has_host = True
+    batching = component(StreamBatching)
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,10 +35,6 @@ class StreamFramework(CardFramework):
 
     def copy(self, x: CardArray) -> CardArray:
         return CardArray(x.values.copy(), x.card)
-
-    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
-        self.log.append((threading.current_thread().name, "concatenate", len(parts)))
-        return super().concatenate(parts, axis)
 
 
 class NotedStreams(Streams):

@@ -5,15 +5,55 @@ from __future__ import annotations
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import Memory, component
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
-from tests.cards import CardFramework
+from tests.cards import CardDevices, CardFramework
+
+
+class FakeDevices(CardDevices):
+    def is_started(self) -> bool:
+        return True
+
+
+class FakeMemory(Memory):
+    framework: FakeFramework
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        self.framework.freed.append((device, compiled))
+        cards = [i for i in (0, 1) if device is None or device.index == i]
+        freed = sum(self.framework.cached[i] for i in cards)
+        for i in cards:
+            self.framework.cached[i] = 0
+        return freed
+
+    def usage(self) -> list[Holding]:
+        return [
+            Holding(
+                f"gpu:{i}", "fake", self.framework.used[i], self.framework.cached[i], self.framework.peak[i]
+            )
+            for i in (0, 1)
+        ]
+
+    def reset_peak(self) -> None:
+        self.framework.peak = self.framework.used.copy()
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        return 700, 1000
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        self.framework.most_pinned += nbytes
+        memory = np.empty(nbytes, np.uint8)
+        self.framework.locked.append((hostmemory.address(memory), nbytes))
+        return memory
 
 
 class FakeFramework(CardFramework):
     """Two cards, with a cache on each, and host memory that can be pinned."""
 
     name = "fake"
+    devices = component(FakeDevices)
+    memory = component(FakeMemory)
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,29 +64,3 @@ class FakeFramework(CardFramework):
         self.peak = [500, 0]
         self.freed: list[tuple[Device | None, bool]] = []
         self.most_pinned = 0
-
-    def is_started(self) -> bool:
-        return True
-
-    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        self.freed.append((device, compiled))
-        cards = [i for i in (0, 1) if device is None or device.index == i]
-        freed = sum(self.cached[i] for i in cards)
-        for i in cards:
-            self.cached[i] = 0
-        return freed
-
-    def usage(self) -> list[Holding]:
-        return [Holding(f"gpu:{i}", "fake", self.used[i], self.cached[i], self.peak[i]) for i in (0, 1)]
-
-    def reset_peak(self) -> None:
-        self.peak = self.used.copy()
-
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
-        return 700, 1000
-
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        self.most_pinned += nbytes
-        memory = np.empty(nbytes, np.uint8)
-        self.locked.append((hostmemory.address(memory), nbytes))
-        return memory

@@ -94,14 +94,14 @@ def test_the_device_is_selected_and_restored(fake: FakeFramework) -> None:
 def test_pyclesperanto_is_selected_and_restored() -> None:
     require("pyclesperanto")
     framework = arraybridge.framework("pyclesperanto")
-    devices = framework.devices()
-    before = framework.default_device()
+    devices = framework.devices.available()
+    before = framework.devices.default_device()
     for device in devices:
         with gpu_context(device.index):
-            assert framework.default_device() == device
+            assert framework.devices.default_device() == device
             x = arraybridge.to_pyclesperanto(np.ones((2, 2), np.float32))
-            assert framework.device_of(x) == device
-        assert framework.default_device() == before
+            assert framework.devices.device_of(x) == device
+        assert framework.devices.default_device() == before
 
 
 # -- sharing one card --------------------------------------------------------------------------------

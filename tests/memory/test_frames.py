@@ -193,7 +193,7 @@ def test_arrays_on_a_card_go_by_torch(name: str, monkeypatch: pytest.MonkeyPatch
     owner, exchange = framework(require(name) and name), Exchange()
     x = arraybridge.convert_memory(np.arange(3.0), name)
     monkeypatch.setattr(frames, "ForkingPickler", Handle)
-    monkeypatch.setattr(type(owner), "device_of", lambda self, x: Device("gpu", 0))
+    monkeypatch.setattr(type(owner.devices), "device_of", lambda self, x: Device("gpu", 0))
     data = frames.dumps([x], exchange)
     monkeypatch.undo()
     tensor = Handle.tensor
@@ -217,7 +217,7 @@ def test_what_torch_does_not_hand_over_goes_by_way_of_the_host(
     monkeypatch.setattr(
         frames, "ForkingPickler", SimpleNamespace(dumps=functions.Raising(error or KeyError()))
     )
-    monkeypatch.setattr(type(framework("torch")), "device_of", lambda self, x: Device("gpu", 0))
+    monkeypatch.setattr(type(framework("torch").devices), "device_of", lambda self, x: Device("gpu", 0))
     data = frames.dumps(x, Exchange())
     monkeypatch.undo()
     arrived = frames.loads(data, Exchange())

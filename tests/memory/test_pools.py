@@ -157,7 +157,7 @@ def test_bad_input() -> None:
 
 def test_a_card(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
-    monkeypatch.setattr(fake, "synchronize", lambda: waited.append(1))
+    monkeypatch.setattr(fake.memory, "synchronize", lambda: waited.append(1))
     pool = BufferPool(1000)
     x, other = (pool.take(10, "uint8", "fake", gpu_id=i) for i in (1, 0))
     assert (x.card, other.card) == (1, 0)

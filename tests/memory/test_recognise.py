@@ -42,8 +42,8 @@ def test_real_failures(name: str) -> None:
 @pytest.mark.parametrize("name", ["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"])
 def test_the_rehearsed_error_is_the_frameworks_own(name: str) -> None:
     require(name)
-    error = framework(name).oom_error()
-    assert framework(name).is_oom(error)
+    error = framework(name).memory.oom_error()
+    assert framework(name).memory.is_oom(error)
     assert is_oom_error(error)
 
 

@@ -133,7 +133,7 @@ def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -
     def raising(result: Any) -> None:
         waited.append(result)
         if len(waited) == 1:
-            raise arraybridge.framework("jax").oom_error()
+            raise arraybridge.framework("jax").memory.oom_error()
 
     monkeypatch.setitem(recovery._waits, type(x), raising)
     result = run_with_oom_recovery(lambda: {"a": (x,)})

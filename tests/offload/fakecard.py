@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, Memory, component
 from arraybridge.offload import call as room
 from arraybridge.types import Device
 from tests.cards import CARDS, CardArray, CardFramework
@@ -31,21 +31,33 @@ class CardMemoryError(RuntimeError):
     """The fake card is full."""
 
 
+class FakeCardMemory(Memory):
+    framework: FakeCard
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, CardMemoryError)
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.framework.free_bytes
+
+
 class FakeCard(CardFramework):
     """Both directions take a latency and a time for each byte.
 
     Attributes:
-        memory: free bytes; 0: it does not tell.
+        free_bytes: free bytes; 0: it does not tell.
         rows: of the largest array that fits; None: all fit.
         moved: direction and bytes of each transfer.
     """
 
     name = "fakecard"
     cards = CARDS[:1]
+    memory = component(FakeCardMemory)
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.clock, self.memory = clock, 0
+        self.clock = clock
+        self.free_bytes = 0
         self.moved: list[tuple[str, int]] = []
         self.rows: int | None = None
 
@@ -62,12 +74,6 @@ class FakeCard(CardFramework):
             raise CardMemoryError(f"{view.shape[0]} rows do not fit")
         self.travel("card", view.nbytes)
         return CardArray(view)  # nobody writes to it, and 64 MiB are quickly moved this way
-
-    def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, CardMemoryError)
-
-    def free_memory_of(self, device: Device) -> int:
-        return self.memory
 
 
 class Machine:

@@ -60,11 +60,11 @@ def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
 
 def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, card: FakeCard, clock: Clock) -> None:
     fn = on_card(machine, clock)
-    card.memory = 500
+    card.free_bytes = 500
     clock.sleep(1.0)
     assert "500 B free" in str(fn.explain(X))
     assert not fn.explain(X).on_gpu
-    card.memory = 1 << 30
+    card.free_bytes = 1 << 30
     clock.sleep(1.0)
     assert fn.explain(X).on_gpu
 

@@ -17,7 +17,17 @@ import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import cardmemory, protocols
-from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
+from arraybridge.frameworks.base import (
+    Batching,
+    Devices,
+    Framework,
+    Interchange,
+    Memory,
+    Runtime,
+    cannot_hold,
+    component,
+    is_c_contiguous,
+)
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
 from arraybridge.machine import cards
@@ -44,17 +54,151 @@ def installed_framework() -> ImageFramework:
     return PrototypeFramework()
 
 
+class ImageInterchange(Interchange):
+    framework: ImageFramework
+    all_pickle = False
+
+    def settle(self, x: Any) -> None:
+        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, after the kernels queued before
+
+    # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
+        return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
+
+    def exported(self, x: Any, device: Device) -> Any:
+        self.settle(x)
+        # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
+        return protocols.Importable(x.__dlpack__(), (2, device.index))
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        cardmemory.release()
+        with source.devices.selected(device):
+            source.interchange.settle(x)
+            native = self.framework.natives[device.index]
+            exported = source.interchange.exported(x, device)
+            lent = self.framework._cle.from_dlpack(exported, device=native, copy=False)
+        begin = partial(self.framework.batching.empty, (1, 1, 1), "float32", device)
+        cardmemory.keep_after(lent, x, begin, self.settle)
+        return lent
+
+
+class ImageDevices(Devices):
+    framework: ImageFramework
+    selects_per_thread = False
+
+    def device_of(self, x: Any) -> Device:
+        return Device(self.framework.kind, self.framework.natives.index(x.device))
+
+    def available(self) -> tuple[Device, ...]:
+        return tuple(
+            Device(self.framework.kind, i, native.name) for i, native in enumerate(self.framework.natives)
+        )
+
+    def default_device(self) -> Device:
+        return Device(self.framework.kind, self.framework.natives.index(self.framework._cle.get_device()))
+
+    def accelerator(self, index: int) -> Device:
+        return Device(self.framework.kind, index)
+
+    def find_device(self, device: Device) -> Device:
+        # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
+        if (
+            device.kind in ("gpu", "opencl")
+            and device.kind != self.framework.kind
+            and device.index < self.framework.gpus
+        ):
+            device = self.accelerator(device.index)
+        return super().find_device(device)
+
+    def missing_device_reason(self) -> str:
+        return "Its devices are counted GPUs first and CPU devices after them, as opencl:0, opencl:1, …"
+
+    @contextmanager
+    def selected(self, device: Device) -> Iterator[None]:
+        previous = self.default_device()
+        self.framework.select(device)
+        try:
+            yield
+        finally:
+            self.framework.select(previous)
+
+    def is_started(self) -> bool:
+        return True
+
+    def native_device(self, device: Device) -> Any:
+        return self.framework.natives[device.index]
+
+
+class ImageBatching(Batching):
+    framework: ImageFramework
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        self.framework.supports(dtype, shape)
+        result = self.framework._cle.create(
+            shape, np.dtype(dtype), device=self.framework.natives[device.index]
+        )
+        if device.index >= self.framework.gpus:
+            opencl.use_huge_pages(result)
+        return result
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        # By way of the host: the kernels behind indexing compute in float32, in which an int32 loses digits.
+        rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
+        return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
+
+    def unstack(self, x: Any) -> list[Any]:
+        return [
+            self.framework.from_host(plane, self.framework.devices.device_of(x))
+            for plane in self.framework.to_host(x)
+        ]
+
+
+class ImageMemory(Memory):
+    framework: ImageFramework
+
+    def is_oom(self, error: BaseException) -> bool:
+        return opencl.is_oom(error)
+
+    def is_oom_text(self, text: str) -> bool:
+        return opencl.is_oom_text(text)
+
+    def synchronize(self) -> None:
+        # The packages work on the current device alone.
+        self.framework.interchange.settle(
+            self.framework.batching.empty((1, 1, 1), "float32", self.framework.devices.default_device())
+        )
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return self.framework.described[device.index]
+
+    def oom_error(self) -> Exception:
+        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
+        return RuntimeError(message)
+
+
+class ImageRuntime(Runtime):
+    def array_classes(self) -> tuple[type, ...]:
+        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
+        return (
+            type(self.framework.batching.empty((1,), "float32", self.framework.devices.default_device())),
+        )
+
+
 class ImageFramework(Framework):
     name = "pyclesperanto"
-    all_pickle = False
     has_host = False
-    selects_per_thread = False
     dtypes = _DTYPES
     #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
     kind = "opencl"
     #: The package's own objects for its devices, and how many of them, the first ones, are GPUs.
     natives: list[Any]
     gpus: int
+    interchange = component(ImageInterchange)
+    devices = component(ImageDevices)
+    batching = component(ImageBatching)
+    memory = component(ImageMemory)
+    runtime = component(ImageRuntime)
 
     def __init__(self) -> None:
         import pyclesperanto as cle  # of the two packages, one may be missing
@@ -67,7 +211,7 @@ class ImageFramework(Framework):
         if current is None:
             raise _no_device()
         if cle.get_backend_name() == "cuda":
-            self.kind, self.dlpack_device = "gpu", 2
+            self.kind, self.interchange.dlpack_device = "gpu", 2
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # that there are none of a kind
             gpus, cpus = (range(len(cle.list_available_devices(kind))) for kind in ("gpu", "cpu"))
@@ -97,23 +241,13 @@ class ImageFramework(Framework):
     def nbytes(self, x: Any) -> int:
         return np.dtype(x.dtype).itemsize * math.prod(x.shape)
 
-    def device_of(self, x: Any) -> Device:
-        return Device(self.kind, self.natives.index(x.device))
-
     def to_host(self, x: Any) -> np.ndarray:
         return np.asarray(x.get())
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         values = np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("="))
-        result = self.empty(view.shape, values.dtype.name, device)
+        result = self.batching.empty(view.shape, values.dtype.name, device)
         result.set(values)
-        return result
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        self.supports(dtype, shape)
-        result = self._cle.create(shape, np.dtype(dtype), device=self.natives[device.index])
-        if device.index >= self.gpus:
-            opencl.use_huge_pages(result)
         return result
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -122,24 +256,6 @@ class ImageFramework(Framework):
             has = f"it has one to {_MAX_RANK} axes and at least one element"
             instead = f"{has}; reshape the array, or convert it plane by plane"
             raise cannot_hold(self, f"an array of shape {shape}", instead)
-
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        # By way of the host: the kernels behind indexing compute in float32, in which an int32 loses digits.
-        rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
-        return self.from_host(self.to_host(x)[rows], self.device_of(x))
-
-    def unstack(self, x: Any) -> list[Any]:
-        return [self.from_host(plane, self.device_of(x)) for plane in self.to_host(x)]
-
-    def is_oom(self, error: BaseException) -> bool:
-        return opencl.is_oom(error)
-
-    def is_oom_text(self, text: str) -> bool:
-        return opencl.is_oom_text(text)
-
-    def array_classes(self) -> tuple[type, ...]:
-        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
-        return (type(self.empty((1,), "float32", self.default_device())),)
 
     # -- devices, GPUs first and CPUs after them --------------------------------------------------
 
@@ -150,80 +266,45 @@ class ImageFramework(Framework):
         seen = opencl.described()
         return seen if [name for name, _, _ in seen] == names else [(name, "", None) for name in names]
 
-    def devices(self) -> tuple[Device, ...]:
-        return tuple(Device(self.kind, i, native.name) for i, native in enumerate(self.natives))
-
-    def default_device(self) -> Device:
-        return Device(self.kind, self.natives.index(self._cle.get_device()))
-
-    def accelerator(self, index: int) -> Device:
-        return Device(self.kind, index)
-
-    def find_device(self, device: Device) -> Device:
-        # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
-        if device.kind in ("gpu", "opencl") and device.kind != self.kind and device.index < self.gpus:
-            device = self.accelerator(device.index)
-        return super().find_device(device)
-
-    def missing_device_reason(self) -> str:
-        return "Its devices are counted GPUs first and CPU devices after them, as opencl:0, opencl:1, …"
-
     def select(self, device: Device) -> None:
         """Make the device the package's current one."""
         self._cle.select_device(*self._places[device.index])
 
-    @contextmanager
-    def selected(self, device: Device) -> Iterator[None]:
-        previous = self.default_device()
-        self.select(device)
-        try:
-            yield
-        finally:
-            self.select(previous)
 
+class PrototypeDevices(ImageDevices):
+    framework: PrototypeFramework
+
+    def device_of(self, x: Any) -> Device:
+        return Device(self.framework.kind, self.framework.natives.index(x.queue.device))
+
+    def default_device(self) -> Device:
+        return Device(
+            self.framework.kind, self.framework.natives.index(self.framework._cle.get_device().device)
+        )
+
+
+class PrototypeBatching(ImageBatching):
+    framework: PrototypeFramework
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        self.framework.supports(dtype, shape)
+        current = self.framework._cle.get_device()
+        native = self.framework.natives[device.index]
+        queue = current.queue if current.device == native else opencl.queue_beside(native)
+        return type(self.framework._cle.create((1,)))(queue, shape, np.dtype(dtype))
+
+
+class PrototypeInterchange(ImageInterchange):
     def settle(self, x: Any) -> None:
-        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, after the kernels queued before
-
-    def is_started(self) -> bool:
-        return True
-
-    def native_device(self, device: Device) -> Any:
-        return self.natives[device.index]
-
-    def synchronize(self) -> None:
-        # The packages work on the current device alone.
-        self.settle(self.empty((1, 1, 1), "float32", self.default_device()))
-
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        return self.described[device.index]
-
-    def oom_error(self) -> Exception:
-        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
-        return RuntimeError(message)
-
-    # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
-
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
-
-    def exported(self, x: Any, device: Device) -> Any:
-        self.settle(x)
-        # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
-        return protocols.Importable(x.__dlpack__(), (2, device.index))
-
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        cardmemory.release()
-        with source.selected(device):
-            source.settle(x)
-            native = self.natives[device.index]
-            lent = self._cle.from_dlpack(source.exported(x, device), device=native, copy=False)
-        begin = partial(self.empty, (1, 1, 1), "float32", device)
-        cardmemory.keep_after(lent, x, begin, self.settle)
-        return lent
+        x.queue.finish()
 
 
 class PrototypeFramework(ImageFramework):
     """What the older package does otherwise."""
+
+    devices = component(PrototypeDevices)
+    batching = component(PrototypeBatching)
+    interchange = component(PrototypeInterchange)
 
     def __init__(self) -> None:
         import pyclesperanto_prototype as cle
@@ -237,28 +318,12 @@ class PrototypeFramework(ImageFramework):
     def owns(self, x: Any) -> bool:
         return isinstance(x, self._cl.array.Array)
 
-    def device_of(self, x: Any) -> Device:
-        return Device(self.kind, self.natives.index(x.queue.device))
-
-    def default_device(self) -> Device:
-        return Device(self.kind, self.natives.index(self._cle.get_device().device))
-
     def select(self, device: Device) -> None:
         def is_chosen(native: Any) -> bool:
             return bool(native == self.natives[device.index])
 
         # The one with the highest score, and not by name, which several devices may share.
         self._cle.select_device(score_key=is_chosen)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        self.supports(dtype, shape)
-        current = self._cle.get_device()
-        native = self.natives[device.index]
-        queue = current.queue if current.device == native else opencl.queue_beside(native)
-        return type(self._cle.create((1,)))(queue, shape, np.dtype(dtype))
-
-    def settle(self, x: Any) -> None:
-        x.queue.finish()
 
 
 def _no_device() -> FrameworkNotInstalledError:

@@ -24,7 +24,14 @@ from arraybridge.frameworks import (
 )
 from arraybridge.frameworks.base import (
     CPU,
+    Devices,
+    FastPath,
     Framework,
+    IndexedBatching,
+    Interchange,
+    Memory,
+    Runtime,
+    component,
     is_c_contiguous,
     refuse,
     refuse_cast,
@@ -74,14 +81,194 @@ _OOM_TEXT = re.compile(
 )
 
 
+class TensorflowInterchange(Interchange):
+    dlpack_device = 2 if tf.test.is_built_with_cuda() else None
+
+    def address(self, x: Any) -> int:
+        self.framework.check(x)  # a capsule of strings ends the process
+        return capsules.lent_at(x.__dlpack__())
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
+        return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        cardmemory.release()
+        # torch refuses to lend from a card that is not the current one; this import knows no stream.
+        with source.devices.selected(device):
+            source.interchange.settle(x)
+            lent = tf.experimental.dlpack.from_dlpack(source.interchange.exported(x, device).__dlpack__())
+        if device.kind != "cpu":
+            _lend_to_tensorflow(x, lent, self.framework.devices.native_device(device))
+        return lent
+
+    def exported(self, x: Any, device: Device) -> Any:
+        # Its __dlpack__ knows no stream=, and waits until the memory is ready.
+        return protocols.Importable(x.__dlpack__(), (2, device.index))
+
+    def settle(self, x: Any) -> None:
+        if isinstance(x, _EAGER) and "CPU" in x.device:
+            if id(x.dtype) in _PLAIN_IDS:
+                memoryview(x)  # in asynchronous mode, only reading waits for one tensor
+        elif self.framework.devices.device_of(x).kind != "cpu":
+            tf.test.experimental.sync_devices()
+
+    def check_copy(self, x: Any) -> None:
+        self.framework.check(x)
+
+    def check_cast(self, source: str, dtype: str) -> None:
+        if not _has_cast(source, dtype):
+            instead = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
+            raise refuse_cast(self.framework, source, dtype, instead)
+
+    def is_plain(self, x: Any) -> bool:
+        return not isinstance(x, tf.Variable)
+
+
+class TensorflowDevices(Devices):
+    def device_of(self, x: Any) -> Device:
+        name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
+        return _named_device(name) if name else CPU
+
+    def available(self) -> tuple[Device, ...]:
+        return _devices()
+
+    def accelerators(self) -> tuple[str, ...]:
+        if tf.test.is_built_with_rocm():
+            return ("rocm",)
+        return ("mps",) if sys.platform == "darwin" else ("cuda",)
+
+    def missing_device_reason(self) -> str:
+        if not tf.test.is_built_with_cuda():
+            return "This TensorFlow is built for the CPU alone; install tensorflow[and-cuda]."
+        return "TensorFlow finds no GPU; is the card's driver installed?"
+
+    def to_device(self, x: Any, device: Device) -> Any:
+        with self.selected(device):
+            return tf.identity(x)
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return tf.device(self.native_device(device))
+
+    def native_device(self, device: Device) -> Any:
+        return f"/device:{device.kind.upper()}:{device.index}"
+
+    def is_started(self) -> bool:
+        # The questions open the devices. A setting of theirs is refused once they are open.
+        threads = tf.config.threading.get_inter_op_parallelism_threads()
+        try:
+            tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            return True
+        return False
+
+    def read_device(self, x: Any) -> Device | None:
+        if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):
+            return None
+        return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        if self.is_started():
+            return self.available()
+        devices: list[Device] = []
+        for kind in ("cpu", "gpu"):
+            physical = tf.config.get_visible_devices(kind.upper())
+            logical = (tf.config.get_logical_device_configuration(device) or [device] for device in physical)
+            devices += (Device(kind, i) for i in range(sum(map(len, logical))))
+        return tuple(devices)
+
+
+class TensorflowMemory(Memory):
+    def is_oom(self, error: BaseException) -> bool:
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return exhausted.is_memory(str(error))
+        if not isinstance(error, (tf.errors.InternalError, tf.errors.UnknownError)):
+            return False
+        text = str(error)
+        return _OOM.search(text) is not None and not exhausted.is_other(text)
+
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM_TEXT.match(text) is not None and not exhausted.is_other(text)
+
+    def usage(self) -> list[Holding]:
+        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
+        rows = []
+        for device in _devices() if self.framework.devices.is_started() else ():
+            if device.kind == "gpu":
+                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
+                rows.append(Holding(str(device), "tensorflow", info["current"], None, info["peak"]))
+        return rows
+
+    def synchronize(self) -> None:
+        if self.framework.devices.is_started():
+            tf.test.experimental.sync_devices()
+
+    def reset_peak(self) -> None:
+        for one in self.usage():
+            tf.config.experimental.reset_memory_stats(one.device.upper())
+
+    def oom_error(self) -> Exception:
+        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
+        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
+        return error
+
+
+class TensorflowBatching(IndexedBatching):
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        with self.framework.devices.selected(
+            self.framework.devices.device_of(arrays[0])
+        ):  # every dtype, as tf.experimental.numpy has not
+            return getattr(tf, name)(arrays, axis)
+
+
+class TensorflowRuntime(Runtime):
+    def array_classes(self) -> tuple[type, ...]:
+        return (tf.Tensor, tf.Variable)
+
+    def array_namespace(self) -> Any:
+        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
+        from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
+
+        return tensorflow_namespace
+
+
+class TensorflowFastPath(FastPath):
+    def fast_types(self) -> tuple[type, ...]:
+        return (_EAGER,)
+
+    def fast_facts(self, x: Any, alignment: int) -> Hashable:
+        if not x.backing_device.endswith(_CPU):
+            raise NotImplementedError
+        memory = self.fast_view(x)
+        is_lent = bool(readonly.lent) and readonly.is_lent(hostmemory.address(memory))
+        return _numpy.fast_path.fast_facts(memory, alignment), is_lent
+
+    def fast_view(self, x: Any) -> np.ndarray:
+        if id(x.dtype) in _PLAIN_IDS:
+            return np.asarray(memoryview(x))
+        raise NotImplementedError
+
+    def fast_export(self, x: Any) -> Any:
+        if id(x.dtype) not in _DLPACK_IDS or not (_cpu_alone() or x.backing_device.endswith(_CPU)):
+            raise NotImplementedError
+        return _to_dlpack(x)
+
+    fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
+
+
 class TensorflowFramework(Framework):
     name = "tensorflow"
     errors = (tf.errors.OpError,)
     alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
     mutable = False
     dtypes = _DTYPES
-    dlpack_device = 2 if tf.test.is_built_with_cuda() else None
     autodiff = tensorflow_autodiff.AUTODIFF
+    interchange = component(TensorflowInterchange)
+    devices = component(TensorflowDevices)
+    memory = component(TensorflowMemory)
+    batching = component(TensorflowBatching)
+    runtime = component(TensorflowRuntime)
+    fast_path = component(TensorflowFastPath)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -110,14 +297,6 @@ class TensorflowFramework(Framework):
     def nbytes(self, x: Any) -> int:
         return x.dtype.size * (_known_shape(x).num_elements() or 0)  # None: ragged, or not known yet
 
-    def device_of(self, x: Any) -> Device:
-        name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
-        return _named_device(name) if name else CPU
-
-    def address(self, x: Any) -> int:
-        self.check(x)  # a capsule of strings ends the process
-        return capsules.lent_at(x.__dlpack__())
-
     def host_view(self, x: Any) -> np.ndarray:
         if isinstance(x, tf.Variable):
             x = x.value()  # an assignment that follows copies, while this snapshot is held
@@ -142,172 +321,21 @@ class TensorflowFramework(Framework):
             return _FLOAT8_COPIES
         return super().cannot_view(view)
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
-
-    def devices(self) -> tuple[Device, ...]:
-        return _devices()
-
-    def accelerators(self) -> tuple[str, ...]:
-        if tf.test.is_built_with_rocm():
-            return ("rocm",)
-        return ("mps",) if sys.platform == "darwin" else ("cuda",)
-
-    def missing_device_reason(self) -> str:
-        if not tf.test.is_built_with_cuda():
-            return "This TensorFlow is built for the CPU alone; install tensorflow[and-cuda]."
-        return "TensorFlow finds no GPU; is the card's driver installed?"
-
-    def to_device(self, x: Any, device: Device) -> Any:
-        with self.selected(device):
-            return tf.identity(x)
-
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        cardmemory.release()
-        # torch refuses to lend from a card that is not the current one; this import knows no stream.
-        with source.selected(device):
-            source.settle(x)
-            lent = tf.experimental.dlpack.from_dlpack(source.exported(x, device).__dlpack__())
-        if device.kind != "cpu":
-            _lend_to_tensorflow(x, lent, self.native_device(device))
-        return lent
-
-    def exported(self, x: Any, device: Device) -> Any:
-        # Its __dlpack__ knows no stream=, and waits until the memory is ready.
-        return protocols.Importable(x.__dlpack__(), (2, device.index))
-
-    def settle(self, x: Any) -> None:
-        if isinstance(x, _EAGER) and "CPU" in x.device:
-            if id(x.dtype) in _PLAIN_IDS:
-                memoryview(x)  # in asynchronous mode, only reading waits for one tensor
-        elif self.device_of(x).kind != "cpu":
-            tf.test.experimental.sync_devices()
-
-    def check_copy(self, x: Any) -> None:
-        self.check(x)
-
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
             value = self.copy(x.value())  # a copy of the variable itself shares until one is assigned
             return tf.Variable(value, shape=x.shape, trainable=x.trainable)
-        if self.device_of(x).kind == "cpu":
+        if self.devices.device_of(x).kind == "cpu":
             return super().copy(x)
         return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
 
-    def check_cast(self, source: str, dtype: str) -> None:
-        if not _has_cast(source, dtype):
-            instead = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
-            raise refuse_cast(self, source, dtype, instead)
-
     def cast(self, x: Any, dtype: str) -> Any:
-        if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.device_of(x).kind == "cpu":
+        if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.devices.device_of(x).kind == "cpu":
             memory = self.host_view(x)
             if memory.size and hostmemory.address(memory) % self.alignment:
                 x = self.copy(x)  # tf.cast ends the process on memory that was imported misaligned
         return tf.cast(x, dtype)
-
-    def is_oom(self, error: BaseException) -> bool:
-        if isinstance(error, tf.errors.ResourceExhaustedError):
-            return exhausted.is_memory(str(error))
-        if not isinstance(error, (tf.errors.InternalError, tf.errors.UnknownError)):
-            return False
-        text = str(error)
-        return _OOM.search(text) is not None and not exhausted.is_other(text)
-
-    def is_oom_text(self, text: str) -> bool:
-        return _OOM_TEXT.match(text) is not None and not exhausted.is_other(text)
-
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return tf.device(self.native_device(device))
-
-    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        with self.selected(self.device_of(arrays[0])):  # every dtype, as tf.experimental.numpy has not
-            return getattr(tf, name)(arrays, axis)
-
-    def native_device(self, device: Device) -> Any:
-        return f"/device:{device.kind.upper()}:{device.index}"
-
-    def is_started(self) -> bool:
-        # The questions open the devices. A setting of theirs is refused once they are open.
-        threads = tf.config.threading.get_inter_op_parallelism_threads()
-        try:
-            tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
-            tf.config.threading.set_inter_op_parallelism_threads(threads)
-        except RuntimeError:
-            return True
-        return False
-
-    def usage(self) -> list[Holding]:
-        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
-        rows = []
-        for device in _devices() if self.is_started() else ():
-            if device.kind == "gpu":
-                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
-                rows.append(Holding(str(device), "tensorflow", info["current"], None, info["peak"]))
-        return rows
-
-    def synchronize(self) -> None:
-        if self.is_started():
-            tf.test.experimental.sync_devices()
-
-    def reset_peak(self) -> None:
-        for one in self.usage():
-            tf.config.experimental.reset_memory_stats(one.device.upper())
-
-    def read_device(self, x: Any) -> Device | None:
-        if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):
-            return None
-        return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
-
-    def visible_devices(self) -> tuple[Device, ...]:
-        if self.is_started():
-            return self.devices()
-        devices: list[Device] = []
-        for kind in ("cpu", "gpu"):
-            physical = tf.config.get_visible_devices(kind.upper())
-            logical = (tf.config.get_logical_device_configuration(device) or [device] for device in physical)
-            devices += (Device(kind, i) for i in range(sum(map(len, logical))))
-        return tuple(devices)
-
-    def oom_error(self) -> Exception:
-        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
-        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
-        return error
-
-    def array_classes(self) -> tuple[type, ...]:
-        return (tf.Tensor, tf.Variable)
-
-    def is_plain(self, x: Any) -> bool:
-        return not isinstance(x, tf.Variable)
-
-    def array_namespace(self) -> Any:
-        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
-        from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
-
-        return tensorflow_namespace
-
-    def fast_types(self) -> tuple[type, ...]:
-        return (_EAGER,)
-
-    def fast_facts(self, x: Any, alignment: int) -> Hashable:
-        if not x.backing_device.endswith(_CPU):
-            raise NotImplementedError
-        memory = self.fast_view(x)
-        is_lent = bool(readonly.lent) and readonly.is_lent(hostmemory.address(memory))
-        return _numpy.fast_facts(memory, alignment), is_lent
-
-    def fast_view(self, x: Any) -> np.ndarray:
-        if id(x.dtype) in _PLAIN_IDS:
-            return np.asarray(memoryview(x))
-        raise NotImplementedError
-
-    def fast_export(self, x: Any) -> Any:
-        if id(x.dtype) not in _DLPACK_IDS or not (_cpu_alone() or x.backing_device.endswith(_CPU)):
-            raise NotImplementedError
-        return _to_dlpack(x)
-
-    fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
 
 
 def _instead_of(x: Any) -> tuple[str, ...]:

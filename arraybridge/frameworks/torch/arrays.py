@@ -22,9 +22,16 @@ from arraybridge import machine
 from arraybridge.frameworks import capsules, cardmemory, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.base import (
     CPU,
+    Devices,
+    FastPath,
     Framework,
+    IndexedBatching,
+    Interchange,
+    Memory,
     OneLevel,
     Pytree,
+    Runtime,
+    component,
     is_sub_byte,
     refuse,
     refuse_cast,
@@ -104,6 +111,9 @@ def _dlpack_device() -> int | None:
     return 10 if torch.version.hip else None
 
 
+_DLPACK_DEVICE = _dlpack_device()
+
+
 def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
     if dtype is torch.complex32:
@@ -123,55 +133,8 @@ def _refuse_wrapper(framework: Framework, x: torch.Tensor) -> None:
             raise refuse(framework, f"a tensor of type {cls.__name__}", *methods[cls.__name__])
 
 
-class TorchFramework(Framework):
-    name = "torch"
-    errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
-    dtypes = frozenset(DTYPES)
-    dlpack_device = _dlpack_device()
-    streams = TorchStreams() if dlpack_device else Streams()
-    autodiff = torch_autodiff.AUTODIFF
-    settings = (
-        (torch.is_inference_mode_enabled, torch.inference_mode),
-        (torch.is_grad_enabled, torch.set_grad_enabled),
-        *map(_autocast, ("cpu", "cuda")),
-    )
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, torch.Tensor)
-
-    def check(self, x: torch.Tensor) -> None:
-        if x.is_nested:
-            instead = "pass {}, which pads with a value of your choice, or its parts, {}"
-            raise refuse(self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]")
-        if x.layout is not torch.strided:
-            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
-        if x.is_quantized:
-            instead = "pass {}, or its integers {} with its scale"
-            raise refuse_dtype(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
-        if x.device.type == "meta":
-            raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
-        if hasattr(type(x), "full_tensor"):
-            instead = "pass {}, the part of this process, or {}"
-            what = "a tensor that is spread over processes (DTensor)"
-            raise refuse(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
-        if x.dtype not in NAMES:
-            raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
-        if _storage_is_too_small(x):
-            raise _refuse_storage(self)
-        if not _has_memory(x):
-            _refuse_wrapper(self, x)
-            raise refuse(
-                self,
-                "a traced, fake or batched tensor",
-                "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
-                " torch.func transforms, and loop in place of vmap (is_grads_batched=True, vectorize=True)",
-            )
-
-    def dtype_name(self, x: torch.Tensor) -> str:
-        return str(x.dtype).removeprefix("torch.")
-
-    def nbytes(self, x: torch.Tensor) -> int:
-        return x.numel() * x.element_size()
+class TorchInterchange(Interchange):
+    dlpack_device = _DLPACK_DEVICE
 
     def strides(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(step * x.element_size() for step in x.stride())
@@ -179,60 +142,13 @@ class TorchFramework(Framework):
     def address(self, x: torch.Tensor) -> int:
         return x.data_ptr()
 
-    def device_of(self, x: torch.Tensor) -> Device:
-        if x.is_cpu or x.is_meta:  # a sixth of the time that x.device.type takes
-            return CPU
-        return Device("gpu", x.device.index or 0)
-
     def must_copy(self, x: torch.Tensor) -> Cause | None:
         # Conjugation and negation are put off as bits of the tensor.
         return _LAZY_VALUES if x.is_conj() or x.is_neg() else None
 
-    def open_pytree(self, x: Any) -> Pytree | None:
-        if pytree.tree_is_leaf(x):
-            return None
-        children, structure = pytree.tree_flatten(x, is_leaf=OneLevel())
-        places = [f"[{i}]" for i in range(len(children))]
-
-        def rebuild(parts: Sequence[Any]) -> Any:
-            return pytree.tree_unflatten(list(parts), structure)
-
-        return Pytree(children, places, structure, rebuild)
-
     def check_cast(self, source: str, dtype: str) -> None:
         if is_sub_byte(source):
-            raise refuse_cast(self, source, dtype, "Pass its bytes instead: x.view(torch.uint8).")
-
-    def requires_grad(self, x: torch.Tensor) -> bool:
-        return x.requires_grad
-
-    def detach(self, x: torch.Tensor) -> torch.Tensor:
-        return x.detach()
-
-    def host_view(self, x: torch.Tensor) -> np.ndarray:
-        # .numpy() marks the storage as not resizable: a later x.resize_() raises instead of freeing
-        # the memory that the consumer reads. A DLPack export alone does not.
-        carrier = CARRIERS.get(x.dtype)
-        if carrier is None:
-            return x.numpy()
-        return x.view(carrier).numpy().view(dtype_names.np_dtype(NAMES[x.dtype]))
-
-    def to_host(self, x: torch.Tensor) -> np.ndarray:
-        if self.must_copy(x):
-            return self.host_view(self.copy(x).cpu())
-        return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
-
-    def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
-        if device.kind != "cpu":
-            return super().from_host(view, device)
-        # from_numpy minds strides along one element, and which of two C types of one size it is.
-        return torch_dlpack.from_dlpack(capsules.capsule(view))
-
-    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
-        # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
-        if view.dtype.itemsize == 16 and view.size and hostmemory.address(view) % 16:
-            return Cause(Reason.MISALIGNED_ELEMENTS, framework=self.name, dtype=view.dtype.name, alignment=16)
-        return super().cannot_view(view)
+            raise refuse_cast(self.framework, source, dtype, "Pass its bytes instead: x.view(torch.uint8).")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         for extent, stride in zip(shape, strides, strict=True):
@@ -245,7 +161,61 @@ class TorchFramework(Framework):
                 return _STRIDE_MULTIPLES
         return None
 
-    def devices(self) -> tuple[Device, ...]:
+    def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
+        if not hasattr(type(x), "__dlpack__"):
+            return _from_interface(x, self.framework.streams)
+        is_foreign = source.interchange.dlpack_device is None
+        if device.kind != "gpu" or is_foreign or not self.framework.streams.has_queues:
+            return torch.from_dlpack(x)
+        cardmemory.release()
+        # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
+        with source.devices.selected(device), torch.cuda.device(device.index):
+            # This hands the producer the current stream of this thread on that device.
+            lent = torch.from_dlpack(source.interchange.exported(x, device))
+            return _on_loan(lent, source.streams, self.framework.streams, device)
+
+    def settle(self, x: torch.Tensor) -> None:
+        if x.device.type != "cpu":
+            torch.accelerator.current_stream(x.device).synchronize()
+
+    def is_plain(self, x: torch.Tensor) -> bool:
+        return type(x) is torch.Tensor and not x.__dict__
+
+
+class TorchRuntime(Runtime):
+    settings = (
+        (torch.is_inference_mode_enabled, torch.inference_mode),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        *map(_autocast, ("cpu", "cuda")),
+    )
+
+    def open_pytree(self, x: Any) -> Pytree | None:
+        if pytree.tree_is_leaf(x):
+            return None
+        children, structure = pytree.tree_flatten(x, is_leaf=OneLevel())
+        places = [f"[{i}]" for i in range(len(children))]
+
+        def rebuild(parts: Sequence[Any]) -> Any:
+            return pytree.tree_unflatten(list(parts), structure)
+
+        return Pytree(children, places, structure, rebuild)
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.torch as namespace
+
+        return namespace
+
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
+
+class TorchDevices(Devices):
+    def device_of(self, x: torch.Tensor) -> Device:
+        if x.is_cpu or x.is_meta:  # a sixth of the time that x.device.type takes
+            return CPU
+        return Device("gpu", x.device.index or 0)
+
+    def available(self) -> tuple[Device, ...]:
         if not torch.accelerator.is_available():
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
@@ -263,73 +233,12 @@ class TorchFramework(Framework):
     def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
         return x.to(self.native_device(device))
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
-        if not hasattr(type(x), "__dlpack__"):
-            return _from_interface(x, self.streams)
-        if device.kind != "gpu" or source.dlpack_device is None or not self.streams.has_queues:
-            return torch.from_dlpack(x)
-        cardmemory.release()
-        # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
-        with source.selected(device), torch.cuda.device(device.index):
-            # This hands the producer the current stream of this thread on that device.
-            lent = torch.from_dlpack(source.exported(x, device))
-            return _on_loan(lent, source.streams, self.streams, device)
-
-    def settle(self, x: torch.Tensor) -> None:
-        if x.device.type != "cpu":
-            torch.accelerator.current_stream(x.device).synchronize()
-
-    def copy(self, x: torch.Tensor) -> torch.Tensor:
-        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
-            raise _refuse_storage(self)
-        if x.is_conj() or x.is_neg():
-            return x.resolve_conj().resolve_neg().contiguous()
-        if x.layout is not torch.strided or x.is_nested:
-            return x.clone()
-        if x.itemsize == 1 and x.dtype not in NAMES and not x.is_quantized:
-            # uint1 to uint7, and the like, have no kernel that copies.
-            return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
-        return x.clone(memory_format=torch.contiguous_format)
-
-    def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
-        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
-            raise _refuse_storage(self)
-        if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
-            x = x.clone()  # see cannot_view: a cast of it ends the process
-        return x.to(DTYPES[dtype])
-
-    def is_oom(self, error: BaseException) -> bool:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        return isinstance(error, RuntimeError) and self.is_oom_text(str(error))
-
-    def is_oom_text(self, text: str) -> bool:
-        return _OOM.match(text) is not None
-
-    def room(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
-        plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
-        if not plain or part.is_nested or part.requires_grad:
-            return None
-        return torch.empty(shape, dtype=part.dtype, device=part.device)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
-        with torch.inference_mode(False):  # whose tensors cannot be written to outside
-            return torch.empty(shape, dtype=DTYPES[dtype], device=self.native_device(device))
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         if device.kind != "gpu":
             return nullcontext()
         if torch.version.cuda or torch.version.hip:
             return torch.cuda.device(device.index)
         return torch.accelerator.device_index(device.index)  # torch 2.8
-
-    def reshaped(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        # No view to autograd: what is done to one is nothing to the other.
-        with torch.inference_mode(False):
-            if isinstance(memory, np.ndarray):  # memory of the host
-                return self.from_host(np.ndarray(shape, dtype_names.np_dtype(dtype), memory), CPU)
-            empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
-            return empty.set_(memory.untyped_storage(), 0, shape)
 
     def native_device(self, device: Device) -> Any:
         accelerator = None if device.kind == "cpu" else torch.accelerator.current_accelerator()
@@ -341,12 +250,39 @@ class TorchFramework(Framework):
         has_others = torch.version.cuda is None and torch.version.hip is None
         return torch.cuda.is_initialized() or (has_others and torch.accelerator.is_available())
 
+    def read_device(self, x: Any) -> Device | None:
+        if not isinstance(x, torch.device) or x.type == "meta":
+            return None
+        if x.type == "cpu":
+            return CPU
+        index = x.index
+        if index is None:
+            index = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
+        # Torch calls both CUDA and ROCm "cuda".
+        return Device("gpu", index, accelerator="" if x.type == "cuda" else x.type)
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        # Asking torch initialises the driver, after which this process can't be forked.
+        if torch.version.cuda is None or cardmemory.is_awake():
+            return self.available()
+        return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
+
+
+class TorchMemory(Memory):
+    def is_oom(self, error: BaseException) -> bool:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        return isinstance(error, RuntimeError) and self.is_oom_text(str(error))
+
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM.match(text) is not None
+
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         cards = _numbers(device)
         before = sum(torch.cuda.memory_reserved(i) for i in cards)
         if cards:
             torch.cuda.empty_cache()
-        elif self.is_started() and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
+        elif self.framework.devices.is_started() and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
             torch.accelerator.empty_cache()
         freed = before - sum(torch.cuda.memory_reserved(i) for i in cards)
         if cards and hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.12
@@ -382,52 +318,36 @@ class TorchFramework(Framework):
             for i in _numbers():
                 if torch.version.hip or cardmemory.has_context(i):  # any other would be opened
                     torch.cuda.synchronize(i)
-        elif self.is_started():
+        elif self.framework.devices.is_started():
             torch.accelerator.synchronize()
-
-    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
-        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
-        return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
-
-    def read_device(self, x: Any) -> Device | None:
-        if not isinstance(x, torch.device) or x.type == "meta":
-            return None
-        if x.type == "cpu":
-            return CPU
-        index = x.index
-        if index is None:
-            index = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
-        # Torch calls both CUDA and ROCm "cuda".
-        return Device("gpu", index, accelerator="" if x.type == "cuda" else x.type)
-
-    def visible_devices(self) -> tuple[Device, ...]:
-        # Asking torch initialises the driver, after which this process can't be forked.
-        if torch.version.cuda is None or cardmemory.is_awake():
-            return self.devices()
-        return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
 
     def oom_error(self) -> Exception:
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
 
-    def is_plain(self, x: torch.Tensor) -> bool:
-        return type(x) is torch.Tensor and not x.__dict__
 
-    def array_namespace(self) -> Any:
-        import array_api_compat.torch as namespace
+class TorchBatching(IndexedBatching):
+    def room(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
+        plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
+        if not plain or part.is_nested or part.requires_grad:
+            return None
+        return torch.empty(shape, dtype=part.dtype, device=part.device)
 
-        return namespace
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
+        with torch.inference_mode(False):  # whose tensors cannot be written to outside
+            return torch.empty(
+                shape, dtype=DTYPES[dtype], device=self.framework.devices.native_device(device)
+            )
 
-    def annotation(self, name: str) -> AbstractContextManager[Any]:
-        return torch.profiler.record_function(name)
+    def reshaped(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        # No view to autograd: what is done to one is nothing to the other.
+        with torch.inference_mode(False):
+            if isinstance(memory, np.ndarray):  # memory of the host
+                return self.framework.from_host(np.ndarray(shape, dtype_names.np_dtype(dtype), memory), CPU)
+            empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
+            return empty.set_(memory.untyped_storage(), 0, shape)
 
-    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, which torch.compile runs as it is, between two graphs."""
-        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
-        try:
-            return torch.compiler.disable(fn, reason=reason)
-        except TypeError:  # torch 2.6
-            return torch.compiler.disable(fn)
 
+class TorchFastPath(FastPath):
     def fast_types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
 
@@ -471,6 +391,113 @@ class TorchFramework(Framework):
         if readonly.lent and readonly.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
+
+
+class TorchFramework(Framework):
+    name = "torch"
+    errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
+    dtypes = frozenset(DTYPES)
+    streams = TorchStreams() if _DLPACK_DEVICE else Streams()
+    autodiff = torch_autodiff.AUTODIFF
+    interchange = component(TorchInterchange)
+    runtime = component(TorchRuntime)
+    devices = component(TorchDevices)
+    memory = component(TorchMemory)
+    batching = component(TorchBatching)
+    fast_path = component(TorchFastPath)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor)
+
+    def check(self, x: torch.Tensor) -> None:
+        if x.is_nested:
+            instead = "pass {}, which pads with a value of your choice, or its parts, {}"
+            raise refuse(self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]")
+        if x.layout is not torch.strided:
+            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
+        if x.is_quantized:
+            instead = "pass {}, or its integers {} with its scale"
+            raise refuse_dtype(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
+        if x.device.type == "meta":
+            raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
+        if hasattr(type(x), "full_tensor"):
+            instead = "pass {}, the part of this process, or {}"
+            what = "a tensor that is spread over processes (DTensor)"
+            raise refuse(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
+        if x.dtype not in NAMES:
+            raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
+        if _storage_is_too_small(x):
+            raise _refuse_storage(self)
+        if not _has_memory(x):
+            _refuse_wrapper(self, x)
+            raise refuse(
+                self,
+                "a traced, fake or batched tensor",
+                "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
+                " torch.func transforms, and loop in place of vmap (is_grads_batched=True, vectorize=True)",
+            )
+
+    def dtype_name(self, x: torch.Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def nbytes(self, x: torch.Tensor) -> int:
+        return x.numel() * x.element_size()
+
+    def host_view(self, x: torch.Tensor) -> np.ndarray:
+        # .numpy() marks the storage as not resizable: a later x.resize_() raises instead of freeing
+        # the memory that the consumer reads. A DLPack export alone does not.
+        carrier = CARRIERS.get(x.dtype)
+        if carrier is None:
+            return x.numpy()
+        return x.view(carrier).numpy().view(dtype_names.np_dtype(NAMES[x.dtype]))
+
+    def to_host(self, x: torch.Tensor) -> np.ndarray:
+        if self.interchange.must_copy(x):
+            return self.host_view(self.copy(x).cpu())
+        return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
+
+    def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
+        if device.kind != "cpu":
+            return super().from_host(view, device)
+        # from_numpy minds strides along one element, and which of two C types of one size it is.
+        return torch_dlpack.from_dlpack(capsules.capsule(view))
+
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
+        # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
+        if view.dtype.itemsize == 16 and view.size and hostmemory.address(view) % 16:
+            return Cause(Reason.MISALIGNED_ELEMENTS, framework=self.name, dtype=view.dtype.name, alignment=16)
+        return super().cannot_view(view)
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
+            raise _refuse_storage(self)
+        if x.is_conj() or x.is_neg():
+            return x.resolve_conj().resolve_neg().contiguous()
+        if x.layout is not torch.strided or x.is_nested:
+            return x.clone()
+        if x.itemsize == 1 and x.dtype not in NAMES and not x.is_quantized:
+            # uint1 to uint7, and the like, have no kernel that copies.
+            return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
+            raise _refuse_storage(self)
+        if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
+            x = x.clone()  # see cannot_view: a cast of it ends the process
+        return x.to(DTYPES[dtype])
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
+        return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, which torch.compile runs as it is, between two graphs."""
+        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
+        try:
+            return torch.compiler.disable(fn, reason=reason)
+        except TypeError:  # torch 2.6
+            return torch.compiler.disable(fn)
 
 
 def _numbers(device: Device | None = None) -> list[int]:

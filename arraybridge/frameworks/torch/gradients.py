@@ -24,6 +24,12 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 class TorchAutodiff(autodiff.Autodiff):
+    def requires_grad(self, x: torch.Tensor) -> bool:
+        return x.requires_grad
+
+    def detach(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
     def follows(self, x: torch.Tensor) -> bool:
         if x.requires_grad and torch.is_grad_enabled():
             return True

@@ -8,6 +8,7 @@ import numpy as np
 
 import arraybridge
 from arraybridge import Device
+from arraybridge.frameworks.base import Devices, Memory, Runtime, component
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import Facts
 
@@ -32,10 +33,11 @@ class Slate:
         return Slate(self.values[key], self.device)
 
 
-class SlatesFramework(arraybridge.Framework):
-    name = "slates"
+class SlatesRuntime(Runtime):
     facts = Facts("slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",))
 
+
+class SlatesMemory(Memory):
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         return device.name, "", 1 << 30
 
@@ -45,14 +47,23 @@ class SlatesFramework(arraybridge.Framework):
     def usage(self) -> list[Holding]:
         return [Holding("gpu:0", "slates", 100, 20, 300)]
 
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, Slate)
 
+class SlatesDevices(Devices):
     def device_of(self, x: Slate) -> Device:
         return x.device
 
-    def devices(self) -> tuple[Device, ...]:
+    def available(self) -> tuple[Device, ...]:
         return (Device("cpu"), CARD)
+
+
+class SlatesFramework(arraybridge.Framework):
+    name = "slates"
+    runtime = component(SlatesRuntime)
+    memory = component(SlatesMemory)
+    devices = component(SlatesDevices)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Slate)
 
     def dtype_name(self, x: Slate) -> str:
         return x.values.dtype.name
