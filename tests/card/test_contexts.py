@@ -26,7 +26,7 @@ f = ab.cupy(gpu_id=1)(lambda x: x + 1)
 print(ab.to_numpy(f(x)).sum(), f(np.zeros(3)).device.id)
 y = ab.convert_memory(x, 'cupy', copy=True)
 print(ab.memory_stats()['gpu:1'].holdings[0].used > 0, cupy.cuda.runtime.getDevice())
-ab.pinned(np.ones(8)); ab.framework('cupy').synchronize(); ab.free_memory()
+ab.pinned(np.ones(8)); ab.framework('cupy').memory.synchronize(); ab.free_memory()
 print(*opened())
 from tests.gpu.test_ordering import ForeignDlpack, ForeignInterface
 for protocol in (ForeignInterface, ForeignDlpack):  # what others have there
@@ -69,7 +69,7 @@ class Queues(type(cupys.streams)):
 lender.streams = Queues()
 x = cupy.zeros(4096)
 with queue: x += 3
-y = cupys.adopt(Refusing(x), lender, ab.Device('gpu', 0))
+y = cupys.interchange.adopt(Refusing(x), lender, ab.Device('gpu', 0))
 print((y.get() == 3).all())
 """,
         ["True"],

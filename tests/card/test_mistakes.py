@@ -77,7 +77,7 @@ def test_a_mistake_is_noticed(
 def a_copy_from_locked_memory_is_not_waited_for(
     _: Function, self: Any, view: np.ndarray, device: Device
 ) -> Any:
-    with self.selected(device):
+    with self.devices.selected(device):
         x = cupy.empty(view.shape, view.dtype)
         x.set(view)
         return x
@@ -105,12 +105,12 @@ def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> Mark
 
 
 @mistake(
-    f"{CUPY}.CupyFramework.to_device",
+    f"{CUPY}.CupyDevices.to_device",
     ordering.test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again,
     "to_gpu",
 )
 @mistake(
-    f"{CUPY}.CupyFramework.to_device",
+    f"{CUPY}.CupyDevices.to_device",
     ordering.test_a_source_of_prefetch_fills_one_buffer_again_and_again,
     "to the other card",
 )

@@ -31,7 +31,7 @@ def test_it_shares_with_cupy_on_the_same_card_and_copies_once_where_it_cannot() 
         "print(explain(y, 'pyclesperanto').reason, explain(y, 'pyclesperanto').copies)",
         "print(to(y, 'pyclesperanto').get().tolist())",
         "images = [to(y.T, 'pyclesperanto', 1), to(y.T, 'pyclesperanto', device='opencl:1')]",
-        "print(*map(ab.device_of, images), [str(d) for d in ab.framework('pyclesperanto').devices()])",
+        "print(*map(ab.device_of, images), [str(d) for d in ab.framework('pyclesperanto').devices.available()])",
         "try: to(cupy.ones(3), 'pyclesperanto')",
         "except ab.MemoryConversionError as error: print(error.reason)",
         "del x, image, images; ab.free_memory(); print(back.get().sum())",
