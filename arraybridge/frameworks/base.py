@@ -1,9 +1,4 @@
-"""The questions that every framework answers.
-
-A framework is one class with one instance. To add one, derive from `Framework`, answer at least `owns`,
-`from_host`, and `host_view` or `to_host`, and hand an instance to `arraybridge.register`; everything else has
-an answer here that works through the host. Queues of work stand in parts.py, derivatives in autodiff.py.
-"""
+"""The base class of frameworks and its components, whose defaults work through host memory."""
 
 from __future__ import annotations
 
@@ -114,7 +109,14 @@ class component(Generic[C]):  # noqa: N801  # used like a function
 
 
 class Runtime(Component):
-    """Settings, context managers and namespaces with which functions of the framework run."""
+    """Settings, context managers and namespaces with which functions of the framework run.
+
+    Attributes:
+        facts: Metadata about the package that is needed before it is imported, if ``name`` and ``modules`` do
+            not say it all.
+        settings: Settings of a thread that change results. Each is a function that returns the value, and one
+            that makes a context manager for a value.
+    """
 
     facts: ClassVar[Facts | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
@@ -127,13 +129,9 @@ class Runtime(Component):
         """A context in which the framework's own functions work on ``x``, and keep 64-bit dtypes."""
         return self.wide()
 
-    # -- between processes ------------------------------------------------------------------------
-
     def array_classes(self) -> tuple[type, ...]:
         """The classes of its arrays, or bases of them, for libraries that go by class."""
         return self.framework.fast_path.fast_types()
-
-    # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
         """The module of the Python array API for its arrays; None where there is none."""
@@ -167,7 +165,12 @@ class Runtime(Component):
 
 
 class Devices(Component):
-    """Devices of the framework, and the devices of its arrays."""
+    """Devices of the framework, and the devices of its arrays.
+
+    Attributes:
+        has_only_host: Whether its arrays are always in host memory, so that ``gpu_id`` has no effect (NumPy).
+        selects_per_thread: Whether `selected` affects only the calling thread, not the whole process.
+    """
 
     has_only_host: ClassVar[bool] = False
     selects_per_thread: ClassVar[bool] = True
@@ -182,8 +185,6 @@ class Devices(Component):
         None for an array that is not replicated over several devices.
         """
         return None
-
-    # -- devices ----------------------------------------------------------------------------------
 
     def available(self) -> tuple[Device, ...]:
         """Every device that the framework can use here."""
@@ -237,9 +238,6 @@ class Devices(Component):
         """A context in which ``device`` is this framework's current one, for this thread."""
         return nullcontext()
 
-    # -- cards, and the memory that the framework holds there. No question opens one, but for `card_memory`
-    # and `free_memory_of`.
-
     def is_started(self) -> bool:
         """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
         return False
@@ -258,7 +256,13 @@ class Devices(Component):
 
 
 class Interchange(Component):
-    """How arrays are handed to other frameworks, and when they cannot be shared."""
+    """How arrays are handed to other frameworks, and when they cannot be shared.
+
+    Attributes:
+        dlpack_device: The DLPack device type of its accelerator arrays (2: CUDA), or None. Frameworks of
+            the same type share memory there.
+        all_pickle: Whether each of its arrays can be pickled without a loss.
+    """
 
     all_pickle: ClassVar[bool] = True
     dlpack_device: int | None = None
@@ -324,8 +328,6 @@ class Interchange(Component):
 
 class Memory(Component):
     """Memory that the framework holds on accelerators, and its out-of-memory errors."""
-
-    # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
         """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
@@ -455,10 +457,6 @@ class FastPath(Component):
     They raise for an array that needs it: a Python error, or one of ``errors``, which no user sees.
     """
 
-    # -- fast functions, for host arrays that need no care ------------------------------------------
-    # Methods of one array, where a framework has them. They raise for an array that needs care: an error of
-    # Python's, or one of `errors`; no user sees that.
-
     def fast_types(self) -> tuple[type, ...]:
         """Types for which the fast functions hold; a subclass takes the careful path."""
         return ()
@@ -479,30 +477,31 @@ class FastPath(Component):
 
 
 class Framework(ABC):
-    """What arraybridge must know of a framework.
+    """A framework that arrays are converted from and to: a core, and components with defaults.
 
-    Class attributes:
-        name: how users name the framework.
-        modules: packages in which the types of its arrays are defined; an object whose class
-            comes from none of them is never asked for.
-        facts: what may be asked of it before it is imported, where that is more than name and modules.
-        alignment: bytes to which memory must be aligned before the framework can view it; 0: it views none,
-            since its `from_host` makes a copy of its own, of memory of any layout.
-        mutable: whether its arrays can be written to in place.
-        honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
-        dtypes: names of the dtypes that it has; None for "whatever NumPy has".
-        max_rank: the most axes that its arrays can have; no more than NumPy's, through which arrays travel.
-        has_host: whether its arrays can live in host memory.
-        has_only_host: whether they live there alone, and ``gpu_id`` has no effect, as for NumPy.
-        selects_per_thread: whether `selected` affects the calling thread alone, and not the whole process.
-        dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
-            with the same type hand arrays to each other on the card.
-        streams: its queues of work on accelerators.
-        autodiff: its derivatives, or None.
-        all_pickle: whether every array pickles by itself, and bit for bit.
-        errors: what else it raises for an array that it does not take.
-        settings: what a thread may set for itself and changes results: of each setting a function that tells
-            its value, and one that makes a context of a value.
+    To add a framework, derive from this class and define at least ``name``, ``modules``, `owns`, `from_host`,
+    and `host_view` or `to_host`.
+
+    Attributes:
+        name: The name that users pass.
+        modules: The packages that define the types of its arrays. Objects of other packages are never passed
+            to `owns`.
+        alignment: The alignment in bytes that memory needs before the framework can view it. 0 if it cannot
+            view memory, because `from_host` copies memory of any layout.
+        mutable: Whether its arrays can be modified in place.
+        honours_readonly: Whether it can mark arrays as read-only. Views of immutable memory are read-only.
+        dtypes: The names of its dtypes. None if it has all dtypes of NumPy.
+        max_rank: The maximum number of axes, at most that of NumPy.
+        has_host: Whether its arrays can be in host memory.
+        errors: Other exceptions that it raises for arrays that it does not support.
+        runtime: Settings, context managers and namespaces; see `Runtime`.
+        devices: Its devices, and the devices of its arrays; see `Devices`.
+        interchange: How it exports and imports memory; see `Interchange`.
+        memory: Its memory on accelerators, and its out-of-memory errors; see `Memory`.
+        batching: How its arrays are split and joined; see `Batching`.
+        fast_path: Functions for host arrays that need no special handling; see `FastPath`.
+        streams: Its streams on accelerators; see `Streams`.
+        autodiff: Its derivatives; see `Autodiff`.
     """
 
     name: ClassVar[str]

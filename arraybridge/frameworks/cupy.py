@@ -43,7 +43,7 @@ _MANAGED = 13
 
 
 class CupyDevices(Devices):
-    framework: CupyFramework
+    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     def device_of(self, x: cupy.ndarray) -> Device:
         return Device("gpu", x.device.id)
@@ -146,7 +146,7 @@ class CupyInterchange(Interchange):
 
 
 class CupyMemory(Memory):
-    framework: CupyFramework
+    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     # -- memory -----------------------------------------------------------------------------------
 

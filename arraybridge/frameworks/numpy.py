@@ -42,7 +42,7 @@ class NumpyDevices(Devices):
 
 
 class NumpyFastPath(FastPath):
-    framework: NumpyFramework
+    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
     fast_view = staticmethod(itself)
     fast_from_view = staticmethod(itself)
 
@@ -65,7 +65,7 @@ class NumpyFastPath(FastPath):
 
 
 class NumpyInterchange(Interchange):
-    framework: NumpyFramework
+    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     def must_copy(self, x: np.ndarray) -> Cause | None:
         return self.framework._copied

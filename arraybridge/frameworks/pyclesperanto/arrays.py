@@ -55,7 +55,7 @@ def installed_framework() -> ImageFramework:
 
 
 class ImageInterchange(Interchange):
-    framework: ImageFramework
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
     all_pickle = False
 
     def settle(self, x: Any) -> None:
@@ -84,7 +84,7 @@ class ImageInterchange(Interchange):
 
 
 class ImageDevices(Devices):
-    framework: ImageFramework
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
     selects_per_thread = False
 
     def device_of(self, x: Any) -> Device:
@@ -131,7 +131,7 @@ class ImageDevices(Devices):
 
 
 class ImageBatching(Batching):
-    framework: ImageFramework
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
@@ -155,7 +155,7 @@ class ImageBatching(Batching):
 
 
 class ImageMemory(Memory):
-    framework: ImageFramework
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     def is_oom(self, error: BaseException) -> bool:
         return opencl.is_oom(error)
@@ -272,7 +272,7 @@ class ImageFramework(Framework):
 
 
 class PrototypeDevices(ImageDevices):
-    framework: PrototypeFramework
+    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     def device_of(self, x: Any) -> Device:
         return Device(self.framework.kind, self.framework.natives.index(x.queue.device))
@@ -284,7 +284,7 @@ class PrototypeDevices(ImageDevices):
 
 
 class PrototypeBatching(ImageBatching):
-    framework: PrototypeFramework
+    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
