@@ -31,7 +31,6 @@ from arraybridge.conversion.convert import (
 from arraybridge.conversion.trace import trace
 from arraybridge.devices.default import get_device, set_device, use_device
 from arraybridge.devices.inventory import device_info, devices, gpu_available
-from arraybridge.devices.namespaces import array_namespace
 from arraybridge.errors import (
     ArrayNotSupportedError,
     CannotSplitError,
@@ -64,6 +63,7 @@ from arraybridge.types import MemoryType as MemoryType
 if _TYPE_CHECKING:
     from arraybridge.carriers.chunks import chunks
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
+    from arraybridge.devices.namespaces import array_namespace
     from arraybridge.functions.dtypes import DtypeConversion
     from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.lines.device_map import device_map
@@ -168,6 +168,7 @@ _MODULES = {
     "timeline.route": "Route",
     "conversion.trace": "TraceLog",
     "devices.inventory": "FoundDevice least_used_gpu",
+    "devices.namespaces": "array_namespace",
     "functions.decorators": "mlx paddle",
     "functions.dtypes": "DtypeConversion",
     "functions.slices": "process_slices stack_slices unstack_slices",

@@ -112,7 +112,15 @@ def run_with_oom_recovery(
         raise TypeError(f"split={split!r} must be True or False; mark what is not to be split as fixed(x)")
     whole_number("min_split", min_split, least=1, type_error=ValueError)
     result = recovered(
-        *(_unmarking(fn), args, kwargs, max_retries, gpu_id, before_retry, True, split_axis, min_split),
+        _unmarking(fn),
+        args,
+        kwargs,
+        retries=max_retries,
+        gpu_id=gpu_id,
+        before_retry=before_retry,
+        split=True,
+        axis=split_axis,
+        least=min_split,
         named=fn,
     )
     return cast("R", batches.plain(result))
@@ -164,7 +172,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     else:
         args = (batch,)
     whole_number("min_split", min_split, least=1, type_error=ValueError)
-    result = recovered(_unmarking(fn), args, kwargs, 1, None, None, True, axis, min_split, named=fn)
+    result = recovered(
+        _unmarking(fn), args, kwargs, retries=1, gpu_id=None, split=True, axis=axis, least=min_split, named=fn
+    )
     return batches.plain(result)
 
 
@@ -266,7 +276,18 @@ def recovered(
         result, failure = attempted(fn, args, kwargs, sys.exception())
         if failure is None:
             return result
-    call = _Recovery(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least, named, packed)
+    call = _Recovery(
+        fn=fn,
+        batch=(args, kwargs),
+        failure=failure,
+        retries=retries,
+        gpu_id=gpu_id,
+        before_retry=before_retry,
+        axis=axis,
+        least=least,
+        named=named,
+        packed=packed,
+    )
     del failure  # whose traceback holds this frame
     try:
         return call.made(split)
