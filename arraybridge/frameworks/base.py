@@ -29,7 +29,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import Holding, Streams
+from arraybridge.frameworks.parts import Holding, Observation, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, hooks
@@ -96,6 +96,7 @@ class Framework(ABC):
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
         streams: its queues of work on accelerators.
+        observation: how a trace reads its arrays.
         autodiff: its derivatives, or None.
         all_pickle: whether every array pickles by itself, and bit for bit.
         errors: what else it raises for an array that it does not take.
@@ -120,6 +121,7 @@ class Framework(ABC):
     dlpack_device: int | None = None
 
     streams: Streams = Streams()
+    observation: Observation = Observation()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
 
     # -- which arrays, and what they hold ---------------------------------------------------------

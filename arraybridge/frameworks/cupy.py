@@ -16,7 +16,7 @@ import numpy as np
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, dtype_names, hostmemory, protocols
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Holding, Mark, Streams
+from arraybridge.frameworks.parts import Holding, Mark, Observation, Streams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -34,7 +34,12 @@ _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCA
 _MANAGED = 13
 
 
+class CupyObservation(Observation):
+    has_strides = True
+
+
 class CupyFramework(Framework):
+    observation = CupyObservation()
     name = "cupy"
     has_host = False
     dtypes = dtype_names.PLAIN

@@ -13,6 +13,7 @@ import numpy as np
 from arraybridge.errors import literal
 from arraybridge.frameworks import dtype_names, hostmemory
 from arraybridge.frameworks.base import (
+    CPU,
     Framework,
     is_sub_byte,
     refuse,
@@ -20,7 +21,7 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
     refuse_sub_byte,
 )
-from arraybridge.frameworks.parts import itself
+from arraybridge.frameworks.parts import Observation, itself
 from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
@@ -30,8 +31,16 @@ _OOM = re.compile(r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array")
 _first_byte = ctypes.c_char.from_buffer
 
 
+class NumpyObservation(Observation):
+    has_strides = True
+
+    def read(self, owner: Framework, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
+        return x.dtype, x.nbytes, hostmemory.address(x), CPU
+
+
 class NumpyFramework(Framework):
     name = "numpy"
+    observation = NumpyObservation()
     #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True

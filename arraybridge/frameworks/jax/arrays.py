@@ -39,7 +39,7 @@ from arraybridge.frameworks.base import (
     refuse_sub_byte,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.parts import Holding, Observation
 from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -100,8 +100,18 @@ def _cpus_first(device: Device) -> tuple[bool, int]:
     return device.kind != "cpu", device.index
 
 
+class JaxObservation(Observation):
+    computes_later = True
+    narrows = True
+
+    def read(self, owner: Framework, x: jax.Array) -> tuple[Any, int, int | None, Device]:
+        at = None if owner.is_scattered(x) else x.unsafe_buffer_pointer()
+        return x.dtype, x.size * x.dtype.itemsize, at, owner.device_of(x)
+
+
 class JaxFramework(Framework):
     name = "jax"
+    observation = JaxObservation()
     all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
     alignment = hostmemory.ALIGNMENT
     mutable = False

@@ -32,7 +32,7 @@ from arraybridge.frameworks.base import (
     wider,
 )
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.parts import Holding, Observation
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -74,8 +74,21 @@ _OOM_TEXT = re.compile(
 )
 
 
+class TensorflowObservation(Observation):
+    computes_later = True
+
+    def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
+        owner.check(x)
+        device = owner.device_of(x)
+        if device.kind != "cpu":
+            return super().read(owner, x)
+        view = owner.host_view(x)
+        return view.dtype, view.nbytes, hostmemory.address(view), device
+
+
 class TensorflowFramework(Framework):
     name = "tensorflow"
+    observation = TensorflowObservation()
     errors = (tf.errors.OpError,)
     alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
     mutable = False

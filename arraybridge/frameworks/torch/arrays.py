@@ -32,6 +32,7 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
+from arraybridge.frameworks.torch.observation import TorchObservation
 from arraybridge.frameworks.torch.streams import TorchStreams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -129,6 +130,7 @@ class TorchFramework(Framework):
     dtypes = frozenset(DTYPES)
     dlpack_device = _dlpack_device()
     streams = TorchStreams() if dlpack_device else Streams()
+    observation = TorchObservation()
     autodiff = torch_autodiff.AUTODIFF
     settings = (
         (torch.is_inference_mode_enabled, torch.inference_mode),
