@@ -67,19 +67,34 @@ def _of_pandas(x: Any) -> Advice:
         return _of_frame(x)
     dtype = x.dtype
     family = type(dtype).__name__
-    has_accessors = hasattr(x, "cat") or hasattr(x, "sparse") or hasattr(x, "iloc")
-    if family == "CategoricalDtype":
-        expression = "{x}.cat.codes" if has_accessors else "{x}.codes"
-        return Advice("pass the numbers of its categories, {}", (expression,))
-    if family == "SparseDtype":
-        expression = "{x}.sparse.to_dense()" if has_accessors else "np.asarray({x})"
-        return Advice("pass all of its values, {}", (expression,))
-    if family == "IntervalDtype":
-        side = "{x}.array.left" if has_accessors else "{x}.left"
-        return Advice("pass the two ends of its intervals, {} and {}", (side, side.replace("left", "right")))
+    advices = _BY_COLUMN_DTYPE if _has_accessors(x) else _BY_ARRAY_DTYPE
+    if family in advices:
+        return advices[family]
     if dtype.kind in "Mm" or family == "PeriodDtype":
         return Advice("pass {}, which counts units of time", ('{x}.astype("int64")',))
     return _of_elements(x, dtype)
+
+
+def _has_accessors(x: Any) -> bool:
+    """Return whether ``x`` is a column of pandas, and not an extension array or an index."""
+    return hasattr(x, "cat") or hasattr(x, "sparse") or hasattr(x, "iloc")
+
+
+_CATEGORIES = "pass the numbers of its categories, {}"
+_SPARSE = "pass all of its values, {}"
+_INTERVALS = "pass the two ends of its intervals, {} and {}"
+#: Dtype of a column of pandas → its advice.
+_BY_COLUMN_DTYPE = {
+    "CategoricalDtype": Advice(_CATEGORIES, ("{x}.cat.codes",)),
+    "SparseDtype": Advice(_SPARSE, ("{x}.sparse.to_dense()",)),
+    "IntervalDtype": Advice(_INTERVALS, ("{x}.array.left", "{x}.array.right")),
+}
+#: Dtype of an extension array or an index of pandas → its advice.
+_BY_ARRAY_DTYPE = {
+    "CategoricalDtype": Advice(_CATEGORIES, ("{x}.codes",)),
+    "SparseDtype": Advice(_SPARSE, ("np.asarray({x})",)),
+    "IntervalDtype": Advice(_INTERVALS, ("{x}.left", "{x}.right")),
+}
 
 
 def _of_elements(x: Any, dtype: Any) -> Advice:

@@ -24,7 +24,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import Holding, Streams
+from arraybridge.frameworks.parts import Holding, Observation, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, hooks
@@ -120,6 +120,9 @@ class Runtime(Component):
 
     facts: ClassVar[Facts | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
+
+    #: How a trace reads its arrays.
+    observation: ClassVar[Observation] = Observation()
 
     def open_pytree(self, x: Any) -> Pytree | None:
         """Return the children of an object whose class is registered as a pytree here, or None."""

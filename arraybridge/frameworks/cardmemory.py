@@ -51,7 +51,9 @@ def is_awake() -> bool:
 
 def has_context(index: int) -> bool:
     """Whether this process has a context on the card. Does not wake the driver."""
-    library, flags, active = _driver(), ctypes.c_uint(), ctypes.c_int()
+    library = _driver()
+    flags = ctypes.c_uint()
+    active = ctypes.c_int()
     if library is None:
         return False
     failed = library.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
@@ -61,7 +63,8 @@ def has_context(index: int) -> bool:
 @contextmanager
 def primary_context(index: int) -> Iterator[None]:
     """Make the card the current one; it stays open, as after cudaSetDevice."""
-    library, context = _driver(), ctypes.c_void_p()
+    library = _driver()
+    context = ctypes.c_void_p()
     if (
         library is None
         or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index)
@@ -176,4 +179,7 @@ def keep_after(lent: Any, what: Any, begin: Callable[[], Any], wait: Callable[[A
         wait(result())
         return True
 
-    weakref.finalize(lent, keep, what, is_done, lambda: wait(result())).atexit = False
+    def wait_for_result() -> None:
+        wait(result())
+
+    weakref.finalize(lent, keep, what, is_done, wait_for_result).atexit = False

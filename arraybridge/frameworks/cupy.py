@@ -24,7 +24,7 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
 )
-from arraybridge.frameworks.parts import Holding, Mark, Streams
+from arraybridge.frameworks.parts import Holding, Mark, Observation, Streams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -40,6 +40,10 @@ _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCA
 
 # kDLCUDAManaged: torch and JAX take no capsule of that kind (torch 2.11: "Unsupported device_type: 13").
 _MANAGED = 13
+
+
+class CupyObservation(Observation):
+    has_strides = True
 
 
 class CupyDevices(Devices):
@@ -219,6 +223,8 @@ class CupyBatching(IndexedBatching):
 
 
 class CupyRuntime(Runtime):
+    observation = CupyObservation()
+
     def beside(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
         return on_card(x.device.id)
 

@@ -24,7 +24,8 @@ MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 # From this many bytes on it pays to choose how to copy.
 _LARGE = 1 << 16
 
-_first_byte, _address_of = ctypes.c_char.from_buffer, ctypes.addressof
+_first_byte = ctypes.c_char.from_buffer
+_address_of = ctypes.addressof
 
 
 def address(view: np.ndarray) -> int:

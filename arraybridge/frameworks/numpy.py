@@ -13,6 +13,7 @@ import numpy as np
 from arraybridge.errors import literal
 from arraybridge.frameworks import dtype_names, hostmemory
 from arraybridge.frameworks.base import (
+    CPU,
     Devices,
     FastPath,
     Framework,
@@ -27,7 +28,7 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
     refuse_sub_byte,
 )
-from arraybridge.frameworks.parts import itself
+from arraybridge.frameworks.parts import Observation, itself
 from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
@@ -35,6 +36,13 @@ _NUMBERS = frozenset("biufc")
 # How the message of numpy._core._exceptions._ArrayMemoryError begins.
 _OOM = re.compile(r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array")
 _first_byte = ctypes.c_char.from_buffer
+
+
+class NumpyObservation(Observation):
+    has_strides = True
+
+    def read(self, owner: Framework, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
+        return x.dtype, x.nbytes, hostmemory.address(x), CPU
 
 
 class NumpyDevices(Devices):
@@ -107,6 +115,8 @@ class NumpyMemory(Memory):
 
 
 class NumpyRuntime(Runtime):
+    observation = NumpyObservation()
+
     def array_namespace(self) -> Any:
         import array_api_compat.numpy as namespace
 

@@ -204,7 +204,8 @@ class PaddleAutodiff(autodiff.Autodiff):
                     place=f"{label}()",
                 )
 
-        alive, label = weakref.ref(pull_back), operation.label
+        alive = weakref.ref(pull_back)
+        label = operation.label
         constant = [y for y in results if not self.is_smooth(y)]
         inputs = _joined(arrays, operation.active)
         # As iterators, since tensors among the arguments would be written to.

@@ -20,7 +20,8 @@ class Importable:
     """
 
     def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:
-        self._exported, self._device = exported, device
+        self._exported = exported
+        self._device = device
 
     def __dlpack__(self, **_: Any) -> Any:
         return self._exported

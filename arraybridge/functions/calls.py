@@ -417,7 +417,7 @@ class ArrayConverter:
     def _current_device(self) -> Device | None:
         if self.uses_accelerator:
             return self.placement.resolve(registry.framework(self.target))
-        if busy_workers and self.device is None and self.target != "numpy":
+        if busy_workers and self.device is None and not registry.facts(self.target).has_only_host:
             return worker_device.get()
         return None
 

@@ -500,7 +500,7 @@ def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
     """
     restoration = Restoration(first, writable=True)
     restored = ResultConversion(restoration.array).tree(result)
-    if restoration.framework.name != "numpy" or not any(scalars):
+    if not restoration.framework.devices.has_only_host or not any(scalars):
         return restored
     is_scalar = iter(scalars)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, update_wrapper
 from inspect import currentframe
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import capsules, hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous
+from arraybridge.frameworks import capsules, registry
+from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.frameworks.parts import Observation
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event, Steps
@@ -41,11 +42,12 @@ _CALLS = {
     "pyclesperanto_prototype": "push pull asarray",
 }
 _WIDE = ("float64", "int64", "uint64", "complex128")
-_STRIDED = ("numpy", "torch", "cupy")
-#: Frameworks whose arrays on the host may still be computed.
-_PENDING = ("jax", "tensorflow")
+#: Packages whose calls read any array on the host.
+_ON_HOST = ("numpy",)
 #: Calls that read an array of their own library on the host, and so wait for it.
 _READERS = ("numpy", "cpu", "__array__", "asnumpy", "get", "pull")
+#: Packages with a module ``compiler`` that knows whether a call is being compiled.
+_COMPILING = ("torch",)
 _COMPILERS = ("jit.script", "compile", "export.export")
 #: How programs write where a call is found.
 _SHORT = {
@@ -60,6 +62,7 @@ _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, t
 _RESHARDED = Cause(Reason.RESHARDED)
 _READ_ONLY = Cause(Reason.READ_ONLY)
 _CAPSULE: type = type(np.empty(0).__dlpack__())
+_OF_ANY = Observation()
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +80,7 @@ class Conversion:
         array: The identity of an array that was copied, for `Event.array`.
         obstacle: Why no call could have shared the memory; None if one could.
         wanted: The dtype that the program passed to JAX; ``""`` if it passed none.
+        observation: What is known of the calls of the target.
     """
 
     call: str
@@ -92,6 +96,7 @@ class Conversion:
     array: int | None = None
     obstacle: Cause | None = None
     wanted: str = ""
+    observation: Observation = _OF_ANY
 
     def cause(self) -> Cause:
         """Return why it copied, or that it shared."""
@@ -103,10 +108,12 @@ class Conversion:
         dtypes = self.source_dtype, self.target_dtype
         was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
         if was != now:
-            if self.target == "jax" and self.wanted in ("", was) and was in _WIDE and now not in _WIDE:
+            is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
+            if is_narrowed and self.observation.narrows:
                 return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
             return Cause(Reason.NATIVE_CAST, dtype=now)
-        if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
+        steps = None if self.observation.has_strides else self.steps
+        if steps is not None and not is_c_contiguous(*steps):
             return Cause(Reason.NOT_C_CONTIGUOUS)
         return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
 
@@ -155,9 +162,6 @@ _lock = RLock()
 _open_traces = 0
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
 _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
-# A private name of torch, though its guide to subclasses shows one like it: nothing public looks at a tensor
-# unseen by `__torch_function__` of its class and by function modes, which belong to the program.
-_unseen: Callable[[], AbstractContextManager[Any]] = nullcontext
 _compiles = False
 _listening: Callable[[], Iterable[Any]] = tuple  # the logs that hear of foreign calls in this thread
 
@@ -172,7 +176,7 @@ class _Call:
         self._takes_trees = name == "jax.device_put"
         self._takes_dtype = name in ("jnp.asarray", "jnp.array")
         self._library = library
-        self._reads_on_host = name.rpartition(".")[2] in _READERS
+        self._reads_on_host = library in _ON_HOST or name.rpartition(".")[2] in _READERS
         passed_by = {np.ndarray} if name.startswith("np.") else set()
         self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
 
@@ -200,14 +204,11 @@ class _Call:
     def _wait_for(self, x: Any) -> None:
         """Wait for the computation of the source if the call waits for it, so that this is not timed."""
         owner = registry.find_owner(x)
-        if owner is None or owner.name == "numpy":
+        if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
             return
-        if owner.name == "torch" and not sys.modules["torch"].cuda.is_initialized():
-            return  # nothing is pending on the CPU, and looking at the tensor takes 3 µs
         # Between GPUs, other calls are ordered by streams and do not wait.
-        is_read = self._library == "numpy" or (owner.name != self._library and owner.name in _PENDING)
-        if is_read or self._reads_on_host:
-            with _unseen() if owner.name == "torch" else nullcontext():
+        if self._reads_on_host or (owner.runtime.observation.computes_later and owner.name != self._library):
+            with owner.runtime.observation.unobserved():
                 events.wait_for(owner, x)
 
     def _record(
@@ -292,18 +293,20 @@ class _Observer:
         target: The framework of the result.
     """
 
-    __slots__ = ("_own_callers", "_read_source", "_read_target", "_source", "_target")
+    __slots__ = ("_own_callers", "_source", "_target", "_unobserved")
 
     def __init__(self, source: Framework | None, target: Framework) -> None:
         self._source = source
         self._target = target
-        self._read_source = _of_others if source is None else _READ.get(source.name, _of_others)
-        self._read_target = _READ.get(target.name, _of_others)
+        frameworks = [target] if source is None else [source, target]
         #: Packages whose own calls are no conversions of the user.
-        self._own_callers = {p for one in (source, target) if one for p in registry.facts(one.name).packages}
-        if source is None or source.name != "numpy":
+        self._own_callers: set[str] = set()
+        for one in frameworks:
             # NumPy reads the arrays of other frameworks for the user, too.
-            self._own_callers.discard("numpy")
+            if one is source or not one.devices.has_only_host:
+                self._own_callers.update(registry.facts(one.name).packages)
+        #: The framework whose arrays run code of the program when they are read.
+        self._unobserved = next((one.runtime.observation for one in frameworks if _runs_code(one)), None)
 
     def conversion(
         self, call: str, caller: str, lent: int | None, wanted: Any, x: Any, y: Any
@@ -320,8 +323,7 @@ class _Observer:
         """
         if y is x or caller in self._own_callers or (self._source is None and lent is None):
             return None  # as torch casts to print
-        hides = self._target.name == "torch" or (self._source is not None and self._source.name == "torch")
-        with _unseen() if hides else nullcontext():
+        with nullcontext() if self._unobserved is None else self._unobserved.unobserved():
             try:
                 if self._source is None:
                     return self._of_capsule(call, lent, y)
@@ -330,21 +332,17 @@ class _Observer:
                 return None  # traced, or an array of another kind: a trace must not fail what it sees
 
     def _of_capsule(self, call: str, lent: int | None, y: Any) -> Conversion | None:
-        dtype, nbytes, address, device = self._read_target(self._target, y)
-        if self._target.name == "torch" and nbytes and not address:
-            return None  # a meta tensor
+        dtype, nbytes, address, device = self._target.runtime.observation.read(self._target, y)
         return Conversion(
             call, "capsule", self._target.name, dtype, dtype, device, device, nbytes, lent == address
         )
 
     def _of_array(self, source: Framework, call: str, wanted: Any, x: Any, y: Any) -> Conversion | None:
         target = self._target
-        dtype, nbytes, address, device = self._read_target(target, y)
-        if target.name == "torch" and nbytes and not address:
-            return None  # a meta tensor
-        source_dtype, _, source_address, source_device = self._read_source(source, x)
+        dtype, nbytes, address, device = target.runtime.observation.read(target, y)
+        source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
         together = source_device is device or source_device == device
-        spread = target.name == "jax" and (source_address is None) != (address is None)
+        spread = source_address is not None and address is None
         if source is target and source_address is None:  # as JAX's arrays on several devices
             spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
         if source is target and together and source_dtype == dtype and not spread:
@@ -356,8 +354,9 @@ class _Observer:
         )
         if not shares:
             conversion.obstacle = _obstacle(source, target, x, source_address, together, spread)
-            conversion.steps = events.steps(source, x) if source.name in _STRIDED else None
+            conversion.steps = events.steps(source, x) if source.runtime.observation.has_strides else None
             conversion.array = events.same_array(x)
+            conversion.observation = target.runtime.observation
             conversion.wanted = "" if wanted is None else np.dtype(wanted).name
         return conversion
 
@@ -371,36 +370,20 @@ def _obstacle(
         return obstacle
     if together and (address or 0) % (target.alignment or 1):
         return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
-    if source.name == "numpy" and target.name == "torch" and not x.flags.writeable:
+    is_kept_readonly = target.honours_readonly or not target.mutable
+    if source.devices.has_only_host and not is_kept_readonly and not x.flags.writeable:
         return _READ_ONLY
     return None
+
+
+def _runs_code(framework: Framework) -> bool:
+    """Return whether reading an array of the framework may run code of the program."""
+    return type(framework.runtime.observation).unobserved is not Observation.unobserved
 
 
 @cache
 def _observer(source: Framework | None, target: Framework | None) -> _Observer | None:
     return None if target is None else _Observer(source, target)
-
-
-def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-    owner.check(x)
-    device = owner.devices.device_of(x)
-    if owner.name == "tensorflow" and device.kind == "cpu":
-        view = owner.host_view(x)
-        return view.dtype, view.nbytes, hostmemory.address(view), device
-    return owner.dtype_name(x), owner.nbytes(x), owner.interchange.address(x), device
-
-
-def _of_jax(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-    at = None if owner.devices.is_scattered(x) else x.unsafe_buffer_pointer()
-    return x.dtype, x.size * x.dtype.itemsize, at, owner.devices.device_of(x)
-
-
-#: What a framework tells soonest of an array: its dtype, bytes, address and device.
-_READ: dict[str, Callable[[Framework, Any], tuple[Any, int, int | None, Device]]] = {
-    "numpy": lambda _, x: (x.dtype, x.nbytes, hostmemory.address(x), CPU),
-    "torch": lambda owner, x: (x.dtype, x.nbytes, x.data_ptr(), owner.devices.device_of(x)),
-    "jax": _of_jax,
-}
 
 
 @contextmanager
@@ -435,8 +418,8 @@ def _detach(package: str) -> None:
 
 
 def _attach(package: str) -> None:
-    global _is_compiling, _unseen
-    if package == "numpy" and _compiles:
+    global _is_compiling
+    if _compiles and package in _ON_HOST:
         return
     for path in _CALLS[package].split():
         *way, name = path.split(".")
@@ -451,10 +434,8 @@ def _attach(package: str) -> None:
             call = kind(original, f"{_SHORT.get(full, full)}.{name}", package)
             setattr(holder, name, call)
             _patches.setdefault(package, []).append((holder, name, call, own))
-    if package == "torch":
-        torch = sys.modules["torch"]
-        _is_compiling = torch.compiler.is_compiling
-        _unseen = getattr(getattr(torch, "_C", None), "DisableTorchFunction", nullcontext)
+    if package in _COMPILING:
+        _is_compiling = sys.modules[package].compiler.is_compiling
 
 
 def _holders(owner: Any, name: str) -> Iterator[Any]:

@@ -46,7 +46,7 @@ from arraybridge.frameworks.base import (
     refuse_sub_byte,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.parts import Holding, Observation
 from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -107,6 +107,15 @@ def _cpus_first(device: Device) -> tuple[bool, int]:
     return device.kind != "cpu", device.index
 
 
+class JaxObservation(Observation):
+    computes_later = True
+    narrows = True
+
+    def read(self, owner: Framework, x: jax.Array) -> tuple[Any, int, int | None, Device]:
+        at = None if owner.devices.is_scattered(x) else x.unsafe_buffer_pointer()
+        return x.dtype, x.size * x.dtype.itemsize, at, owner.devices.device_of(x)
+
+
 class JaxInterchange(Interchange):
     all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
     dlpack_device = 2
@@ -148,6 +157,8 @@ class JaxInterchange(Interchange):
 
 
 class JaxRuntime(Runtime):
+    observation = JaxObservation()
+
     settings = (
         (_current_x64, _x64),
         (_current_default_device, jax.default_device),

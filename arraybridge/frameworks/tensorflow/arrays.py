@@ -39,7 +39,7 @@ from arraybridge.frameworks.base import (
     wider,
 )
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.parts import Holding, Observation
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -79,6 +79,18 @@ _OOM_TEXT = re.compile(
     r"|RET_CHECK failure .*Out of memory while trying to allocate|CUDNN_STATUS_ALLOC_FAILED)",
     re.DOTALL,
 )
+
+
+class TensorflowObservation(Observation):
+    computes_later = True
+
+    def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
+        owner.check(x)
+        device = owner.devices.device_of(x)
+        if device.kind != "cpu":
+            return super().read(owner, x)
+        view = owner.host_view(x)
+        return view.dtype, view.nbytes, hostmemory.address(view), device
 
 
 class TensorflowInterchange(Interchange):
@@ -222,6 +234,8 @@ class TensorflowBatching(IndexedBatching):
 
 
 class TensorflowRuntime(Runtime):
+    observation = TensorflowObservation()
+
     def array_classes(self) -> tuple[type, ...]:
         return (tf.Tensor, tf.Variable)
 

@@ -183,6 +183,7 @@ class TorchInterchange(Interchange):
 
 
 class TorchRuntime(Runtime):
+    observation = TorchObservation()
     settings = (
         (torch.is_inference_mode_enabled, torch.inference_mode),
         (torch.is_grad_enabled, torch.set_grad_enabled),
