@@ -39,6 +39,7 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
+from arraybridge.frameworks.torch.observation import TorchObservation
 from arraybridge.frameworks.torch.streams import TorchStreams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
