@@ -125,7 +125,8 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
     """Integers as they are, where the dtype has them; floating numbers scaled into its range."""
     lo, hi = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     values = x if _is_integer(source) else x.astype(np.float64)
-    least, most = values.min().item(), values.max().item()
+    least = values.min().item()
+    most = values.max().item()
     if _is_integer(source):
         if lo <= least and most <= hi:
             return x.astype(dtype)

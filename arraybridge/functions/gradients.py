@@ -65,17 +65,9 @@ class Flow(autodiff.Function):
         followed = {owner.name for owner in picked(owners, tracked)}
         if followed <= {self.name}:
             call = self.inside if followed else self.ordinary
-            return call.restore_result(call.run(args, kwargs), args, kwargs)
+            return call.restore_result(call.attempt(args, kwargs), args, kwargs)
         if len(followed) > 1:
-            names = " and ".join(sorted(followed))
-            raise GradientError(
-                f"arrays of {names} are being differentiated in one call.",
-                target_type=self.name,
-                reason=f"differentiated arrays of {names}",
-                advice="Pass those of one without their graph: x.detach(), tf.stop_gradient(x), a value from"
-                " outside of jax.grad.",
-                place=f"{self.label}()",
-            )
+            raise self._several_callers(followed)
         caller = registry.framework(followed.pop())
         enter = self.arguments.current()
         # The caller's arrays are arguments, integers too; those of others are constants.
@@ -93,6 +85,17 @@ class Flow(autodiff.Function):
                 error.add_call(f"{self.label}()")
             raise
         return differentiated.refill(iter(results))
+
+    def _several_callers(self, followed: set[str]) -> GradientError:
+        names = " and ".join(sorted(followed))
+        return GradientError(
+            f"arrays of {names} are being differentiated in one call.",
+            target_type=self.name,
+            reason=f"differentiated arrays of {names}",
+            advice="Pass those of one without their graph: x.detach(), tf.stop_gradient(x), a value from"
+            " outside of jax.grad.",
+            place=f"{self.label}()",
+        )
 
     def run(self, call: autodiff.Call, leaves: list[Any]) -> list[Any]:
         """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
@@ -139,8 +142,8 @@ class FlowingCall(calls.DecoratedCall):
     def prepare(self) -> None:
         self.flow = Flow(self.fn, self.options)
 
-    def call(self, args: Any, kwargs: calls.Kwargs) -> Any:
-        """Call the function as an operation of the framework that differentiates the arguments."""
+    def attempt(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
+        """Call the function once, as an operation of the framework that differentiates the arguments."""
         return self.flow.called(args, kwargs)
 
 
@@ -148,7 +151,8 @@ class FlowingCall(calls.DecoratedCall):
 
 
 def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
-    name, kind = options.framework, kind_of_function(fn)
+    name = options.framework
+    kind = kind_of_function(fn)
     what = f'@{name}(grad="flow")'
     knows = name in registry.BUILT_IN  # those that come with arraybridge are not imported for this
     if name in _WITHOUT or (not knows and registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE):
@@ -373,8 +377,10 @@ class Pullback(CallOperation):
         return list(self._under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
-        likes, spans = picked(arrays, self.forward.active), list(map(self.caller.autodiff.span, arrays))
-        linear, self.linear = self.linear, None  # which the caller's graph of the gradients would keep
+        likes = picked(arrays, self.forward.active)
+        spans = list(map(self.caller.autodiff.span, arrays))
+        linear = self.linear
+        self.linear = None  # which the caller's graph of the gradients would keep
         if linear is None:
             gradients = self._left(self.body(self._entered(arrays)), likes)
         else:

@@ -12,8 +12,9 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
+from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import convert_dtype
-from arraybridge.trees import ARRAY, kinds, map_arrays
+from arraybridge.trees import ARRAY, LEAF, kinds, map_arrays
 
 __all__ = ["Restoration", "ResultConversion"]
 
@@ -43,10 +44,12 @@ class Restoration:
     def array(self, x: Any) -> Any:
         """Return one array of any framework, restored."""
         framework = self.framework
-        is_there = x is self.first or (framework.owns(x) and framework.devices.device_of(x) == self.device)
+        is_owned = registry.find_owner(x) is framework  # cached by type, which `Framework.owns` is not
+        is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)
         if not is_there or open_logs:
             x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
-        if self.writable and isinstance(x, np.ndarray) and not x.flags.writeable:
+        # Not isinstance, which asks tensors for their __class__.
+        if self.writable and issubclass(type(x), np.ndarray) and not x.flags.writeable:
             x = x.copy()
         if self.carrier is None or x.shape != self.shape:
             return x
@@ -76,8 +79,11 @@ class ResultConversion:
 
     def tree(self, result: Any) -> Any:
         """Return a result with its arrays converted."""
-        if self.dtype is None and kinds.get(type(result)) == ARRAY:
+        kind = kinds.get(type(result))
+        if kind == ARRAY and self.dtype is None:
             return self.deliver(result)
+        if kind == LEAF and not isinstance(result, np.generic):
+            return result
         return map_arrays(result, self.leaf, also=np.generic)
 
     def leaf(self, x: Any) -> Any:

@@ -61,7 +61,8 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
     device = target.devices.device_of(first)
     for i, plane in enumerate(slices[1:], 1):
         planes.append(convert_memory(plane, target.name, device=device))
-        other, name = target.shape(planes[i]), target.dtype_name(planes[i])
+        other = target.shape(planes[i])
+        name = target.dtype_name(planes[i])
         if other != shape:
             raise ValueError(f"slices of one shape stack: slice 0 has {shape}, slice {i} has {other}")
         if name != dtype:

@@ -16,7 +16,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.lines.arguments import source_of_items
 from arraybridge.lines.progress import with_progress
 from arraybridge.lines.streams import wait_for_each_other
-from arraybridge.lines.threads import END, Enter, Run, Work, Worker
+from arraybridge.lines.threads import END, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 from arraybridge.validation import whole_number
 
@@ -88,10 +88,10 @@ def prefetch(
     # "auto" is resolved for each item, since free memory changes.
     place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
-    enter, note = _reading(source_of_items("prefetch", items), target, place, options)
+    reader = _Reader(source_of_items("prefetch", items), target, place, options)
     # The item that is used is one of them, from when it is asked for.
     run = Run(
-        [[Worker(enter, note, depth=depth)]],
+        [[Worker(reader.working, reader.note, depth=depth)]],
         min(depth, _MOST) + 1,
         refill=True,
         last_patience=_LAST_PATIENCE,
@@ -100,36 +100,55 @@ def prefetch(
     return with_progress(results, f"to {name}", items) if progress else results
 
 
-def _reading(
-    source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
-) -> tuple[Enter, Callable[[int], str]]:
-    """What a thread works in that reads and converts, and what to say of an error at an item."""
-    is_read = False
+class _Reader:
+    """Reads items in a thread and converts them.
 
-    def note(number: int) -> str:
-        return f"item {number}, on its way to {target.name}" if is_read else f"while item {number} was read"
+    Args:
+        source: the items.
+        target: the framework to convert to.
+        place: the device to convert to, if it is known beforehand.
+        options: further options of `convert_tree`.
+    """
 
-    def read(worker: Worker, _: None) -> Any:
-        nonlocal is_read
-        is_read = False
-        item = _traced("read", place, lambda: next(source, END))
+    def __init__(
+        self, source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.place = place
+        self.options = options
+        #: Whether the present item has been read, and is being converted.
+        self.is_read = False
+
+    def note(self, number: int) -> str:
+        """Return the note on an error at an item."""
+        if self.is_read:
+            return f"item {number}, on its way to {self.target.name}"
+        return f"while item {number} was read"
+
+    @contextmanager
+    def working(self, worker: Worker) -> Iterator[Work]:
+        """Work in this thread, on a separate stream of an accelerator."""
+        if self.place is not None and self.place.kind != "cpu":
+            worker.use_stream(self.target.streams, self.place)
+        yield partial(self._work, worker)
+
+    def _work(self, worker: Worker, _: None) -> Any:
+        self.is_read = False
+        item = _traced("read", self.place, self._read)
         if item is END:
             return END
-        is_read = True
-        name = target.name
-        result = _traced(f"to {name}", place, lambda: convert_tree(item, name, device=place, **options))
+        self.is_read = True
+        result = _traced(f"to {self.target.name}", self.place, partial(self._convert, item))
         # The source fills its memory anew on its framework's stream, after what reads it on others.
         wait_for_each_other(worker.hold(item))
         return result
 
-    @contextmanager
-    def reading(worker: Worker) -> Iterator[Work]:
-        """Work in this thread, with a stream of its own on the card."""
-        if place is not None and place.kind != "cpu":
-            worker.use_stream(target.streams, place)
-        yield partial(read, worker)
+    def _read(self) -> Any:
+        return next(self.source, END)
 
-    return reading, note
+    def _convert(self, item: Any) -> Any:
+        return convert_tree(item, self.target.name, device=self.place, **self.options)
 
 
 def _traced(name: str, place: Device | None, work: Callable[[], Any]) -> Any:

@@ -49,7 +49,8 @@ from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays
 from arraybridge.types import Device, GpuId, new_cache, remember
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
-LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
+LOOK_BYTES = 1 << 20
+LOOK_SECONDS = 1e-3
 _TOO_LITTLE = "it takes in too little to look for a card"
 #: What takes less on the CPU is done there before a card has begun.
 QUICK = 50e-6
@@ -99,10 +100,12 @@ class BackendCard:
     """One card, as one framework sees it."""
 
     def __init__(self, framework: Framework, device: Device) -> None:
-        self.framework, self.device = framework, device
+        self.framework = framework
+        self.device = device
         self.backend = framework.name
         self.name = f"{framework.name} {device}"
-        self._free, self._asked = 0, -ASK_AGAIN
+        self._free = 0
+        self._asked = -ASK_AGAIN
 
     def holds(self, x: Any) -> bool:
         """Whether the array, of whichever framework, lives on this card."""
@@ -117,7 +120,8 @@ class BackendCard:
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """``fn()`` with this card as the backend's current one, on a stream of this thread."""
-        framework, device = self.framework, self.device
+        framework = self.framework
+        device = self.device
         with framework.devices.selected(device), framework.runtime.wide(), framework.streams.stream(device):
             return fn()
 
@@ -125,7 +129,8 @@ class BackendCard:
         """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
         now = clock()
         if now - self._asked >= ASK_AGAIN:
-            self._asked, self._free = now, self.framework.memory.free_memory_of(self.device)
+            self._asked = now
+            self._free = self.framework.memory.free_memory_of(self.device)
         return self._free
 
 
@@ -140,7 +145,8 @@ def find_card(backend: str | None, index: int) -> BackendCard | str:
 
 
 def _look_for(backend: str | None, index: int) -> BackendCard | str:
-    device, reasons = Device("gpu", index), []
+    device = Device("gpu", index)
+    reasons: list[str] = []
     for name in _worth_asking(backend):
         try:
             framework = registry.framework(name)
@@ -176,13 +182,16 @@ class Arguments:
     """What a function is called with: self, which stays as it is, and all else."""
 
     def __init__(self, own: tuple[Any, ...], batch: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self.own, self.batch, self.named = own, batch, named
+        self.own = own
+        self.batch = batch
+        self.named = named
 
     def look(self) -> Arguments:
         """Find its arrays, and what tells it from other calls."""
         self.arrays: list[Any] = []
         kinds: list[Any] = [tuple(self.named)]
-        self.nbytes, self.in_numpy = 0, True
+        self.nbytes = 0
+        self.in_numpy = True
         self._exact: Any = None
         values = (*self.batch, *self.named.values())
         is_flat = all(type(x) is np.ndarray for x in values)
@@ -193,7 +202,8 @@ class Arguments:
             elif kind_of(x) == ARRAY:
                 owner, data = source_of(x)
                 kinds.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
-                nbytes, self.in_numpy = owner.nbytes(data), False
+                nbytes = owner.nbytes(data)
+                self.in_numpy = False
             else:
                 kinds.append(_kind_of_leaf(x))
                 continue
@@ -238,7 +248,9 @@ def _kind_of_leaf(x: Any) -> Any:
         return type(x), x
     if isinstance(x, (np.integer, np.bool_)):
         return type(x), x.item()
-    return x.__code__ if type(x) is FunctionType else x if isinstance(x, type) else type(x)
+    if type(x) is FunctionType:
+        return x.__code__
+    return x if isinstance(x, type) else type(x)
 
 
 class _Choice(NamedTuple):
@@ -260,7 +272,9 @@ class Offload:
         gpu_id: GpuId = None,
         split_axis: int | None = None,
     ) -> None:
-        self.fn, self.backend, self.split_axis = fn, backend, split_axis
+        self.fn = fn
+        self.backend = backend
+        self.split_axis = split_axis
         self.gpu_id: GpuId = gpu_id
         self.label = label_of(fn)
         self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
@@ -300,16 +314,9 @@ class Offload:
         noted in it, so that the next such call is the trial.
         """
         cpu = timings.estimate(CPU)
-        if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
-            return _Choice(None, _TOO_LITTLE)
-        card = self._card()
+        card = self._candidate(call, cpu)
         if isinstance(card, str):
             return _Choice(None, card)
-        if self.refused:
-            return _Choice(None, self.refused)
-        is_quick = cpu is not None and cpu < QUICK
-        if is_quick and call.in_numpy:  # before the exact signature is made, which takes time
-            return _Choice(None, _DONE_BEFORE)
         try:
             proof = proof_of(self._key(call, card))
         except NoSignatureError as error:
@@ -321,9 +328,10 @@ class Offload:
         if cpu is None:
             proof.seen = True
             return _Choice(None, "it has not run with such arrays yet")
-        if is_quick:
+        if cpu < QUICK:
             return _Choice(None, _DONE_BEFORE)
-        needed, free = 3 * call.nbytes, card.free()  # as much again for the result, and on the way to it
+        needed = 3 * call.nbytes  # as much again for the result, and on the way to it
+        free = card.free()
         if free and needed > free:
             return _Choice(
                 None,
@@ -331,12 +339,29 @@ class Offload:
             )
         return self._by_time(card, timings, proof)
 
+    def _candidate(self, call: Arguments, cpu: float | None) -> BackendCard | str:
+        """Return the GPU on which a call could run, or why it runs on the CPU, regardless of its signature.
+
+        ``cpu`` is the time that the call takes on the CPU, if that is known.
+        """
+        if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
+            return _TOO_LITTLE
+        card = self._card()
+        if isinstance(card, str):
+            return card
+        if self.refused:
+            return self.refused
+        # Before the exact signature is made, which takes time.
+        is_quick = cpu is not None and cpu < QUICK
+        return _DONE_BEFORE if is_quick and call.in_numpy else card
+
     def _by_time(self, card: BackendCard, timings: Timings, proof: Proof) -> _Choice:
         """Choose the faster place, but the GPU only for a signature that has run on the CPU before."""
         if timings.counts[CARD] or (proof.holds and staying.get()):
             place, why = timings.choose()
         else:
-            place, why = CARD, "the card has not been tried with such arrays yet"
+            place = CARD
+            why = "the card has not been tried with such arrays yet"
         if place == CPU:
             return _Choice(None, why)
         if proof.holds or proof.seen:
@@ -429,7 +454,8 @@ class Offload:
             return result if stays else _restored(result, call.arrays[0], proof.scalars)
 
         started = clock()
-        index, axis = card.device.index, self.split_axis
+        index = card.device.index
+        axis = self.split_axis
         result = recovered(attempt, call.batch, call.named, 1, index, None, axis is not None, axis or 0)
         if not stays:  # else it may be on its way
             timings.add(CARD, clock() - started)

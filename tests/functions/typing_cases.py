@@ -13,6 +13,8 @@ import numpy as np
 
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
+from arraybridge.conversion.destination import Placement
+from arraybridge.functions.options import DecoratorOptions
 from arraybridge.measure import Comparison, SizeComparison
 from arraybridge.offload.call import OffloadDecision
 from arraybridge.offload.timings import History
@@ -109,6 +111,18 @@ arraybridge.torch(dtype_conversion="unit8")  # type: ignore[call-overload]
 arraybridge.torch(dtype_conversion="uint8")
 arraybridge.torch(3)  # type: ignore[call-overload]
 memory_types("numpy")  # type: ignore[call-arg]
+
+# Misspelled options and placements, inside of the library.
+options = DecoratorOptions(framework="torch", output_type="input", oom_recovery="split")
+assert_type(options.max_retries, int)
+assert_type(options.placement, Placement)
+print(options.max_retires)  # type: ignore[attr-defined]
+options.max_retries = 3  # type: ignore[misc]
+DecoratorOptions(framework="torch", output_type="input", oom_recovry=True)  # type: ignore[call-arg]
+placement = Placement("torch", gpu_id=0)
+assert_type(placement.device, arraybridge.Device | None)
+print(placement.gpuid)  # type: ignore[attr-defined]
+Placement("torch", devcie=None)  # type: ignore[call-arg]
 
 # Every form of convert_memory, and devices by any name.
 data: Any = Foreign()

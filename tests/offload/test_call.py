@@ -261,6 +261,37 @@ def test_a_function_keeps_what_it_is() -> None:
     assert "It takes no arrays." in str(smooth.explain(1))
 
 
+RESULTS = {
+    "scalar": (np.float64(3.0), {"numpy": np.float64, "torch": "Tensor", "pandas": np.float64}),
+    "array without axes": (np.asarray(3.0), {"numpy": np.ndarray, "torch": "Tensor", "pandas": np.ndarray}),
+    "text": (np.str_("words"), dict.fromkeys(("numpy", "torch", "pandas"), np.str_)),
+    "date": (np.datetime64("2024"), dict.fromkeys(("numpy", "torch", "pandas"), np.datetime64)),
+}
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+@pytest.mark.parametrize("caller", ["numpy", "torch", "pandas"])
+@pytest.mark.parametrize("decorator", [arraybridge.numpy(output_type="input"), gpu], ids=["numpy", "gpu"])
+def test_scalars_are_restored_as_by_the_decorators(decorator: Any, caller: str, kind: str) -> None:
+    require("torch")
+    pandas = pytest.importorskip("pandas")
+    first = {"numpy": np.ones(2), "pandas": pandas.Series([1.0, 1.0])}.get(caller)
+    if first is None:
+        first = arraybridge.to_torch(np.ones(2))
+    result, types = RESULTS[kind]
+    restored = decorator(lambda x: [result])(first)[0]
+    expected = types[caller]
+    assert type(restored).__name__ == expected if isinstance(expected, str) else type(restored) is expected
+    assert restored == result
+
+
+@pytest.mark.parametrize("decorator", [arraybridge.numpy(output_type="input"), gpu], ids=["numpy", "gpu"])
+def test_a_carrier_that_the_function_returns_stays_unchanged(decorator: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    other = pandas.Series([5.0, 6.0], name="other")
+    assert decorator(lambda x: other)(pandas.Series([1.0, 2.0], name="first")) is other
+
+
 def test_without_a_card_explain_says_why() -> None:
     if cards():
         pytest.skip("this machine has a card, and the test is of one without")
