@@ -213,6 +213,8 @@ class Sealed(list[Any]):
         ("Named", lambda x: Named("a", {"x": Rows("b", [x])})),
         ("dict_values", lambda x: {"x": x}.values()),
         ("Sealed", lambda x: Sealed([x])),
+        ("set", lambda _: {require("torch").ones(2)}),
+        ("frozenset", lambda _: [frozenset({require("torch").ones(2)})]),
     ],
 )
 def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
