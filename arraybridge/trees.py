@@ -294,7 +294,9 @@ def _bare_copy(tree: Any, base: Any) -> Any:
 
 def _extras(tree: Any) -> dict[str, Any]:
     """Return the extra fields of a pydantic model with ``extra="allow"``; an empty dict for other objects."""
-    extras = getattr(type(tree), "__pydantic_fields__", None) is not None and tree.__pydantic_extra__
+    # A dataclass of pydantic has the fields alone.
+    is_pydantic = getattr(type(tree), "__pydantic_fields__", None) is not None
+    extras = getattr(tree, "__pydantic_extra__", None) if is_pydantic else None
     return extras if isinstance(extras, dict) else {}
 
 

@@ -309,6 +309,22 @@ def test_attrs_classes_are_containers() -> None:
         assert converted.x.tolist() == [1.0, 1.0]
 
 
+def test_dataclasses_of_pydantic_are_containers() -> None:
+    torch = require("torch")
+    pydantic = pytest.importorskip("pydantic")
+
+    @pydantic.dataclasses.dataclass(config={"arbitrary_types_allowed": True})
+    class Item:
+        x: np.ndarray[Any, Any]
+        name: str = "a"
+
+    item = Item(np.ones(2))
+    converted = convert_tree([item], "torch")[0]
+    assert (type(converted), converted.name) == (Item, "a")
+    assert isinstance(converted.x, torch.Tensor)
+    assert isinstance(item.x, np.ndarray)
+
+
 def test_pydantic_models_are_containers() -> None:
     pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
 
