@@ -140,7 +140,7 @@ def _is_row_list(tree: Any, axis: int, count: int) -> bool:
 
     A list of containers with arrays of that many rows is a structure of the batch instead.
     """
-    if not isinstance(tree, list) or len(tree) != count or count == 0:
+    if not issubclass(type(tree), list) or len(tree) != count or count == 0:
         return False
     for entry in tree:
         kind = kinds.get(type(entry)) or kind_of(entry)
@@ -254,11 +254,11 @@ class Joined:
 
     def _is_input_list(self, x: Any) -> bool:
         """Return whether a list is itself part of the batch and was passed whole to every part."""
-        return isinstance(x, list) and _contains(self.batch, x)
+        return issubclass(type(x), list) and _contains(self.batch, x)
 
 
 def _has_entry_per_row(x: Any, count: int) -> bool:
-    return isinstance(x, list) and len(x) == count and kind_of(x) == TREE
+    return issubclass(type(x), list) and len(x) == count and kind_of(x) == TREE
 
 
 def _contains(tree: Any, wanted: Any) -> bool:
@@ -297,8 +297,8 @@ class _Value(_Node):
 
     def put(self, x: Any, start: int, count: int) -> None:
         value = self.value
-        same = x is value or (isinstance(x, str) and type(x) is type(value) and x == value)
-        if isinstance(value, (numbers.Number, np.generic)):  # small integers are one object by chance
+        same = x is value or (type(x) is type(value) and issubclass(type(x), str) and x == value)
+        if issubclass(type(value), (numbers.Number, np.generic)):  # small integers are one object by chance
             same = same and any(x is y for y in leaves_of(self.of.batch))
         if not (same or type(x) is type(value) is fixed):
             raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")

@@ -13,7 +13,8 @@ import copy
 import dataclasses
 import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
@@ -48,7 +49,7 @@ _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
 # metadata.
 _FILE_MAPPINGS = ("h5py", "xarray", "zarr", "shelve", "dbm")
 # Classes that declare themselves as collections of other objects.
-_COLLECTIONS = (Mapping, Sequence, ValuesView)
+_COLLECTIONS = (Mapping, Sequence, AbstractSet, ValuesView)
 _MODEL_PACKAGES = ("torch", "equinox", "flax")
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
@@ -195,21 +196,24 @@ def open_container(tree: Any) -> _Opened:
         contents = dict(base.items(holder))
     else:
         contents = dict(enumerate(base.__iter__(holder)))
+    beside = [] if base is None else _fields_beside(tree, contents.values())
+    contents.update((field, field.value_in(tree)) for field in beside)
     names, words = list(contents), ".{}" if base is None else "[{!r}]"
     opened_children = list(contents.values())
 
     def make(children: Sequence[Any]) -> Any:
-        again: Any = tuple.__new__(type(tree), children) if base is tuple else _copied(tree, base)
+        items = children[: len(children) - len(beside)]
+        again: Any = tuple.__new__(type(tree), items) if base is tuple else _copied(tree, base)
         holder, _ = _holder_of(again)
         if base is tuple:
             _attributes(again).update(_attributes(tree))
         elif base in (list, deque):
             base.clear(holder)
-            base.extend(holder, children)
+            base.extend(holder, items)
         else:
             put: Any = getattr(base, "__setitem__", object.__setattr__)  # also of a frozen dataclass
             extras = _extras(again)
-            for name, child in zip(names, children, strict=True):
+            for name, child in zip(names[: len(items)], items, strict=True):
                 if base is None and name in extras:
                     extras[name] = child
                 else:
@@ -218,13 +222,39 @@ def open_container(tree: Any) -> _Opened:
             again.__dict__ = again
         elif base is not None:  # attributes that refer to an item, as those of Hugging Face's ModelOutput
             _replace_attributes(again, opened_children, children)
+        for field, child in zip(beside, children[len(items) :], strict=True):
+            object.__setattr__(again, field.name, child)
         for name in [*_attributes(again)]:
             if isinstance(getattr(type(tree), str(name), None), cached_property):  # computed of other arrays
                 del _attributes(again)[name]
         return again
 
+    def place(i: int) -> str:
+        name: Any = names[i]
+        return f".{name.name}" if isinstance(name, _Field) else words.format(name)
+
     bound = tree.maxlen if isinstance(tree, deque) else None
-    return _Opened(names, opened_children, bound, make, lambda i: words.format(names[i]))
+    return _Opened(names, opened_children, bound, make, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """A field of a dataclass that also has items, such as a subclass of list."""
+
+    name: str
+
+    def value_in(self, tree: Any) -> Any:
+        return getattr(tree, self.name)
+
+
+def _fields_beside(tree: Any, items: Iterable[Any]) -> list[_Field]:
+    """Return the fields of a container with items that do not refer to one of these items."""
+    names = _field_names(type(tree))
+    if not names:
+        return []
+    of_items = {id(item) for item in items}
+    attributes = {name: getattr(tree, name) for name in names if hasattr(tree, name)}
+    return [_Field(name) for name, value in attributes.items() if id(value) not in of_items]
 
 
 def _copied(tree: Any, base: Any) -> Any:
@@ -264,7 +294,9 @@ def _bare_copy(tree: Any, base: Any) -> Any:
 
 def _extras(tree: Any) -> dict[str, Any]:
     """Return the extra fields of a pydantic model with ``extra="allow"``; an empty dict for other objects."""
-    extras = getattr(type(tree), "__pydantic_fields__", None) is not None and tree.__pydantic_extra__
+    # A dataclass of pydantic has the fields alone.
+    is_pydantic = getattr(type(tree), "__pydantic_fields__", None) is not None
+    extras = getattr(tree, "__pydantic_extra__", None) if is_pydantic else None
     return extras if isinstance(extras, dict) else {}
 
 
@@ -326,11 +358,15 @@ def _registered(tree: Any) -> _Opened:
     return _Opened(one.entries, one.children, one.metadata, make, place)
 
 
+#: What classes raise for children that they do not accept.
+_OF_CLASSES = (TypeError, ValueError, AttributeError, LookupError, RuntimeError, AssertionError)
+
+
 def rebuilt(tree: Any, opened: _Opened, children: Sequence[Any]) -> Any:
     """A container with other children."""
     try:
         return opened.make(children)
-    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
+    except _OF_CLASSES as error:
         name = type(tree).__qualname__
         raise ArrayNotSupportedError(
             f"Cannot rebuild a container of type {name} with other arrays. Its class does not accept them."
@@ -369,11 +405,11 @@ def has_array_inside(x: Any) -> bool:
 
     Attributes of objects and iterators are not inspected.
     """
-    is_collection = isinstance(x, _COLLECTIONS) and type(x) not in _PLAIN
+    is_collection = issubclass(type(x), _COLLECTIONS) and type(x) not in _PLAIN
     if not is_collection or kind_of(x) == ARRAY or callable(x):  # callable objects are models
         return False
     try:
-        items = list(x.values() if isinstance(x, Mapping) else x)
+        items = list(x.values() if issubclass(type(x), Mapping) else x)
         leaves = [leaf for item in items for leaf in leaves_of(item)]
         return any(kind_of(leaf) == ARRAY or has_array_inside(leaf) for leaf in leaves)
     except Exception:  # noqa: BLE001  # of the collection's own methods, or of one that contains itself

@@ -199,10 +199,10 @@ def empty_caches() -> None:
 
 def exact_key(value: Any) -> Any:
     """Return a cache key that differs for 0.0 and -0.0 and for 1, 1.0 and True, and that matches NaN."""
-    if isinstance(value, np.generic):
+    if issubclass(type(value), np.generic):
         return type(value), value.dtype.str, value.tobytes()
-    if isinstance(value, float):
+    if issubclass(type(value), float):
         return type(value), np.float64(value).tobytes()
-    if isinstance(value, complex):
+    if issubclass(type(value), complex):
         return type(value), np.complex128(value).tobytes()
     return type(value), value

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_tree
+from arraybridge import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError, convert_tree
 from arraybridge.trees import map_arrays
 from tests import matrix_data as data
 from tests.helpers import asked, require
@@ -309,6 +309,22 @@ def test_attrs_classes_are_containers() -> None:
         assert converted.x.tolist() == [1.0, 1.0]
 
 
+def test_dataclasses_of_pydantic_are_containers() -> None:
+    torch = require("torch")
+    pydantic = pytest.importorskip("pydantic")
+
+    @pydantic.dataclasses.dataclass(config={"arbitrary_types_allowed": True})
+    class Item:
+        x: np.ndarray[Any, Any]
+        name: str = "a"
+
+    item = Item(np.ones(2))
+    converted = convert_tree([item], "torch")[0]
+    assert (type(converted), converted.name) == (Item, "a")
+    assert isinstance(converted.x, torch.Tensor)
+    assert isinstance(item.x, np.ndarray)
+
+
 def test_pydantic_models_are_containers() -> None:
     pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
 
@@ -552,3 +568,73 @@ print(type(ab.convert_tree([np.ones(2)], "numpy", copy=True)[0]).__name__)
 def test_a_registered_object_that_contains_itself_raises(framework: str, setup: str, register: str) -> None:
     require(framework)
     assert asked(CYCLE.format(setup=setup, register=register)) == "ndarray"
+
+
+@dataclasses.dataclass
+class Labeled(list[Any]):
+    """A list that has fields besides its items."""
+
+    mask: Any = None
+    unit: str = "m"
+
+
+@dataclasses.dataclass
+class Measured(dict[str, Any]):
+    mask: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(OrderedDict[str, Any]):
+    mask: Any = None
+
+
+@pytest.mark.parametrize("kind", [Labeled, Measured, Frozen])
+def test_fields_beside_items_are_converted(kind: Any) -> None:
+    torch = require("torch")
+    tree = kind({"mask": [np.ones(2)]})
+    key: Any = "mask" if isinstance(tree, dict) else 0  # an item may have the name of a field
+    if isinstance(tree, dict):
+        tree[key] = np.zeros(2)
+    else:
+        tree.append(np.zeros(2))
+    converted = arraybridge.convert_tree(tree, "torch")
+    assert type(converted) is kind
+    assert isinstance(converted.mask["mask"][0], torch.Tensor)
+    assert isinstance(converted[key], torch.Tensor)
+    assert isinstance(tree.mask["mask"][0], np.ndarray)
+    assert isinstance(tree[key], np.ndarray)
+    assert len(converted) == 1
+    wrong = kind(np.array(["text"]))
+    with pytest.raises(MemoryConversionError, match=r"at \.mask: "):
+        arraybridge.convert_tree(wrong, "torch")
+
+
+def test_fields_beside_items_are_joined() -> None:
+    def label(part: Any) -> Any:
+        labeled = Labeled(part > 4, "s")
+        labeled.append(part * 2)
+        return labeled
+
+    x = np.arange(8.0)
+    joined = arraybridge.Pipeline(label, microbatches=4)(x)
+    np.testing.assert_array_equal(joined.mask, x > 4)
+    np.testing.assert_array_equal(joined[0], x * 2)
+    assert (type(joined), joined.unit) == (Labeled, "s")
+
+
+class Checked:
+    def __init__(self, x: Any) -> None:
+        assert isinstance(x, np.ndarray), "NumPy alone"
+        self.x = x
+
+
+optree.register_pytree_node(
+    Checked, lambda one: ((one.x,), None), lambda _, children: Checked(*children), namespace="arraybridge"
+)
+
+
+def test_a_failed_assertion_of_a_class_is_the_cause_of_the_error() -> None:
+    require("torch")
+    with pytest.raises(ArrayNotSupportedError, match="Cannot rebuild a container of type Checked") as caught:
+        arraybridge.convert_tree({"a": Checked(np.ones(2))}, "torch")
+    assert isinstance(caught.value.__cause__, AssertionError)

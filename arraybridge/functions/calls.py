@@ -465,7 +465,7 @@ class ArrayConverter:
         device = None
         if self.uses_accelerator:
             device = self.placement.resolve(registry.framework(self.target))
-        elif busy_workers and self.device is None and self.target != "numpy":
+        elif busy_workers and self.device is None and not registry.facts(self.target).has_only_host:
             device = worker_device.get()
         if device is None:
             return self.convert

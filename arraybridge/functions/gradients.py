@@ -110,7 +110,7 @@ class Flow(autodiff.Function):
         leaves, structure = flattened(result)
         arrays = []
         for i, leaf in enumerate(leaves):
-            x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
+            x = np.asarray(leaf) if issubclass(type(leaf), np.generic) and is_array(leaf) else leaf
             if kind_of(x) == ARRAY:
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE

@@ -94,7 +94,7 @@ class ResultConversion:
         kind = kinds.get(cls)
         if not kind and carrier_of(x) is not None:
             return x
-        if kind != ARRAY and isinstance(x, np.generic):
+        if kind != ARRAY and issubclass(type(x), np.generic):
             return self._scalar(x)
         return self.deliver(x) if self.dtype is None else self._with_dtype(x, self.dtype)
 

@@ -244,13 +244,14 @@ def _kind_of_leaf(x: Any) -> Any:
 
     Timings need no more. Whether a result is right depends on `Arguments.exact`.
     """
-    if type(x) in (int, bool, str, bytes) or isinstance(x, np.dtype):
-        return type(x), x
-    if isinstance(x, (np.integer, np.bool_)):
-        return type(x), x.item()
-    if type(x) is FunctionType:
+    cls = type(x)  # not isinstance: an object may raise when it is asked for its __class__
+    if cls in (int, bool, str, bytes) or issubclass(cls, np.dtype):
+        return cls, x
+    if issubclass(cls, (np.integer, np.bool_)):
+        return cls, x.item()
+    if cls is FunctionType:
         return x.__code__
-    return x if isinstance(x, type) else type(x)
+    return x if issubclass(cls, type) else cls
 
 
 class _Choice(NamedTuple):

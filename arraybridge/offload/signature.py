@@ -92,7 +92,7 @@ class _Walk:
             return _array(x)
         if cls is list or cls is tuple:
             return self._nested(x)
-        if cls in _SINGLE or isinstance(x, np.dtype):
+        if cls in _SINGLE or issubclass(cls, np.dtype):
             return cls, x
         if cls in (str, bytes):
             return cls, _text(x)
@@ -103,13 +103,13 @@ class _Walk:
     def _other(self, x: Any) -> Hashable:
         """Describe a value of a class that is not one of the usual ones."""
         cls = type(x)
-        if isinstance(x, np.generic):
+        if issubclass(type(x), np.generic):
             return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Same(x)
         if kind_of(x) == ARRAY:
             return _array(x)
-        if isinstance(x, Enum):
+        if issubclass(type(x), Enum):
             return cls, self.value(x._value_)
-        if isinstance(x, (type, ModuleType, BuiltinFunctionType)):
+        if issubclass(type(x), (type, ModuleType, BuiltinFunctionType)):
             return _Same(x)
         return self._nested(x)
 
@@ -132,12 +132,12 @@ class _Walk:
     def _parts(self, x: Any) -> tuple[Hashable, ...]:
         if type(x) in _BUILT_IN:
             return self._items(x)
-        if isinstance(x, FunctionType):
+        if issubclass(type(x), FunctionType):
             # A lambda is a new object each time, with the same code.
             return x.__code__, self.values((x.__defaults__, x.__kwdefaults__)), self.values(_captured(x))
-        if isinstance(x, MethodType):
+        if issubclass(type(x), MethodType):
             return self.values((x.__func__, x.__self__))
-        if isinstance(x, partial):
+        if issubclass(type(x), partial):
             return self.values((x.func, x.args, x.keywords))
         parts = self._items(x)
         attributes = _attributes(x)
@@ -147,14 +147,14 @@ class _Walk:
 
     def _items(self, x: Any) -> tuple[Hashable, ...]:
         """Describe the items of a built-in container, or of a subclass, in their order."""
-        if isinstance(x, dict):
+        if issubclass(type(x), dict):
             keys = tuple(dict.keys(x)) if all(type(key) is str for key in x) else self.values(dict.keys(x))
             return keys, self.values(dict.values(x))
-        if isinstance(x, (set, frozenset)):
+        if issubclass(type(x), (set, frozenset)):
             return (frozenset(map(self.value, x)),)
-        if isinstance(x, (list, tuple)):
+        if issubclass(type(x), (list, tuple)):
             return (self.values(x),)
-        if isinstance(x, deque):
+        if issubclass(type(x), deque):
             return self.values(x), x.maxlen
         return ()
 
@@ -260,7 +260,7 @@ def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
 
 def _is_plain(x: Any) -> bool:
     plain = (*_SINGLE, str, bytes, float, complex)
-    return type(x) in plain or isinstance(x, (np.generic, Enum))
+    return type(x) in plain or issubclass(type(x), (np.generic, Enum))
 
 
 class Proof:

@@ -15,8 +15,13 @@ from arraybridge import (
     DtypeNotSupportedError,
     SourceMismatchError,
     UnknownArrayError,
+    convert_tree,
     device_of,
+    fixed,
+    split_and_retry,
 )
+from arraybridge.offload.signature import signature_of
+from arraybridge.testing import inject_oom
 from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, identity, image, values
 from tests.helpers import require
 
@@ -213,6 +218,8 @@ class Sealed(list[Any]):
         ("Named", lambda x: Named("a", {"x": Rows("b", [x])})),
         ("dict_values", lambda x: {"x": x}.values()),
         ("Sealed", lambda x: Sealed([x])),
+        ("set", lambda _: {require("torch").ones(2)}),
+        ("frozenset", lambda _: [frozenset({require("torch").ones(2)})]),
     ],
 )
 def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
@@ -364,3 +371,67 @@ def test_functions_made_in_a_comprehension_have_no_self() -> None:
 
 
 _FROM_COMPREHENSION = {name: arraybridge.torch(lambda x: x.clone()) for name in ("a", "b")}
+
+
+class Unbound:
+    """A proxy without its object, such as Flask's ``request`` outside of a request."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of a request")
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise RuntimeError("outside of a request")
+
+
+class Closed:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def by_splitting(x: Any, other: Any) -> Any:
+    with inject_oom("numpy", above_rows=2):
+        f = arraybridge.numpy(lambda x, other: (x * 2, fixed(other), [other] * len(x)))
+        doubled, same, rows = split_and_retry(f, (x, other))
+    assert doubled.tolist() == (x * 2).tolist()
+    assert all(row is other for row in rows)
+    return same
+
+
+def by_pipeline(x: Any, other: Any) -> Any:
+    result = arraybridge.Pipeline(lambda batch: batch | {"y": batch["x"]}, microbatches=2)(
+        {"x": x, "other": other}
+    )
+    return result["other"]
+
+
+BYSTANDER_CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "tree": lambda x, other: convert_tree({"x": x, "other": other}, "torch")["other"],
+    "argument": lambda x, other: arraybridge.torch(lambda x, other: other)(x, other),
+    "keyword": lambda x, other: arraybridge.torch(lambda x, other: other)(x=x, other=other),
+    "strict": lambda x, other: arraybridge.torch(input_type="numpy", strict=True)(lambda x, o: o)(x, other),
+    "result": lambda x, other: arraybridge.torch(output_type="input")(lambda x: [other])(x)[0],
+    "gpu": lambda x, other: arraybridge.gpu(lambda x, other: other)(x, other),
+    "flow": lambda x, other: arraybridge.torch(grad="flow")(lambda x, other: [other])(x, other)[0],
+    "split": by_splitting,
+    "pipeline": by_pipeline,
+    "device_map": lambda x, other: next(arraybridge.device_map(lambda one: one[1], [(x, other)], ["cpu"])),
+    "prefetch": lambda x, other: next(iter(arraybridge.prefetch([(x, other)], "torch")))[1],
+}
+
+
+@pytest.mark.parametrize("kind", [Unbound, Closed])
+@pytest.mark.parametrize("call", BYSTANDER_CALLS)
+def test_an_object_that_does_not_tell_its_class_breaks_no_call(call: str, kind: Any) -> None:
+    require("torch")
+    other = kind()
+    assert BYSTANDER_CALLS[call](np.arange(4.0), other) is other
+
+
+@pytest.mark.parametrize("kind", [Unbound, Closed])
+def test_an_object_that_does_not_tell_its_class_has_a_signature(kind: Any) -> None:
+    x = np.ones(3)
+    other = kind()
+    assert signature_of([x, other]) == signature_of([x, other])
+    assert signature_of([x, other]) != signature_of([x, None])

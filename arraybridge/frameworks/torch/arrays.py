@@ -87,7 +87,7 @@ _OOM = re.compile(
     r'|NVML_SUCCESS == r INTERNAL ASSERT FAILED at "[^"]*CUDACachingAllocator\.cpp"'
     r"|Native API failed\. Native API returns: -?\d+ \(\w+_OUT_OF_(?:DEVICE|HOST)_MEMORY\)"
     r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: larger than one buffer may be; a part of it may fit
-    r"|Triton Error \[\w+\]: out of memory"
+    r"|Triton Error \[\w+\]: (?: Code: \d+, Mess+age: )?out of memory"  # Triton 3 for HIP misspells it
     r"|unable to mmap \d+ bytes from file <[^\n]*>: Cannot allocate memory \(12\)",
     re.DOTALL,
 )
