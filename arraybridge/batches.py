@@ -33,7 +33,6 @@ from arraybridge.trees import (
     map_children,
     open_container,
     outline,
-    rebuilt,
 )
 
 
@@ -383,7 +382,7 @@ class _Structure(_Node):
         return {} if is_registered(x) else attributes_beside(x, opened)
 
     def result(self) -> Any:
-        return rebuilt(self.first, self.opened, [node.result() for node in self.nodes.values()])
+        return self.opened.rebuild([node.result() for node in self.nodes.values()])
 
 
 class _RowList(_Node):
@@ -435,7 +434,7 @@ class _RowList(_Node):
                 "For several results, return a tuple.",
             )
         first = lists[0]
-        return rebuilt(first, open_container(first), [plain(entry) for one in lists for entry in one])
+        return open_container(first).rebuild([plain(entry) for one in lists for entry in one])
 
 
 def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:

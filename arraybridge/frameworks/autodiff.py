@@ -28,6 +28,7 @@ __all__ = [
     "Shape",
     "Extent",
     "Function",
+    "Leaf",
     "Operation",
     "merged",
     "overlaps",
@@ -263,12 +264,28 @@ class Function(ABC):
     constants: dict[Any, list[bool]]
 
     @abstractmethod
-    def run(self, call: Call, leaves: list[Any]) -> list[Any]:
-        """Call the function with these leaves, and return the arrays of its result."""
+    def run(self, call: Call, values: list[Any]) -> list[Any]:
+        """Call the function with a value for each leaf, and return the arrays of its result."""
 
     @abstractmethod
     def key(self, call: Call) -> Any:
         """Return a key for the structure of a call. It has a hash if its parts have one."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Leaf:
+    """One of the values that a call passes to a function, containers opened.
+
+    Attributes:
+        value: An array of the callee, or anything else; None for an array of the caller.
+        is_argument: Whether it is an array of the caller, and so an argument of the operation.
+        is_passed: For callees that compile: whether it is an argument of the program. If not, its value is a
+            constant of the program.
+    """
+
+    value: Any
+    is_argument: bool = False
+    is_passed: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -280,15 +297,14 @@ class Call:
     own: tuple[Any, ...]
     #: Of the other arguments, and of those that were named.
     structure: Any
-    #: Of the arguments: arrays of the callee, whatever is no array, and None for arrays of the caller.
-    leaves: list[Any]
-    #: Which of them are arrays of the caller.
-    slots: list[bool]
+    leaves: list[Leaf]
     #: Makes what the function returned of its arrays, once it has run.
     refill: Callable[[Iterator[Any]], Any] = list
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
-        return self.function.run(self, merged(self.leaves, self.slots, arrays))
+        following = iter(arrays)
+        values = [next(following) if leaf.is_argument else leaf.value for leaf in self.leaves]
+        return self.function.run(self, values)
 
 
 # -- lists ---------------------------------------------------------------------------------------------

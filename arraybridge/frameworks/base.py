@@ -30,7 +30,7 @@ from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, hooks
 
 if TYPE_CHECKING:
-    from arraybridge.frameworks.registry import Facts
+    from arraybridge.frameworks.metadata import Facts
 
 __all__ = ["CPU", "Framework", "find_or_host", "is_c_contiguous", "refusals"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +36,26 @@ from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_
 _HOLE = object()
 
 
+@dataclass(slots=True, eq=False)
+class _Given:
+    """One of the values that the user passes to a function, containers opened.
+
+    Attributes:
+        value: The array, or anything else.
+        owner: The framework of an array; None for other values.
+        is_followed: Whether a graph, tape or tracer of its framework follows it.
+    """
+
+    value: Any
+    owner: Framework | None
+    is_followed: bool
+
+    @classmethod
+    def of(cls, value: Any) -> _Given:
+        owner = registry.find_owner(value)
+        return cls(value, owner, owner is not None and owner.autodiff.follows(value))
+
+
 class Flow(autodiff.Function):
     """Runs a function of one framework for callers of others. It holds no framework's objects."""
 
@@ -59,10 +79,9 @@ class Flow(autodiff.Function):
         self.constants: dict[Any, list[bool]] = {}
 
     def called(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
-        leaves, structure = flattened([args[self.skip :], kwargs])
-        owners = list(map(registry.find_owner, leaves))
-        tracked = [bool(owner and owner.autodiff.follows(x)) for x, owner in zip(leaves, owners, strict=True)]
-        followed = {owner.name for owner in picked(owners, tracked)}
+        values, structure = flattened([args[self.skip :], kwargs])
+        given = [_Given.of(x) for x in values]
+        followed = {one.owner.name for one in given if one.is_followed and one.owner is not None}
         if followed <= {self.name}:
             call = self.inside if followed else self.ordinary
             return call.restore_result(call.attempt(args, kwargs), args, kwargs)
@@ -71,14 +90,13 @@ class Flow(autodiff.Function):
         caller = registry.framework(followed.pop())
         enter = self.arguments.current()
         # The caller's arrays are arguments, integers too; those of others are constants.
-        slots = [owner is caller for owner in owners]
-        arrays = picked(leaves, slots)
-        pairs = zip(arrays, picked(tracked, slots), strict=True)
-        active = [is_tracked and caller.autodiff.is_smooth(x) for x, is_tracked in pairs]
+        arguments = [one for one in given if one.owner is caller]
+        arrays = [one.value for one in arguments]
+        active = [one.is_followed and caller.autodiff.is_smooth(one.value) for one in arguments]
         try:
             find_source(arrays[0], self.options.required_source, self.name)
-            beside = [None if slot else self._beside(x, enter) for x, slot in zip(leaves, slots, strict=True)]
-            differentiated = autodiff.Call(self, args[: self.skip], structure, beside, slots)
+            leaves = [self._leaf(one, caller, enter) for one in given]
+            differentiated = autodiff.Call(self, args[: self.skip], structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()"):
@@ -97,13 +115,13 @@ class Flow(autodiff.Function):
             place=f"{self.label}()",
         )
 
-    def run(self, call: autodiff.Call, leaves: list[Any]) -> list[Any]:
+    def run(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
         """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
         framework = registry.framework(self.name)
-        values, kwargs = filled(call.structure, iter(leaves))
-        args = (*call.own, *values)
+        positional, kwargs = filled(call.structure, iter(values))
+        args = (*call.own, *positional)
         if framework.streams.has_queues and self.options.stream:
-            first = next(filter(framework.owns, leaves))
+            first = next(filter(framework.owns, values))
             result = calls.on_own_stream(framework, first, self.fn, args, kwargs)
         else:
             result = self.fn(*args, **kwargs)
@@ -119,7 +137,12 @@ class Flow(autodiff.Function):
 
     def key(self, call: autodiff.Call) -> Any:
         """What tells a call from those of another structure, to be hashed where all that it knows can be."""
-        return key_of(call.structure), tuple(call.slots)
+        return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
+
+    def _leaf(self, given: _Given, caller: Framework, enter: calls.Change) -> autodiff.Leaf:
+        if given.owner is caller:
+            return autodiff.Leaf(None, is_argument=True)
+        return autodiff.Leaf(self._beside(given.value, enter))
 
     def _beside(self, x: Any, enter: calls.Change) -> Any:
         """What the function is passed for no array of the caller; nobody writes to it before the backward."""
@@ -203,7 +226,8 @@ class CallOperation(autodiff.Operation):
         self.active = tuple(active)
         self.label = call.function.label
         self.callee = callee = registry.framework(call.function.name)
-        self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(call.leaves)]
+        values = [leaf.value for leaf in call.leaves]
+        self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(values)]
         self.context = contextvars.copy_context()
         self.settings = callee.runtime.thread_settings()
 
@@ -380,7 +404,7 @@ class Pullback(CallOperation):
         likes = picked(arrays, self.forward.active)
         spans = list(map(self.caller.autodiff.span, arrays))
         linear = self.linear
-        self.linear = None  # which the caller's graph of the gradients would keep
+        self.linear = None  # the caller's graph of the gradients would keep it
         if linear is None:
             gradients = self._left(self.body(self._entered(arrays)), likes)
         else:

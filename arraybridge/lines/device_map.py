@@ -22,7 +22,7 @@ from arraybridge.lines.arguments import source_of_items
 from arraybridge.lines.current_device import working_on
 from arraybridge.lines.placement import placement
 from arraybridge.lines.progress import with_progress
-from arraybridge.lines.threads import Run, Work, Worker, noting
+from arraybridge.lines.threads import Run, Shown, Work, Worker, noting
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike
 from arraybridge.validation import whole_number
@@ -104,18 +104,18 @@ def device_map(
 
 
 def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
-    shown = ("item", name_of(fn), str(device))
+    shown = Shown("item", name_of(fn), str(device))
 
     def note(number: int) -> str:
         return f"item {number}, on {device}"
 
     if not processes:
         return Worker(partial(_in_thread, fn, setup, device), note, shown)
-    from arraybridge.lines.processes import in_process  # which most programs do not need
+    from arraybridge.lines.processes import WorkerProcess  # which most programs do not need
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
-    enter, stop = in_process(partial(_alone, fn, setup, device), functions, str(device))
-    return Worker(enter, note, shown, stop)
+    process = WorkerProcess(partial(_alone, fn, setup, device), functions, str(device))
+    return Worker(process.working, note, shown, process.stop)
 
 
 # -- working for one device --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.arguments import source_of_items
 from arraybridge.lines.placement import place_in_words, placement
-from arraybridge.lines.threads import Enter, ItemTime, Run, Work, Worker, nothing
+from arraybridge.lines.threads import Enter, ItemTime, Run, Shown, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
@@ -176,9 +176,11 @@ class Pipeline:
         enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
         stop: Callable[[], object] = nothing
         if self.processes:
-            from arraybridge.lines.processes import in_process  # which most programs do not need
+            from arraybridge.lines.processes import WorkerProcess  # which most programs do not need
 
-            enter, stop = in_process(partial(itself, stage), repr(stage), f"stage {i} ({label})")
+            process = WorkerProcess(partial(itself, stage), repr(stage), f"stage {i} ({label})")
+            enter = process.working
+            stop = process.stop
 
         @contextmanager
         def working(worker: Worker) -> Iterator[Work]:
@@ -188,7 +190,7 @@ class Pipeline:
         return Worker(
             working,
             lambda number: f"in stage {i} ({label}), {unit} {number}",
-            ("stage", label, _device(stage)),
+            Shown("stage", label, _device(stage)),
             stop,
             depth=self.queue_size,
             room=self.queue_size if i else 0,

@@ -8,6 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -15,7 +16,7 @@ from typing import Any
 
 from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
-from arraybridge.lines.threads import Enter, Work, Worker, attempt, noting
+from arraybridge.lines.threads import Work, Worker, attempt, noting
 from arraybridge.memory import frames
 from arraybridge.memory.shared import Exchange
 from arraybridge.options import MissingGpu, missing_gpu, settings
@@ -28,70 +29,73 @@ class ProcessDiedError(MemoryConversionError, RuntimeError):
     """A process ended while it worked on an item."""
 
 
-def in_process(make: Callable[[], Work], what: str, name: str) -> tuple[Enter, Callable[[], object]]:
-    """What a thread works in that has a process of its own do the work; and what ends that process.
+class WorkerProcess:
+    """The process in which a worker's function runs; the thread of the worker sends it items.
 
     Args:
-        make: gives the function of an item, there; it pickles.
-        what: the functions of the user's in it, in words.
-        name: for whom it works, in words.
+        make: makes the function of an item, there; it pickles.
+        what: the user's functions in it, for messages.
+        name: for whom it works, for messages.
 
     Raises:
         TypeError: the function does not pickle.
     """
-    exchange = Exchange()
-    job, error = attempt(frames.dumps, make, exchange)
-    if error is not None:
-        raise TypeError(
-            f"processes=True sends the function to other processes, and {what} does not pickle"
-            f" ({told(error)}); define it at the top of a module, and let setup= make what cannot be sent"
-        ) from error
-    started: list[BaseProcess] = []
 
-    def stop() -> None:
-        for process in started:
-            process.terminate()  # the thread that waits for it sees the end of the pipe
+    def __init__(self, make: Callable[[], Work], what: str, name: str) -> None:
+        self._name = name
+        self._exchange = Exchange()
+        self._started: BaseProcess | None = None
+        job = attempt(frames.dumps, make, self._exchange)
+        if job.error is not None:
+            raise TypeError(
+                f"processes=True sends the function to other processes, and {what} does not pickle"
+                f" ({told(job.error)}); define it at the top of a module, and let setup= make what cannot"
+                " be sent"
+            ) from job.error
+        self._job: bytes = job.value
 
     @contextmanager
-    def working(_: Worker) -> Iterator[Work]:
+    def working(self, _: Worker) -> Iterator[Work]:
         """Start the process, and end it in the end, whatever it does then."""
         spawn = multiprocessing.get_context("spawn")
         connection, other_end = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(other_end, name, missing_gpu()), daemon=True)
+        process = spawn.Process(target=serve, args=(other_end, self._name, missing_gpu()), daemon=True)
         process.start()
-        started.append(process)
+        self._started = process
         other_end.close()
         try:
             with suppress(OSError):  # it has died, as the first item finds out
-                connection.send_bytes(job)
-            yield partial(_result, process, connection, exchange, name)
+                connection.send_bytes(self._job)
+            yield partial(self._result_of, process, connection)
         finally:
-            stop()
+            self.stop()
             process.join(1)
             connection.close()
 
-    return working, stop
+    def stop(self) -> None:
+        """End the process; the thread that waits for it sees the end of the pipe."""
+        if self._started is not None:
+            self._started.terminate()
 
-
-def _result(process: BaseProcess, connection: Connection, exchange: Exchange, name: str, item: Any) -> Any:
-    """What the process makes of an item."""
-    with noting(f"the item cannot be pickled, to be sent to the process for {name}"):
-        data = frames.dumps(item, exchange)
-    try:
-        connection.send_bytes(data)
-        del data  # the process has it
-        data = connection.recv_bytes()
-    except (EOFError, OSError) as error:
-        process.join(1)
-        raise ProcessDiedError(
-            f"the process for {name} ended at work, with exit code {process.exitcode};"
-            " run the function on this item alone to see why"
-        ) from error
-    with noting(f"its result came from the process for {name}, and cannot be unpickled here"):
-        is_result, answer = frames.loads(data, exchange)
-    if not is_result:
-        raise _error_of(*answer)
-    return answer
+    def _result_of(self, process: BaseProcess, connection: Connection, item: Any) -> Any:
+        """Return what the process makes of an item, or raise what it raises."""
+        with noting(f"the item cannot be pickled, to be sent to the process for {self._name}"):
+            data = frames.dumps(item, self._exchange)
+        try:
+            connection.send_bytes(data)
+            del data  # the process has it
+            data = connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            process.join(1)
+            raise ProcessDiedError(
+                f"the process for {self._name} ended at work, with exit code {process.exitcode};"
+                " run the function on this item alone to see why"
+            ) from error
+        with noting(f"its result came from the process for {self._name}, and cannot be unpickled here"):
+            answer = frames.loads(data, self._exchange)
+        if isinstance(answer, _Failure):
+            raise answer.error()
+        return answer.value
 
 
 # -- in the process ----------------------------------------------------------------------------------
@@ -111,35 +115,65 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
             return frames.loads(data, exchange)
 
     def answer(data: bytes) -> bytes:
-        result = job(unpickled("the item", data))
+        result = work(unpickled("the item", data))
         for x in arrays_of(result):
             owner = registry.find_owner(x)
             if owner is not None:
                 owner.interchange.settle(x)
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
-            return frames.dumps((True, result), exchange)
+            return frames.dumps(_Result(result), exchange)
 
     with settings(missing_gpu=missing), suppress(EOFError, OSError):  # of the pipe: all others are answers
-        job, refusal = attempt(made, connection.recv_bytes())
+        job = attempt(made, connection.recv_bytes())
+        work: Work = job.value
         while True:
             data = connection.recv_bytes()
-            sent, error = (b"", refusal) if refusal is not None else attempt(answer, data)
-            connection.send_bytes(sent if error is None else frames.dumps((False, _failure(error)), exchange))
-            del data, sent, error
+            outcome = attempt(answer, data) if job.error is None else job
+            if outcome.error is None:
+                connection.send_bytes(outcome.value)
+            else:
+                connection.send_bytes(frames.dumps(_Failure.of(outcome.error), exchange))
+            del data, outcome
 
 
-def _failure(error: BaseException) -> tuple[Any, str, str]:
-    """What `_error_of` takes: the error, its class and words, and the traceback of this process."""
-    words, lines = told(error), "".join(traceback.format_exception(error)).rstrip()
-    data, why = attempt(pickle.dumps, error)  # what stands in its __reduce__ is unknown
-    return data if why is None else pickle.dumps(told(why)), words, lines
+# -- what a process sends back -------------------------------------------------------------------------
 
 
-def _error_of(data: bytes, words: str, lines: str) -> BaseException:
-    """The error as the caller raises it, with the traceback of the process as a note."""
-    answer, why = attempt(pickle.loads, data)  # some errors pickle, and do not come back
-    error = answer if isinstance(answer, BaseException) else RuntimeError(words)
-    if error is not answer:
-        note_on(error, f"the error itself cannot leave its process ({answer if why is None else told(why)})")
-    note_on(error, lines)
-    return error
+@dataclass(slots=True, eq=False)
+class _Result:
+    """The result for an item."""
+
+    value: Any
+
+
+@dataclass(slots=True, eq=False)
+class _Failure:
+    """The exception that was raised at an item.
+
+    Attributes:
+        pickled: The exception, or the reason why it cannot be pickled, as text.
+        text: Its class and message.
+        traceback: The traceback of its process, as text.
+    """
+
+    pickled: bytes
+    text: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        pickled = attempt(pickle.dumps, error)  # what stands in its __reduce__ is unknown
+        data = pickled.value if pickled.error is None else pickle.dumps(told(pickled.error))
+        return cls(data, told(error), "".join(traceback.format_exception(error)).rstrip())
+
+    def error(self) -> BaseException:
+        """Return the exception for the caller to raise, with the traceback of its process as a note."""
+        loaded = attempt(pickle.loads, self.pickled)  # some errors pickle, and cannot be unpickled
+        if isinstance(loaded.value, BaseException):
+            error = loaded.value
+        else:
+            error = RuntimeError(self.text)
+            why = loaded.value if loaded.error is None else told(loaded.error)
+            note_on(error, f"the error itself cannot leave its process ({why})")
+        note_on(error, self.traceback)
+        return error

@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
@@ -50,9 +51,61 @@ class ItemTime(NamedTuple):
     end: float
 
 
-#: A result, the marks behind which it is ready, and the error that stands in its place, or none. The error is
-#: popped where it is raised: a frame that kept the error that it raises would close a circle.
-_Outcome = tuple[Any, list[Mark], list[BaseException]]
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the events of a worker have in common; see `Event`.
+
+    Attributes:
+        kind: ``"stage"`` or ``"item"``.
+        name: The name of the function.
+        device: The device; ``""`` for that of the result.
+    """
+
+    kind: str
+    name: str
+    device: str
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What a function returned or raised.
+
+    Attributes:
+        value: The result; None if it raised.
+        error: The exception; None if it returned.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """An item on its way through the stations.
+
+    Attributes:
+        number: Its number in the input.
+        value: The item, or the result of the last station.
+        marks: The marks behind which its arrays are ready.
+        error: The exception that takes the place of the result, or None.
+    """
+
+    number: int
+    value: Any
+    marks: list[Mark]
+    error: BaseException | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing comes after it: it failed, or the input has ended."""
+        return self.error is not None or self.value is END
+
+    def take_error(self) -> BaseException:
+        """Return the exception and forget it: a frame that keeps what it raises would close a circle."""
+        error = cast("BaseException", self.error)
+        self.error = None
+        return error
+
 
 #: From an item to its result.
 Work = Callable[[Any], Any]
@@ -60,12 +113,12 @@ Work = Callable[[Any], Any]
 Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
 
 
-def attempt(work: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
-    """What a function returns, or what it raises, whatever it is: it is to be told, in another thread say."""
+def attempt(work: Callable[..., Any], *args: Any) -> Outcome:
+    """Call a function and return the outcome, so that another thread or process can raise the exception."""
     try:
-        return work(*args), None
-    except BaseException as error:  # noqa: BLE001  # see above
-        return None, error
+        return Outcome(work(*args))
+    except BaseException as error:  # noqa: BLE001  # also Ctrl-C and SystemExit
+        return Outcome(error=error)
 
 
 @contextmanager
@@ -88,7 +141,7 @@ class Worker:
     Args:
         enter: a context, from the worker, that gives the function from an item to its result.
         note: what to say of an error, from the number of the item.
-        shown: kind, name and device of its events in a trace; (): the function tells the trace itself.
+        shown: Its events in a trace; None for a function that records its own events.
         stop: is called when no more results are wanted, to end what the function waits for.
         depth: inputs at most whose work may wait for an accelerator, and which are kept until it is done.
         room: items that wait in front of it at most; 0 for any number.
@@ -98,13 +151,16 @@ class Worker:
         self,
         enter: Enter,
         note: Callable[[int], str],
-        shown: tuple[str, ...] = (),
+        shown: Shown | None = None,
         stop: Callable[[], object] = nothing,
         *,
         depth: int = 2,
         room: int = 0,
     ) -> None:
-        self.enter, self.note, self.shown, self.stop = enter, note, shown, stop
+        self.enter = enter
+        self.note = note
+        self.shown = shown
+        self.stop = stop
         #: A token for each item that may still come to wait here.
         self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
         for _ in range(room):
@@ -143,46 +199,53 @@ class Worker:
             self._held.settle(self._depth)
         return marks
 
-    def outcome(self, work: Work, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
-        """The result and the marks behind which it is ready, or what was raised."""
-        outcome, error = attempt(self._outcome, work, run, number, item, marks)
-        return outcome if error is None else self.failed(error, number)
+    def work_on(self, item: _Item, work: Work, run: int) -> _Item:
+        """Return the result, or the exception that takes its place."""
+        outcome = attempt(self._result_of, item, work, run)
+        if outcome.error is not None:
+            return self.failed(outcome.error, item.number)
+        result: _Item = outcome.value
+        return result
 
-    def failed(self, error: BaseException, number: int) -> _Outcome:
-        """What takes the place of a result; to Python a StopIteration would be the end of the iterator."""
+    def failed(self, error: BaseException, number: int) -> _Item:
+        """Return what takes the place of a result; a StopIteration would be the end of the iterator."""
         note = self.note(number)
         if isinstance(error, StopIteration):
             named = RuntimeError(f"{note}: StopIteration was raised, which Python takes for an end")
             named.__cause__ = error
             error = named
         note_on(error, note)
-        return None, [], [error]
+        return _Item(number, None, [], error)
 
-    def _outcome(self, work: Work, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
-        for mark in marks:  # this thread's work comes after what made its input
+    def _result_of(self, item: _Item, work: Work, run: int) -> _Item:
+        for mark in item.marks:  # this thread's work comes after what made its input
             self.use_stream(mark.streams, mark.device)
             mark.wait()
-        result = self._traced(work, run, number, item) if open_logs and self.shown else work(item)
+        if open_logs and self.shown is not None:
+            result = self._traced(self.shown, item, work, run)
+        else:
+            result = work(item.value)
         marks = marks_of(result)
-        self.hold(item)
-        return result, marks, []
+        self.hold(item.value)
+        return _Item(item.number, result, marks)
 
-    def _traced(self, work: Work, run: int, number: int, item: Any) -> Any:
-        kind, name, device = self.shown
-        span = trace.span(kind, name)
+    def _traced(self, shown: Shown, item: _Item, work: Work, run: int) -> Any:
+        span = trace.span(shown.kind, shown.name)
         if span is None:
-            return work(item)
-        span.device, span.item, span.flow = device, number, f"{run}.{number}"
+            return work(item.value)
+        span.device = shown.device
+        span.item = item.number
+        span.flow = f"{run}.{item.number}"
         with span:
-            result = work(item)
-            span.device = device or device_words(result)
+            result = work(item.value)
+            span.device = shown.device or device_words(result)
         return result
 
 
-def _read(source: Iterator[Any]) -> tuple[Any, list[Mark]]:
-    item = next(source)
-    refuse_differentiated(item)
-    return item, marks_of(item)  # which raises for a deleted array of JAX
+def _read(source: Iterator[Any], number: int) -> _Item:
+    value = next(source)
+    refuse_differentiated(value)
+    return _Item(number, value, marks_of(value))  # marks_of() raises for a deleted array of JAX
 
 
 class Run:
@@ -206,16 +269,20 @@ class Run:
         refill: bool = False,
         last_patience: float = 20.0,
     ) -> None:
-        self.stations, self.limit, self.ordered, self.refill = stations, limit, ordered, refill
+        self.stations = stations
+        self.limit = limit
+        self.ordered = ordered
+        self.refill = refill
         self.last_patience = last_patience
         self.began = self.ended = time.perf_counter()
         #: Most items that were on their way at one time.
         self.most_in_flight = 0
-        self._number, self._process = next(_numbers), os.getpid()
-        self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in stations]
-        self._done: SimpleQueue[tuple[int, _Outcome]] = SimpleQueue()
+        self._number = next(_numbers)
+        self._process = os.getpid()
+        self._queues: list[SimpleQueue[_Item | None]] = [SimpleQueue() for _ in stations]
+        self._done: SimpleQueue[_Item] = SimpleQueue()
         #: What came from there and is not handed out yet, by its turn.
-        self._arrived: dict[int, _Outcome] = {}
+        self._arrived: dict[int, _Item] = {}
         self._read = self._given = 0
         self._unread: list[BaseException] = []
         #: Items behind this number are of no use, since that one failed, or was the last.
@@ -229,7 +296,8 @@ class Run:
         What is raised at an item, or by the source, comes after the results of the items before it; without
         order, after those that were ready when it was raised.
         """
-        more, patience = True, _PATIENCE
+        more = True
+        patience = _PATIENCE
         try:
             self._start()
             while True:
@@ -275,7 +343,9 @@ class Run:
 
     def _feed(self, source: Iterator[Any]) -> bool:
         """Read an item and give it to the first station; whether there may be more."""
-        item, error = attempt(_read, source)
+        outcome = attempt(_read, source, self._read)
+        error = outcome.error
+        outcome.error = None  # see `_Item.take_error`
         if error is not None:
             if not isinstance(error, Exception):
                 raise error  # Ctrl-C
@@ -283,7 +353,7 @@ class Run:
                 note_on(error, f"while reading item {self._read} of the input")
                 self._unread.append(error)
             return False
-        self._queues[0].put((self._read, *item))
+        self._queues[0].put(outcome.value)
         self._read += 1
         self.most_in_flight = max(self.most_in_flight, self._read - self._given)
         return True
@@ -292,20 +362,21 @@ class Run:
         """Whether there is a result to hand out; waits so many seconds for the next one to arrive."""
         with suppress(Empty):
             while self._given not in self._arrived:
-                number, outcome = self._done.get(timeout=seconds)
-                self._arrived[number if self.ordered else self._given + len(self._arrived)] = outcome
+                item = self._done.get(timeout=seconds)
+                turn = item.number if self.ordered else self._given + len(self._arrived)
+                self._arrived[turn] = item
         return self._given in self._arrived
 
     def _next(self) -> Any:
         """The next result, once it is ready; or its error is raised."""
         while not self._is_ready(_LOOK_UP):
             self._check()
-        result, marks, errors = self._arrived.pop(self._given)
-        if errors:
-            raise errors.pop()
+        item = self._arrived.pop(self._given)
+        if item.error is not None:
+            raise item.take_error()
         self._given += 1
         self.ended = time.perf_counter()
-        return received(result, marks)
+        return received(item.value, item.marks)
 
     def _check(self) -> None:
         """Refuse to go on without threads."""
@@ -322,31 +393,31 @@ class Run:
     def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
         following = self.stations[s + 1][0] if s + 1 < len(self.stations) else None
         with ExitStack() as stack:
-            work, refusal = attempt(worker.entered, stack, settings)
+            entered = attempt(worker.entered, stack, settings)
             free = time.perf_counter()
-            while (job := self._queues[s].get()) is not None:
+            while (item := self._queues[s].get()) is not None:
                 if worker.room is not None:
                     worker.room.put(None)
-                number, item, marks = job
-                del job  # a thread that works holds what it works on, and nothing else
-                if number > self._end:
-                    continue  # one before it has failed, so that nobody waits for this one
+                number = item.number
+                if number > self._end:  # one before it has failed, so that nobody waits for this one
+                    del item
+                    continue
                 start = time.perf_counter()
-                if refusal is None:
-                    outcome = worker.outcome(work, self._number, number, item, marks)
+                if entered.error is None:
+                    result = worker.work_on(item, entered.value, self._number)
                 else:
-                    outcome = worker.failed(refusal, number)
-                del item, marks
+                    result = worker.failed(entered.error, number)
+                del item  # a thread that waits holds nothing
                 end = time.perf_counter()
-                if is_last := bool(outcome[2] or outcome[0] is END):
+                if result.is_last:
                     self._end = min(self._end, number if self.ordered else 0)
-                if is_last or following is None:
-                    self._done.put((number, outcome))
+                if result.is_last or following is None:
+                    self._done.put(result)
                 else:
                     if following.room is not None:
                         following.room.get()
-                    self._queues[s + 1].put((number, *outcome[:2]))
-                del outcome
+                    self._queues[s + 1].put(result)
+                del result
                 worker.items += 1
                 worker.starved += start - free
                 worker.busy += end - start

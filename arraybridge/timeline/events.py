@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from contextlib import suppress
@@ -13,13 +12,11 @@ from os.path import dirname, sep
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-import numpy as np
-
 from arraybridge.carriers.sources import is_array, source_of
-from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.frameworks.base import Framework
 from arraybridge.reasons import Reason
+from arraybridge.timeline.layouts import Steps, layout, steps
 from arraybridge.trees import leaves_of
 from arraybridge.types import hooks, new_cache, remember
 
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Event",
+    "Steps",
     "as_own",
     "began",
     "device_words",
@@ -296,38 +294,6 @@ def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
     with suppress(Exception):  # of the computation, or x is traced: reading it raises the same
         source.interchange.settle(x)
-
-
-#: Shape, strides and the step to the next element, all in one unit.
-Steps = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
-def steps(source: Framework, x: Any) -> Steps | None:
-    """Shape, strides and the step to the next element, in one unit, from which `layout` tells how it lies.
-
-    None where the framework does not tell: a trace must not fail what it records.
-    """
-    if isinstance(x, np.ndarray):
-        return x.shape, x.strides, x.itemsize
-    if callable(getattr(x, "stride", None)):  # as torch's, which count elements
-        return x.shape, x.stride(), 1
-    try:
-        shape = source.shape(x)
-        return shape, source.interchange.strides(x), source.nbytes(x) // max(1, math.prod(shape))
-    except (MemoryConversionError, TypeError, ValueError, AttributeError, RuntimeError):
-        return None
-
-
-def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-    """How the elements of an array lie in memory; see `Event.layout`."""
-    if 0 in shape or is_c_contiguous(shape, strides, itemsize):
-        return ""
-    axes = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]
-    if any(step == 0 for step, _ in axes):
-        return "broadcast"
-    if any(step < 0 for step, _ in axes):
-        return "reversed"
-    return "sliced" if axes == sorted(axes, reverse=True) else "transposed"
 
 
 def device_words(tree: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arraybridge.timeline.events import Event, Site, Steps, layout
+from arraybridge.timeline.events import Event, Site
+from arraybridge.timeline.layouts import Steps, layout
 from arraybridge.timeline.route import Route
 
 __all__ = ["ConversionRecord", "Record", "SpanRecord"]

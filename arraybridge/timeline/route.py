@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from arraybridge.reasons import Cause, Reason
 from arraybridge.show import format_bytes, format_seconds, html_table
-from arraybridge.timeline.events import layout
+from arraybridge.timeline.layouts import Steps, layout
 from arraybridge.timeline.savings import Copy, advice_for
 from arraybridge.types import Device
 
@@ -40,7 +40,7 @@ class Route:
     copies: int
     nbytes: int
     cause: Cause
-    steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    steps: Steps | None = None
     seconds: float | None = field(default=None, compare=False)
 
     # The texts are made when they are read, since each conversion in a trace has a route.

@@ -145,8 +145,16 @@ def _compiled(
     (``static_argnames``, a shape), and all other values, are constants of a program.
     """
     function = call.function
-    passed = [isinstance(x, jax.Array) or _is_number(x) for x in call.leaves]
-    others = tuple(type(x) if p else exact_key(x) for x, p in zip(call.leaves, passed, strict=True))
+    # Copies, since other threads may run the same call.
+    leaves = [
+        autodiff.Leaf(
+            leaf.value,
+            is_argument=leaf.is_argument,
+            is_passed=isinstance(leaf.value, jax.Array) or _is_number(leaf.value),
+        )
+        for leaf in call.leaves
+    ]
+    others = tuple(type(leaf.value) if leaf.is_passed else exact_key(leaf.value) for leaf in leaves)
     try:
         form = (function.key(call), tuple(active), others)
         constants = function.constants.get(form)
@@ -154,11 +162,12 @@ def _compiled(
         return None
     if constants is None:
         with suppress(*_NOT_COMPILED):
-            return _run_program(call, arrays, active, passed, form)
-        constants = _constant_numbers(call, arrays, active, passed)
-    passed = [p and not c for p, c in zip(passed, constants, strict=True)]
+            return _run_program(call, leaves, arrays, active, form)
+        constants = _constant_numbers(call, leaves, arrays, active)
+    for leaf, is_constant in zip(leaves, constants, strict=True):
+        leaf.is_passed = leaf.is_passed and not is_constant
     try:
-        compiled = _run_program(call, arrays, active, passed, form)
+        compiled = _run_program(call, leaves, arrays, active, form)
     except _NOT_COMPILED:  # the eager call raises its error
         return None
     if form not in function.constants:
@@ -186,44 +195,56 @@ def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _run_program(
-    call: autodiff.Call, arrays: list[Any], active: Sequence[bool], passed: list[bool], form: Any
+    call: autodiff.Call,
+    leaves: list[autodiff.Leaf],
+    arrays: list[Any],
+    active: Sequence[bool],
+    form: Any,
 ) -> tuple[list[Any], autodiff.Linear]:
-    numbers = [None if p else exact_key(x) for x, p in zip(call.leaves, passed, strict=True)]
-    key = form, tuple(numbers)
+    key = form, tuple(None if leaf.is_passed else exact_key(leaf.value) for leaf in leaves)
     programs = call.function.programs
     program = programs.get(key)
     if program is None:
-        program = _program(call, active, passed)
+        program = _program(call, leaves, active)
         _remember(programs, key, program)
-    results, vjp, refill = program(arrays, autodiff.picked(call.leaves, passed))
+    results, vjp, refill = program(arrays, _passed(leaves))
     call.refill = refill.value
     return results, _linear(_jitted_pull, results, vjp)
 
 
 def _constant_numbers(
-    call: autodiff.Call, arrays: list[Any], active: Sequence[bool], passed: list[bool]
+    call: autodiff.Call, leaves: list[autodiff.Leaf], arrays: list[Any], active: Sequence[bool]
 ) -> list[bool]:
-    """Find the numbers that have to be constants: all those that cannot be traced, and no others."""
-    constants = [p and _is_number(x) for x, p in zip(call.leaves, passed, strict=True)]
-    for i, is_number in enumerate(list(constants)):
-        if not is_number:
-            continue
-        constants[i] = False
-        now = [p and not c for p, c in zip(passed, constants, strict=True)]
+    """Find the leaves that have to be constants: the numbers that cannot be traced, and no others."""
+    numbers = [leaf for leaf in leaves if leaf.is_passed and _is_number(leaf.value)]
+    for leaf in numbers:
+        leaf.is_passed = False
+    for leaf in numbers:
+        leaf.is_passed = True
         try:
-            _program(call, active, now).eval_shape(arrays, autodiff.picked(call.leaves, now))
+            _program(call, leaves, active).eval_shape(arrays, _passed(leaves))
         except _NOT_COMPILED:
-            constants[i] = True
-    return constants
+            leaf.is_passed = False
+    constants = {id(leaf) for leaf in numbers if not leaf.is_passed}
+    return [id(leaf) in constants for leaf in leaves]
 
 
-def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:
-    leaves = [None if p else x for x, p in zip(call.leaves, passed, strict=True)]
-    call = dataclasses.replace(call, leaves=leaves, refill=list)  # which keeps no array of this one
+def _passed(leaves: list[autodiff.Leaf]) -> list[Any]:
+    return [leaf.value for leaf in leaves if leaf.is_passed]
+
+
+def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[bool]) -> Any:
+    # The program outlives this call, and keeps no array of it.
+    empty = [dataclasses.replace(leaf, value=None if leaf.is_passed else leaf.value) for leaf in leaves]
+    call = dataclasses.replace(call, leaves=empty, refill=list)
 
     @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
     def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, _Static]:
-        inner = dataclasses.replace(call, leaves=autodiff.merged(leaves, passed, values))
+        following = iter(values)
+        filled = [
+            dataclasses.replace(leaf, value=next(following)) if leaf.is_passed else leaf for leaf in empty
+        ]
+        inner = dataclasses.replace(call, leaves=filled)
         results, vjp = _vjp(inner, arrays, active)
         return results, vjp, _Static(inner.refill)
 

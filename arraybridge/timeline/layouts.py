@@ -1,0 +1,44 @@
+"""Layouts of arrays in memory, as traces and routes describe them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import MemoryConversionError
+from arraybridge.frameworks.base import Framework, is_c_contiguous
+
+__all__ = ["Steps", "layout", "steps"]
+
+#: Shape, strides and the step to the next element, all in one unit.
+Steps = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def steps(source: Framework, x: Any) -> Steps | None:
+    """Return shape, strides and the step to the next element, from which `layout` finds the layout.
+
+    None if the framework does not know them: a trace must not fail what it records.
+    """
+    if isinstance(x, np.ndarray):
+        return x.shape, x.strides, x.itemsize
+    if callable(getattr(x, "stride", None)):  # as torch's, which count elements
+        return x.shape, x.stride(), 1
+    try:
+        shape = source.shape(x)
+        return shape, source.interchange.strides(x), source.nbytes(x) // max(1, math.prod(shape))
+    except (MemoryConversionError, TypeError, ValueError, AttributeError, RuntimeError):
+        return None
+
+
+def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    """Return the layout of an array in memory; see `Event.layout`."""
+    if 0 in shape or is_c_contiguous(shape, strides, itemsize):
+        return ""
+    axes = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]
+    if any(step == 0 for step, _ in axes):
+        return "broadcast"
+    if any(step < 0 for step, _ in axes):
+        return "reversed"
+    return "sliced" if axes == sorted(axes, reverse=True) else "transposed"
