@@ -333,10 +333,10 @@ def rebuilt(tree: Any, opened: _Opened, children: Sequence[Any]) -> Any:
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
         name = type(tree).__qualname__
         raise ArrayNotSupportedError(
-            f"Cannot rebuild a container of type {name} with other arrays. Its class does not accept them."
-            " Pass its arrays in a tuple or dict, or register the class with"
-            " optree.register_pytree_node(..., namespace='arraybridge').",
+            f"Cannot rebuild a container of type {name} with other arrays. Its class does not accept them.",
             reason=f"{name} cannot be rebuilt",
+            advice="Pass its arrays in a tuple or dict, or register the class with"
+            " optree.register_pytree_node(..., namespace='arraybridge').",
         ) from error
 
 

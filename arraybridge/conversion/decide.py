@@ -180,7 +180,7 @@ def dtype_name(dtype: Any) -> str:
         return name
     raise DtypeNotSupportedError(
         f"dtype={dtype!r} is no dtype that arrays are cast to{nearest(name, _DTYPES)};"
-        f" known are {', '.join(sorted(_DTYPES))}",
+        f" known are {', '.join(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
 
@@ -296,7 +296,7 @@ class _Choice:
                 f" {target.name}.",
                 reason=cause.text,
                 code=cause.code,
-                advice=f"Pass grad='detach' to convert only its values{through}.",
+                advice=f"Pass grad='detach' to convert its values alone{through}.",
             )
         self.original, self.prepare = self.array, source.autodiff.detach
         self.array = source.autodiff.detach(self.array)
