@@ -296,7 +296,7 @@ class _Choice:
                 f" {target.name}.",
                 reason=cause.text,
                 code=cause.code,
-                advice=f"Pass grad='detach' to convert its values alone{through}.",
+                advice=f"Pass grad='detach' to convert only its values{through}.",
             )
         self.original, self.prepare = self.array, source.autodiff.detach
         self.array = source.autodiff.detach(self.array)

@@ -75,8 +75,8 @@ def _of_pandas(x: Any) -> Advice:
         expression = "{x}.sparse.to_dense()" if has_accessors else "np.asarray({x})"
         return Advice("pass all of its values, {}", (expression,))
     if family == "IntervalDtype":
-        side = "{x}.array.left" if has_accessors else "{x}.left"
-        return Advice("pass the two ends of its intervals, {} and {}", (side, side.replace("left", "right")))
+        ends = ("{x}.array.left", "{x}.array.right") if has_accessors else ("{x}.left", "{x}.right")
+        return Advice("pass the two ends of its intervals, {} and {}", ends)
     if dtype.kind in "Mm" or family == "PeriodDtype":
         return Advice("pass {}, which counts units of time", ('{x}.astype("int64")',))
     return _of_elements(x, dtype)
