@@ -240,8 +240,9 @@ class Joined:
         fix = fix or "Return one row per input row, or fixed(value) for a value that all parts share."
         parts = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
         return CannotSplitError(
-            f"the results of the {parts} cannot be joined{at}: {cause}. {fix}",
+            f"the results of the {parts} cannot be joined{at}: {cause}.",
             reason=f"results cannot be joined{at}: {cause}",
+            advice=fix,
         )
 
     def _check_is_array(self, x: Any, place: str) -> None:

@@ -220,9 +220,10 @@ class Container(ABC):
             name = type(self.tree).__qualname__
             raise ArrayNotSupportedError(
                 f"Cannot rebuild a container of type {name} with other arrays. Its class does not accept"
-                " them. Pass its arrays in a tuple or dict, or register the class with"
-                " optree.register_pytree_node(..., namespace='arraybridge').",
+                " them.",
                 reason=f"{name} cannot be rebuilt",
+                advice="Pass its arrays in a tuple or dict, or register the class with"
+                " optree.register_pytree_node(..., namespace='arraybridge').",
             ) from error
 
     @abstractmethod

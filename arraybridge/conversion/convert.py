@@ -413,10 +413,11 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
     source = detect_memory_type(x)
     if not registry.framework(source).has_host:
         raise DeviceNotFoundError(
-            f"{source} has no host arrays; use to_numpy(x)",
+            f"{source} has no host arrays.",
             source_type=source,
             target_type=source,
             reason=f"{source} has no host arrays",
+            advice="Use to_numpy(x).",
         )
     result: T = convert_memory(x, source, device="cpu", copy=copy)
     return result
@@ -442,11 +443,11 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
         return placed
     if has_only_host:
         raise DeviceNotFoundError(
-            "NumPy arrays live on the host; name the framework that is to hold it on the GPU, as in"
-            ' convert_memory(x, "cupy", 0)',
+            "NumPy arrays live on the host.",
             source_type=source,
             target_type=source,
             reason="NumPy has no accelerator",
+            advice='Name the framework that is to hold it on the GPU, as in convert_memory(x, "cupy", 0).',
         )
     result: T = convert_memory(x, source, gpu_id=0 if gpu_id is None else gpu_id, copy=copy)
     return result

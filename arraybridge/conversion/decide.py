@@ -180,7 +180,7 @@ def dtype_name(dtype: Any) -> str:
         return name
     raise DtypeNotSupportedError(
         f"dtype={dtype!r} is no dtype that arrays are cast to{nearest(name, _DTYPES)};"
-        f" known are {', '.join(sorted(_DTYPES))}",
+        f" known are {', '.join(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
 

@@ -321,10 +321,10 @@ def _annotating(profiler: str) -> Iterator[None]:
             import nvtx
         except ImportError as error:
             raise FrameworkNotInstalledError(
-                'settings(annotate="nvtx") needs the package nvtx; run pip install nvtx, or pip install'
-                ' ".[nvtx]" in a checkout of arraybridge.',
+                'settings(annotate="nvtx") needs the package nvtx.',
                 target_type="nvtx",
                 reason=str(error),
+                advice='Run pip install nvtx, or pip install ".[nvtx]" in a checkout of arraybridge.',
             ) from error
         annotation = partial(nvtx.annotate, domain="arraybridge")
     else:  # an object of this block's own, which no other closes

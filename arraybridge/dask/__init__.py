@@ -43,8 +43,9 @@ def __getattr__(name: str) -> Any:
         from arraybridge.dask import blocks, workers
     except ImportError as error:
         raise FrameworkNotInstalledError(
-            'arraybridge.dask needs Dask and distributed; run pip install "dask[array]" distributed'
-            ' cloudpickle, or pip install ".[dask]" in a checkout of arraybridge.',
+            "arraybridge.dask needs Dask and distributed.",
             reason=str(error),
+            advice='Run pip install "dask[array]" distributed cloudpickle, or pip install ".[dask]" in a'
+            " checkout of arraybridge.",
         ) from error
     return getattr(workers if name in ("cluster", "prepare", "recoveries") else blocks, name)

@@ -92,10 +92,10 @@ def _cuda_cluster() -> Any:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:  # it imports half where the bindings of its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
-            "There are NVIDIA cards, for which cluster() needs dask-cuda; run pip install"
-            ' "dask-cuda[cu13]" (or [cu12], for CUDA 12), or pass cards=False for workers'
-            " without cards.",
+            "There are NVIDIA cards, for which cluster() needs dask-cuda.",
             reason=str(error),
+            advice='Run pip install "dask-cuda[cu13]" (or [cu12], for CUDA 12), or pass cards=False for'
+            " workers without cards.",
         ) from error
     return LocalCUDACluster
 

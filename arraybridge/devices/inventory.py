@@ -12,6 +12,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
+from arraybridge.reasons import Reason
 from arraybridge.types import Device, FrameworkLike
 
 __all__ = [
@@ -142,6 +143,7 @@ def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
     return DeviceNotFoundError(
         f"no installed framework has a device {asked} here; there are {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
+        code=Reason.NO_DEVICE,
     )
 
 

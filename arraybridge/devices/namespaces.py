@@ -50,10 +50,10 @@ def array_namespace(*xs: Any) -> Any:
     namespace = registry.framework(name).runtime.array_namespace()
     if namespace is None:
         raise ArrayNotSupportedError(
-            f"{name} arrays have no array API namespace; convert them first, as in"
-            ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
+            f"{name} arrays have no array API namespace.",
             source_type=name,
             reason=f"{name} has no array API",
+            advice='Convert them first, as in convert_memory(x, "cupy") or convert_memory(x, "numpy").',
         )
     return namespace
 
@@ -68,6 +68,7 @@ def _framework_for(device: Device) -> str:
         return "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
     raise DeviceNotFoundError(
         f"none of {', '.join(registry.for_numpy_code())} is installed with a device {device}, and others have"
-        " no namespace; install one of them for this device, or use_device('cpu')",
+        " no namespace.",
         reason=f"no array namespace for {device}",
+        advice="Install one of them for this device, or call use_device('cpu').",
     )

@@ -636,18 +636,20 @@ def _no_such_device(framework: Framework, device: Device) -> DeviceNotFoundError
     devices = framework.devices.available()
     asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
     have = ", ".join(str(d) for d in devices) or "no device at all"
-    advice = " Pass one of these." if devices else ""
+    advice = "Pass one of these." if devices else ""
     if framework.has_host and device.kind != "cpu":
         advice = (
-            ' Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
+            'Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
             " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
         )
     why = framework.devices.missing_device_reason() if device.kind != "cpu" else ""
     explanation = f" {why}" if why else ""
     return DeviceNotFoundError(
-        f"{framework.name} has no device {asked} here; it has {have}.{explanation}{advice}",
+        f"{framework.name} has no device {asked} here; it has {have}.{explanation}",
         target_type=framework.name,
         reason=why or f"{framework.name} has no device {asked}",
+        code=Reason.NO_DEVICE,
+        advice=advice,
     )
 
 
@@ -734,8 +736,9 @@ def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def refuse_cast(framework: Framework, source: str, dtype: str, instead: str) -> DtypeNotSupportedError:
     """Return the error for a cast that a framework does not have."""
     return DtypeNotSupportedError(
-        f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast. {instead}",
+        f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast.",
         reason=f"{framework.name} cannot cast {source} to {dtype}",
+        advice=instead,
     )
 
 

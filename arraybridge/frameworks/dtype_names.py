@@ -43,9 +43,9 @@ def np_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError as error:
         raise DtypeNotSupportedError(
-            f"NumPy holds {name} only through the package ml_dtypes, which is not installed;"
-            f' run "pip install ml_dtypes", or pass dtype="float32" to ask for a cast',
+            f"NumPy holds {name} only through the package ml_dtypes, which is not installed.",
             reason="ml_dtypes is not installed",
+            advice='Run "pip install ml_dtypes", or pass dtype="float32" to ask for a cast.',
         ) from error
     return np.dtype(getattr(ml_dtypes, name))
 

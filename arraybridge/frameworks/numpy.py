@@ -82,8 +82,8 @@ class NumpyInterchange(Interchange):
         try:
             np.empty(0, dtype_names.np_dtype(source)).astype(dtype_names.np_dtype(dtype))
         except TypeError:
-            instead = "Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype=…)."
-            raise refuse_cast(self.framework, source, dtype, instead.replace("…", repr(dtype))) from None
+            instead = f"Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype={dtype!r})."
+            raise refuse_cast(self.framework, source, dtype, instead) from None
 
 
 class NumpyBatching(IndexedBatching):

@@ -284,9 +284,10 @@ def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[A
     if getattr(_engine, "runs", False):
         raise GradientError(
             "a backward pass of Paddle has come to another one, through a function of another framework"
-            " that calls one of Paddle, which would end the process; call that one directly",
+            " that calls one of Paddle, which would end the process.",
             target_type="paddle",
             reason="a backward within a backward",
+            advice="Call that one directly.",
         )
     outputs, cotangents = map(list, zip(*sums.values(), strict=True))
     create_graph = inner or any(not c.stop_gradient for c in cotangents)

@@ -304,9 +304,7 @@ def _load(name: str) -> Framework:
     except FrameworkNotInstalledError:
         raise
     except (Exception, SystemExit) as error:  # the code of others may raise anything
-        raise FrameworkNotInstalledError(
-            _why_not_loaded(facts(name), error), target_type=name, reason=told(error)
-        ) from error
+        raise _not_loaded(facts(name), error) from error
     if name not in BUILT_IN and name not in _instances:
         return register(instance, replace=True)  # its entry point has the name already
     return _instances.setdefault(name, instance)
@@ -319,23 +317,25 @@ def _class_of(name: str) -> Callable[[], Framework]:
     return make
 
 
-def _why_not_loaded(own: Facts, error: BaseException) -> str:
-    """What an import raised, and what to do."""
+def _not_loaded(own: Facts, error: BaseException) -> FrameworkNotInstalledError:
+    """Return the error for a framework whose import raised, with what to do."""
     name = own.name
+    is_missing = isinstance(error, ModuleNotFoundError) and _top_level(error.name or "") in own.packages
     if name not in BUILT_IN:
         package = own.distributions[0]
-        return (
+        problem = (
             f"{name} is offered by the package {package}, whose entry point {name} = {_plugins()[name].value}"
-            f" in the group {GROUP} fails to load: {told(error)}. Update that package,"
-            f" pip install --upgrade {package}, or uninstall it: pip uninstall {package}."
+            f" in the group {GROUP} fails to load: {told(error)}."
         )
-    is_missing = isinstance(error, ModuleNotFoundError) and _top_level(error.name or "") in own.packages
-    if is_missing or not is_installed(name):
-        return f"{name} is not installed; run {how_to_install(own)}."
-    return (
-        f"{name} is installed, but importing it failed: {told(error)}."
-        f" Reinstall it: {how_to_install(own, '--force-reinstall')}."
-    )
+        update = f"pip install --upgrade {package}"
+        advice = f"Update that package, {update}, or uninstall it: pip uninstall {package}."
+    elif is_missing or not is_installed(name):
+        problem = f"{name} is not installed."
+        advice = f"Run {how_to_install(own)}."
+    else:
+        problem = f"{name} is installed, but importing it failed: {told(error)}."
+        advice = f"Reinstall it: {how_to_install(own, '--force-reinstall')}."
+    return FrameworkNotInstalledError(problem, target_type=name, reason=told(error), advice=advice)
 
 
 def is_installed(name: str) -> bool:

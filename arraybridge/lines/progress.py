@@ -15,8 +15,8 @@ def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ModuleNotFoundError as error:
         raise FrameworkNotInstalledError(
-            'the progress bar needs rich; run pip install rich, or pip install ".[cli]" in a checkout of'
-            " arraybridge."
+            "the progress bar needs rich.",
+            advice='Run pip install rich, or pip install ".[cli]" in a checkout of arraybridge.',
         ) from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:

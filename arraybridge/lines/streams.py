@@ -105,8 +105,9 @@ def refuse_differentiated(item: Any) -> None:
         if owner is not None and owner.autodiff.stays_in_thread(x):
             raise GradientError(
                 f"an array of {owner.name} is differentiated or transformed in this thread, and the function"
-                " runs in another one, where it would get no gradient. Call the function itself,"
-                " differentiate inside of it, or pass the array without its graph, as by tf.stop_gradient(x)",
+                " runs in another one, where it would get no gradient.",
                 source_type=owner.name,
                 reason="differentiated in another thread",
+                advice="Call the function itself, differentiate inside of it, or pass the array without its"
+                " graph, as by tf.stop_gradient(x).",
             )

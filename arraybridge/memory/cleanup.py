@@ -21,6 +21,7 @@ from arraybridge.frameworks import cardmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
+from arraybridge.reasons import Reason
 from arraybridge.types import Device, FrameworkLike, GpuId
 
 __all__ = [
@@ -139,9 +140,11 @@ def _owners(index: int, frameworks: list[Framework]) -> list[Framework]:
     have = "; ".join(f"{one.name} has {', '.join(map(str, own)) or 'none'}" for one, own in devices.items())
     reason = f"no loaded framework has an accelerator {index}"
     raise DeviceNotFoundError(
-        f"{reason}{have and f': {have}'}. Pass gpu_id of one that is there, or None; or opt in to the host"
-        ' with settings(missing_gpu="host").',
+        f"{reason}{have and f': {have}'}.",
         reason=reason,
+        code=Reason.NO_DEVICE,
+        advice="Pass gpu_id of one that is there, or None; or opt in to the host with"
+        ' settings(missing_gpu="host").',
     )
 
 

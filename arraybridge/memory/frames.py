@@ -76,9 +76,10 @@ class _Pickler(pickle.Pickler):
         if owner.autodiff.follows(obj) and not getattr(obj, "is_leaf", False):  # torch and Paddle start there
             raise GradientError(
                 f"an array of {owner.name} is being differentiated, and its graph stays in the process that"
-                " made it. Send it without, as x.detach(), or compute under torch.no_grad() in the function",
+                " made it.",
                 source_type=owner.name,
                 reason="a graph does not leave its process",
+                advice="Send it without, as x.detach(), or compute under torch.no_grad() in the function.",
             )
         try:
             return _on_its_card(owner, obj) or (load, save(obj))

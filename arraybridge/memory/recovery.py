@@ -401,9 +401,10 @@ class _Recovery:
                 raise
             raise CannotSplitError(
                 f"memory has run out, and the batch cannot be cut along axis {self.axis}:"
-                f" {_described(error)}. Pass arrays that can be sliced, as x.to_dense() of a sparse one, or"
-                " mark what every part is to get as fixed(array).",
+                f" {_described(error)}.",
                 reason=f"the batch cannot be cut along axis {self.axis}",
+                advice="Pass arrays that can be sliced, as x.to_dense() of a sparse one, or mark what every"
+                " part is to get as fixed(array).",
             ) from error
 
     def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
@@ -474,9 +475,10 @@ def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     words = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
     shapes = ", ".join(words) or "none"
     return CannotSplitError(
-        f"memory has run out, and no argument to split is an array with an axis {axis} (arguments: {shapes});"
-        " pass the batch as an array, and another split axis if its rows lie elsewhere",
+        f"memory has run out, and no argument to split is an array with an axis {axis} (arguments:"
+        f" {shapes}).",
         reason=f"no argument to split has an axis {axis}",
+        advice="Pass the batch as an array, and another split axis if its rows lie elsewhere.",
     )
 
 

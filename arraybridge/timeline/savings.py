@@ -128,7 +128,7 @@ def _keep_results(copy: Copy) -> str:
 
 
 def _leave_managed_memory(copy: Copy) -> str:
-    return "allocate it in the memory of the device (cupy.get_default_memory_pool().malloc)"
+    return "allocate it under cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc)"
 
 
 def _move_less(copy: Copy) -> str:

@@ -251,7 +251,7 @@ def test_arrays_of_two_frameworks_and_of_pyclesperanto_have_none() -> None:
     image = arraybridge.to_pyclesperanto(np.zeros((2, 2), np.float32))
     with pytest.raises(arraybridge.ArrayNotSupportedError, match="no array API namespace"):
         array_namespace(image)
-    with use_device("opencl:0"), pytest.raises(TypeError, match="convert them first"):
+    with use_device("opencl:0"), pytest.raises(TypeError, match="Convert them first"):
         array_namespace()
 
 

@@ -45,7 +45,7 @@ def test_what_is_hidden_is_refused_and_harms_nothing_else() -> None:
         for what, answer in report["asked"][name].items():
             assert answer.get("class") == "FrameworkNotInstalledError", (name, what, answer)
             assert f'".[{extra}]" in a checkout' in answer["message"], (name, what, answer)
-            assert answer["message"].startswith(f"{name} is not installed; run pip install")
+            assert answer["message"].startswith(f"{name} is not installed. Run pip install")
             assert "Error(" in answer["cause"], (name, what, answer)
     goes_on = report["goes on"]
     assert {what: answer for what, answer in goes_on.items() if "result" not in answer} == {}

@@ -261,9 +261,10 @@ class JaxDevices(Devices):
             return
         raise ArrayNotSupportedError(
             f"Cannot move a traced JAX value to {device}: the trace runs on {self.device_of(x)}, and device="
-            " or gpu_id= names another device. Leave device= and gpu_id= out, and pass"
-            " jax.device_put(x, device) to the traced function.",
+            " or gpu_id= names another device.",
             reason="the requested device differs from the device of the trace",
+            advice="Leave device= and gpu_id= out, and pass jax.device_put(x, device) to the traced"
+            " function.",
         )
 
 

@@ -329,10 +329,10 @@ class PrototypeFramework(ImageFramework):
 def _no_device() -> FrameworkNotInstalledError:
     """The error for a package that is there, and has no device to work on."""
     return FrameworkNotInstalledError(
-        "pyclesperanto is installed, but finds no OpenCL device. Install your GPU's driver, or"
-        ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew;'
-        " import arraybridge before pyclesperanto, so that the PoCL wheel is found.",
+        "pyclesperanto is installed, but finds no OpenCL device.",
         target_type="pyclesperanto",
         reason="no OpenCL device",
         code=Reason.NO_DEVICE,
+        advice='Install your GPU\'s driver, or run pip install "pyopencl[pocl]" for OpenCL on the CPU, and'
+        " start Python again; import arraybridge before pyclesperanto, so that the PoCL wheel is found.",
     )

@@ -87,10 +87,11 @@ def refuse_deadly_import_order() -> None:
     if any("libpocl" in icd and icd != wheel for icd in configured_icds()):
         raise FrameworkNotInstalledError(
             "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
-            " TensorFlow. Import pyclesperanto before tensorflow; or install the PoCL wheel,"
-            ' pip install "pyopencl[pocl]", and set OCL_ICD_VENDORS to an empty folder.',
+            " TensorFlow.",
             target_type="pyclesperanto",
             reason="a system PoCL cannot be loaded after TensorFlow",
+            advice="Import pyclesperanto before tensorflow; or install the PoCL wheel, pip install"
+            ' "pyopencl[pocl]", and set OCL_ICD_VENDORS to an empty folder.',
         )
 
 

@@ -60,9 +60,9 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def refuse(*_: Any) -> Any:
         raise GradientError(
-            f"{fn.__name__} runs by way of NumPy here, and has no derivative; write it with TensorFlow's own"
-            " functions where gradients flow",
+            f"{fn.__name__} runs by way of NumPy here, and has no derivative.",
             reason="NumPy computed it",
+            advice="Write it with TensorFlow's own functions where gradients flow.",
         )
 
     return run
