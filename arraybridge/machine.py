@@ -86,6 +86,15 @@ def cards() -> tuple[Card, ...]:
     return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
+def cards_for(cuda: int) -> tuple[Card, ...]:
+    """Return the cards that programs built for this major version of CUDA can use, as `cards` numbers them.
+
+    Empty if the driver is older: CUDA then finds no GPU. Wakes no driver.
+    """
+    newest = driver().cuda
+    return () if newest is not None and newest[0] < cuda else cards()
+
+
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
     handle = _ask("nvmlDeviceGetHandleByUUID", card.uuid)

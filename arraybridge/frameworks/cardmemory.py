@@ -31,6 +31,10 @@ __all__ = ["Kept", "settle"]
 # -- CUDA's driver -------------------------------------------------------------------------------------
 
 
+# CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_DEVICE_ORDINAL = 9
+
+
 @cache
 def _driver() -> ctypes.CDLL | None:
     """CUDA's driver as it is, not initialised by this; None without one."""
@@ -60,17 +64,28 @@ def has_context(index: int) -> bool:
     return not failed and active.value == 1
 
 
+def device_at(address: int) -> int | None:
+    """Return the number of the CUDA device whose memory is at this address; None for unknown memory.
+
+    Unlike the runtime's query, it opens no device.
+    """
+    library, index = _driver(), ctypes.c_int()
+    if library is None or not address:
+        return None
+    failed = library.cuPointerGetAttribute(ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))
+    return None if failed else index.value
+
+
 @contextmanager
 def primary_context(index: int) -> Iterator[None]:
     """Make the card the current one; it stays open, as after cudaSetDevice."""
     library = _driver()
     context = ctypes.c_void_p()
-    if (
-        library is None
-        or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index)
-        or library.cuCtxPushCurrent_v2(context)
-    ):
+    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index):
         raise RuntimeError(f"CUDA's driver opens no card {index}")
+    if library.cuCtxPushCurrent_v2(context):
+        library.cuDevicePrimaryCtxRelease_v2(index)
+        raise RuntimeError(f"CUDA's driver cannot make card {index} the current one")
     try:
         yield
     finally:

@@ -55,6 +55,17 @@ class CupyDevices(Devices):
     # -- devices ----------------------------------------------------------------------------------
 
     def available(self) -> tuple[Device, ...]:
+        # CUDA itself is queried only if NVML lists no GPU, as on Jetson: the query would wake the driver.
+        return self.visible_devices() or self._counted()
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        if not _is_asleep():
+            return self._counted()
+        cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        return tuple(Device("gpu", card.index) for card in machine.cards_for(cuda))
+
+    def _counted(self) -> tuple[Device, ...]:
+        """Return the GPUs that CUDA or ROCm counts. Wakes the driver."""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:
@@ -64,9 +75,12 @@ class CupyDevices(Devices):
     def default_device(self) -> Device:
         if not self.available():
             return self.find_device(Device("gpu", 0))  # raises, with the reason
-        return Device("gpu", cupy.cuda.Device().id)
+        # As long as the driver sleeps, no thread has selected a device.
+        return Device("gpu", 0 if _is_asleep() else cupy.cuda.Device().id)
 
     def missing_device_reason(self) -> str:
+        if self.visible_devices():
+            return ""
         try:
             cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -102,12 +116,6 @@ class CupyDevices(Devices):
     def read_device(self, x: Any) -> Device | None:
         return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
 
-    def visible_devices(self) -> tuple[Device, ...]:
-        # CUDA's own count initialises the driver, after which this process can't be forked.
-        if cupy.cuda.runtime.is_hip or cardmemory.is_awake():
-            return self.available()
-        return tuple(Device("gpu", card.index) for card in machine.cards())
-
 
 class CupyInterchange(Interchange):
     def strides(self, x: cupy.ndarray) -> tuple[int, ...]:
@@ -118,17 +126,15 @@ class CupyInterchange(Interchange):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            runtime = cupy.cuda.runtime
-            pointer = x.__cuda_array_interface__["data"][0]
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
-            with on_card(runtime.pointerGetAttributes(pointer).device if pointer else runtime.getDevice()):
+            with on_card(_device_at(x.__cuda_array_interface__["data"][0])):
                 return cupy.asarray(x)
         if source.interchange.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             with on_card(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
         cardmemory.release()
         # torch refuses to lend from a card that is not the current one.
-        with source.devices.selected(device), on_card(device.index):
+        with on_card(device.index), source.devices.selected(device):
             lent = source.interchange.exported(x, device)
             handle = source.streams.handle(device)
             if handle is not None and self.framework.streams.handle(device) is None:
@@ -303,6 +309,14 @@ class CupyFramework(Framework):
         cupy.cuda.set_allocator(shared.malloc)
 
 
+def _is_asleep() -> bool:
+    """Whether CUDA's driver has not been initialized; after that, this process cannot be forked.
+
+    Most of CUDA's queries initialize it, among them the count of GPUs.
+    """
+    return not cupy.cuda.runtime.is_hip and not cardmemory.is_awake()
+
+
 @contextmanager
 def on_card(index: int) -> Iterator[None]:
     """Make the card the current one of this thread for a while.
@@ -324,6 +338,17 @@ def on_card(index: int) -> Iterator[None]:
         finally:
             if runtime.getDevice() != before:
                 runtime.setDevice(before)
+
+
+def _device_at(address: int) -> int:
+    """Return the device whose memory is at this address; the current device for unknown memory."""
+    runtime = cupy.cuda.runtime
+    known = None
+    if not runtime.is_hip:
+        known = cardmemory.device_at(address)
+    elif address:
+        known = runtime.pointerGetAttributes(address).device
+    return runtime.getDevice() if known is None else known
 
 
 def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device) -> cupy.ndarray:

@@ -32,6 +32,26 @@ def is_open(card: int = 0) -> bool:
     return bool(_card.card_is_open(card))
 
 
+def is_awake() -> bool:
+    """Whether the driver was initialized."""
+    return bool(_card.card_is_awake())
+
+
+def retained_contexts(card: int = 0) -> int:
+    """How often the driver's interface retained the primary context of the card without releasing it."""
+    return int(_card.card_retained_contexts(card))
+
+
+def pushed_contexts() -> int:
+    """How many contexts this thread has pushed and not popped."""
+    return int(_card.card_pushed_contexts())
+
+
+def fail_next_push() -> None:
+    """Let the next cuCtxPushCurrent fail."""
+    _card.card_fail_next_push()
+
+
 def empty_pools() -> None:
     """Let CuPy give back what it caches, on both cards."""
     gc.collect()

@@ -55,6 +55,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+#: The major version of CUDA that this PyTorch is built for; 0 for other builds.
+_CUDA = int((torch.version.cuda or "0").partition(".")[0])
+
 #: Real numbers of NumPy, which need no look at the tensor's bits.
 REAL = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.startswith("complex"))
 #: What it views of NumPy's wherever it lies.
@@ -165,8 +168,14 @@ class TorchInterchange(Interchange):
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
             return _from_interface(x, self.framework.streams)
-        is_foreign = source.interchange.dlpack_device is None
-        if device.kind != "gpu" or is_foreign or not self.framework.streams.has_queues:
+        if source.interchange.dlpack_device is None and self.framework.streams.has_queues:
+            # The array of a library that is not known. CuPy, among others, exports in the order of the stream
+            # of the current device, and opens that device.
+            with torch.cuda.device(int(x.__dlpack_device__()[1])):
+                return torch.from_dlpack(x)
+        if device.kind != "gpu" or source.interchange.dlpack_device is None:
+            return torch.from_dlpack(x)
+        if not self.framework.streams.has_queues:
             return torch.from_dlpack(x)
         cardmemory.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
@@ -218,6 +227,18 @@ class TorchDevices(Devices):
         return Device("gpu", x.device.index or 0)
 
     def available(self) -> tuple[Device, ...]:
+        if _CUDA and _is_asleep() and len(listed := self.visible_devices()) > 1:
+            return listed
+        # Before the driver is awake, only if NVML lists no GPU, as on Jetson: this query wakes it.
+        return self._counted()
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        if not _is_asleep():
+            return self._counted()
+        return (CPU, *(Device("gpu", card.index) for card in machine.cards_for(_CUDA)))
+
+    def _counted(self) -> tuple[Device, ...]:
+        """Return the CPU and the accelerators that PyTorch counts. Wakes CUDA's driver."""
         if not torch.accelerator.is_available():
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
@@ -230,6 +251,8 @@ class TorchDevices(Devices):
     def missing_device_reason(self) -> str:
         if torch.version.cuda is None and torch.version.hip is None:
             return f"torch {torch.__version__} is built for the CPU alone; install a CUDA or ROCm build."
+        if len(self.visible_devices()) > 1:
+            return ""
         return "torch.accelerator finds no device; is the driver installed?"
 
     def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
@@ -259,15 +282,11 @@ class TorchDevices(Devices):
             return CPU
         index = x.index
         if index is None:
-            index = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
+            # As long as the driver sleeps, no thread has selected a device.
+            is_selected = not _is_asleep() and torch.accelerator.is_available()
+            index = torch.accelerator.current_device_index() if is_selected else 0
         # Torch calls both CUDA and ROCm "cuda".
         return Device("gpu", index, accelerator="" if x.type == "cuda" else x.type)
-
-    def visible_devices(self) -> tuple[Device, ...]:
-        # Asking torch initialises the driver, after which this process can't be forked.
-        if torch.version.cuda is None or cardmemory.is_awake():
-            return self.available()
-        return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
 
 
 class TorchMemory(Memory):
@@ -502,6 +521,14 @@ class TorchFramework(Framework):
             return torch.compiler.disable(fn)
 
 
+def _is_asleep() -> bool:
+    """Whether this is a CUDA build and CUDA's driver has not been initialized.
+
+    After that, this process cannot be forked. Most queries initialize it, ``is_available`` among them.
+    """
+    return _CUDA > 0 and not cardmemory.is_awake()
+
+
 def _numbers(device: Device | None = None) -> list[int]:
     """Numbers of the cards to ask, where torch has opened CUDA; all, or that of one device."""
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
@@ -556,12 +583,17 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
 
 
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
-    """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream."""
+    """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream.
+
+    A copy of read-only memory, which PyTorch refuses, since it has no read-only tensors.
+    """
     interface = x.__cuda_array_interface__
-    tensor = torch.as_tensor(x, device="cuda")
-    if tensor.numel() and tensor.data_ptr() != interface["data"][0]:
-        raise ValueError("it lies on another card than the current one")
+    address, is_read_only = interface["data"]
+    writable = protocols.Exported(x, __cuda_array_interface__={**interface, "data": (address, False)})
+    index = cardmemory.device_at(address)
+    # With any other device, PyTorch copies; without one, it opens the current device to find out.
+    tensor = torch.as_tensor(writable, device=None if index is None else f"cuda:{index}")
     stream = interface.get("stream")
     if stream is not None:  # 1 stands for the default stream
         streams.wait_for(Device("gpu", tensor.device.index), 0 if stream == 1 else int(stream))
-    return tensor
+    return tensor.clone() if is_read_only else tensor

@@ -37,7 +37,8 @@ class TorchStreams(Streams):
         # nothing orders the two. These waits do, at each change from one to the other.
         side.wait_stream(outer)
         try:
-            with torch.cuda.stream(side):
+            # `torch.cuda.stream` alone would select the current device again when it is left, and open it.
+            with torch.cuda.device(index), torch.cuda.stream(side):
                 yield
         finally:
             outer.wait_stream(side)

@@ -16,7 +16,7 @@ typedef cudaError_t Status;
 /* ---- settings, read from the environment when the library is loaded -------------------------------- */
 
 typedef struct Settings {
-    int cards;       /* CARD_COUNT: how many there are, 2 */
+    int cards;       /* CARD_COUNT: how many there are, 2; from the first call on, those that are visible */
     size_t capacity; /* CARD_MEMORY: bytes of each, 256 MiB */
     int lazy;        /* CARD_STREAMS=lazy or at-once: whether queued work waits until something forces it */
     int guarded;     /* CARD_GUARDED=1: the host may not touch a card's memory */
@@ -45,6 +45,15 @@ int is_awake(void);
 /* As above, and opens the card's primary context, as the calls do that allocate, queue or select. */
 Status open_card(int card);
 int is_open(int card);
+
+/* CUDA numbers the visible GPUs from 0 in the order of CUDA_VISIBLE_DEVICES, which it reads once, when the driver
+ * wakes up. All tables of the emulation are indexed by CUDA's number. NVML, nvidia-smi, UUIDs and PCI addresses go
+ * by the physical number. */
+int physical_number(int card);
+int cuda_number(int physical); /* -1 for a GPU that is not visible, and while the driver sleeps */
+int physical_count(void);
+void read_uuid(int physical, unsigned char bytes[16]);
+void print_uuid(int physical, char *out, size_t length);
 
 /* ---- memory ----------------------------------------------------------------------------------------- */
 

@@ -12,9 +12,12 @@ Settings settings = {.cards = 2, .capacity = (size_t)256 << 20, .lazy = 1};
 pthread_mutex_t card_lock;
 __thread int current_card;
 
+static int is_card(int card) { return card >= 0 && card < settings.cards; }
+
 static __thread Status last_error;
 static Status ruined;
 static int awake, opened[MAX_CARDS];
+static int physical[MAX_CARDS], physical_cards; /* see read_visible */
 
 static void make_lock(void) {
     pthread_mutexattr_t kind;
@@ -39,6 +42,8 @@ __attribute__((constructor)) static void start(void) {
     if ((text = getenv("CARD_GUARDED"))) settings.guarded = atoi(text);
     if ((text = getenv("CARD_TRACE"))) settings.trace = atoi(text);
     if (settings.cards > MAX_CARDS) settings.cards = MAX_CARDS;
+    physical_cards = settings.cards;
+    for (int card = 0; card < MAX_CARDS; card++) physical[card] = card;
 }
 
 void trace_line(const char *format, ...) {
@@ -62,13 +67,93 @@ void set_ruin(Status error) {
     if (!ruined) ruined = error;
 }
 
+/* ---- which GPUs are visible --------------------------------------------------------------------------- */
+
+int physical_number(int card) { return physical[card]; }
+int physical_count(void) { return physical_cards; }
+
+int cuda_number(int number) {
+    if (!awake) return -1;
+    for (int card = 0; card < settings.cards; card++)
+        if (physical[card] == number) return card;
+    return -1;
+}
+
+/* nvidia-smi, in tools/, prints the same UUIDs. */
+void read_uuid(int number, unsigned char bytes[16]) {
+    for (int i = 0; i < 15; i++) bytes[i] = (unsigned char)(0xE0 + i);
+    bytes[15] = (unsigned char)number;
+}
+
+void print_uuid(int number, char *out, size_t length) {
+    unsigned char bytes[16];
+    read_uuid(number, bytes);
+    int used = snprintf(out, length, "GPU-");
+    for (int i = 0; i < 16; i++)
+        used += snprintf(out + used, length - (size_t)used, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
+}
+
+/* The GPU that an entry of CUDA_VISIBLE_DEVICES names: by its number, or by a UUID or the beginning of one that no
+ * other GPU shares. -1 if it names none. */
+static int named_gpu(const char *entry) {
+    if (!*entry) return -1;
+    if (strspn(entry, "0123456789") == strlen(entry)) {
+        int number = atoi(entry);
+        return number < physical_cards ? number : -1;
+    }
+    int found = -1;
+    for (int number = 0; number < physical_cards; number++) {
+        char uuid[64];
+        print_uuid(number, uuid, sizeof uuid);
+        if (strncmp(uuid, entry, strlen(entry))) continue;
+        if (found >= 0) return -1;
+        found = number;
+    }
+    return found;
+}
+
+/* Fills `physical` as CUDA does, and returns how many GPUs are visible: entries count up to the first that names no
+ * GPU, and a GPU that is named twice hides all of them. */
+static int read_visible(void) {
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    for (int card = 0; card < MAX_CARDS; card++) physical[card] = card;
+    if (!text) return physical_cards;
+    int count = 0, seen[MAX_CARDS] = {0};
+    char entries[1024], *rest = NULL;
+    snprintf(entries, sizeof entries, "%s", text);
+    for (char *entry = strtok_r(entries, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
+        entry += strspn(entry, " ");
+        entry[strcspn(entry, " ")] = 0;
+        int number = named_gpu(entry);
+        if (number < 0) break;
+        if (seen[number]++) return 0;
+        physical[count++] = number;
+    }
+    return count;
+}
+
+/* Without a visible GPU, the driver stays as it was, and the next call reads the variable again. */
 Status wake_driver(void) {
-    awake = 1;
+    if (!awake) {
+        LOCK();
+        int count = awake ? settings.cards : read_visible();
+        if (count) settings.cards = count;
+        awake = count > 0;
+        UNLOCK();
+        if (!count) return fail(cudaErrorNoDevice);
+    }
     return ruined ? fail(ruined) : cudaSuccess;
 }
 
-Status open_card(int card) {
+/* Wakes the driver, too. */
+static Status check_card(int card) {
     Status error = wake_driver();
+    if (error) return error;
+    return is_card(card) ? cudaSuccess : fail(cudaErrorInvalidDevice);
+}
+
+Status open_card(int card) {
+    Status error = check_card(card);
     if (error) return error;
     if (!opened[card]) trace_line("context opened on card %d", card);
     opened[card] = 1;
@@ -87,14 +172,12 @@ int card_unimplemented(const char *name) {
 
 /* ---- the runtime's calls ----------------------------------------------------------------------------- */
 
-static int is_card(int card) { return card >= 0 && card < settings.cards; }
-
 Status cudaGetDeviceCount(int *count) {
     *count = 0;
     Status error = wake_driver();
     if (error) return error;
     *count = settings.cards;
-    return settings.cards ? cudaSuccess : fail(cudaErrorNoDevice);
+    return cudaSuccess;
 }
 
 Status cudaGetDevice(int *card) {
@@ -104,15 +187,12 @@ Status cudaGetDevice(int *card) {
 
 /* Since CUDA 12 this opens the card, and not only the first call that needs it. */
 Status cudaSetDevice(int card) {
-    if (!is_card(card)) return fail(cudaErrorInvalidDevice);
     Status error = open_card(card);
     if (!error) current_card = card;
     return error;
 }
 
-Status cudaInitDevice(int card, unsigned flags, unsigned more) {
-    return is_card(card) ? open_card(card) : fail(cudaErrorInvalidDevice);
-}
+Status cudaInitDevice(int card, unsigned flags, unsigned more) { return open_card(card); }
 
 Status cudaGetDeviceFlags(unsigned *flags) {
     *flags = 0;
@@ -150,13 +230,13 @@ Status cudaPeekAtLastError(void) { return last_error; }
 static unsigned char peers[MAX_CARDS][MAX_CARDS];
 
 Status cudaDeviceCanAccessPeer(int *can, int card, int peer) {
-    if (!is_card(card) || !is_card(peer)) return fail(cudaErrorInvalidDevice);
+    if (check_card(card) || check_card(peer)) return cudaErrorInvalidDevice;
     *can = card != peer;
     return cudaSuccess;
 }
 
 Status cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-    if (!is_card(peer) || peer == current_card) return fail(cudaErrorInvalidDevice);
+    if (check_card(peer) || peer == current_card) return fail(cudaErrorInvalidDevice);
     if (peers[current_card][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
     peers[current_card][peer] = 1;
     return open_card(current_card);
@@ -169,12 +249,15 @@ Status cudaDeviceDisablePeerAccess(int peer) {
 }
 
 Status cudaDeviceGetPCIBusId(char *text, int length, int card) {
-    if (!is_card(card)) return fail(cudaErrorInvalidDevice);
-    snprintf(text, length, "0000:%02X:00.0", 0x10 + card);
+    Status error = check_card(card);
+    if (error) return error;
+    snprintf(text, length, "0000:%02X:00.0", 0x10 + physical_number(card));
     return cudaSuccess;
 }
 
 Status cudaDeviceGetByPCIBusId(int *card, const char *text) {
+    Status error = wake_driver();
+    if (error) return error;
     for (int i = 0; i < settings.cards; i++) {
         char known[16];
         cudaDeviceGetPCIBusId(known, sizeof known, i);
@@ -186,13 +269,13 @@ Status cudaDeviceGetByPCIBusId(int *card, const char *text) {
     return fail(cudaErrorInvalidDevice);
 }
 
-/* A card of compute capability 8.0; nvidia-smi, in tools/, prints the same UUID. */
+/* A card of compute capability 8.0. */
 Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int card) {
-    if (!is_card(card)) return fail(cudaErrorInvalidDevice);
+    Status error = check_card(card);
+    if (error) return error;
     memset(p, 0, sizeof *p);
     strcpy(p->name, CARD_NAME);
-    for (int i = 0; i < 15; i++) p->uuid.bytes[i] = (char)(0xE0 + i);
-    p->uuid.bytes[15] = (char)card;
+    read_uuid(physical_number(card), (unsigned char *)p->uuid.bytes);
     p->totalGlobalMem = settings.capacity;
     p->sharedMemPerBlock = 49152;
     p->regsPerBlock = p->regsPerMultiprocessor = 65536;
@@ -211,7 +294,7 @@ Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int card) {
     p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->managedMemory = 1;
     p->concurrentManagedAccess = p->cooperativeLaunch = p->hostRegisterSupported = 1;
     p->memoryPoolsSupported = p->streamPrioritiesSupported = 1;
-    p->pciBusID = 0x10 + card;
+    p->pciBusID = 0x10 + physical_number(card);
     p->asyncEngineCount = 2;
     p->memoryBusWidth = 512;
     p->l2CacheSize = 1 << 20;

@@ -30,10 +30,9 @@ int cuDeviceGet(int *card, int index) {
 int cuDeviceGetAttribute(int *value, int attribute, int card) { return cudaDeviceGetAttribute(value, attribute, card); }
 
 int cuDeviceGetUuid(char *out, int card) {
-    struct cudaDeviceProp facts;
-    Status error = cudaGetDeviceProperties(&facts, card);
-    if (!error) memcpy(out, facts.uuid.bytes, 16);
-    return error;
+    if (!is_awake()) return cudaErrorInitializationError;
+    read_uuid(physical_number(card), (unsigned char *)out);
+    return ruin();
 }
 
 int cuDeviceGetUuid_v2(char *out, int card) { return cuDeviceGetUuid(out, card); }
@@ -57,14 +56,27 @@ int cuDevicePrimaryCtxGetState(int card, unsigned *flags, int *active) {
 
 /* A context's handle is the address of its number. */
 static int contexts[MAX_CARDS];
+static int retained[MAX_CARDS]; /* by cuDevicePrimaryCtxRetain alone; the runtime's own use is not counted */
 
 int cuDevicePrimaryCtxRetain(void **context, int card) {
+    Status error = open_card(card);
+    if (error) return error;
     *context = &contexts[card];
-    return open_card(card);
+    LOCK();
+    retained[card]++;
+    UNLOCK();
+    return 0;
 }
 
-int cuDevicePrimaryCtxRelease_v2(int card) { return 0; }
-int cuDevicePrimaryCtxRelease(int card) { return 0; }
+int cuDevicePrimaryCtxRelease_v2(int card) {
+    LOCK();
+    int is_held = retained[card] > 0;
+    if (is_held) retained[card]--;
+    UNLOCK();
+    return is_held ? 0 : cudaErrorDeviceUninitialized;
+}
+
+int cuDevicePrimaryCtxRelease(int card) { return cuDevicePrimaryCtxRelease_v2(card); }
 
 int cuCtxGetCurrent(void **context) {
     *context = is_open(current_card) ? &contexts[current_card] : NULL;
@@ -77,8 +89,10 @@ int cuCtxSetCurrent(void *context) {
 }
 
 static __thread int before[64], depth; /* cards that were current when a context was pushed */
+static int failing_pushes;
 
 int cuCtxPushCurrent_v2(void *context) {
+    if (failing_pushes && failing_pushes--) return cudaErrorInvalidValue;
     if (depth == 64) return cudaErrorInvalidValue;
     before[depth++] = current_card;
     return cuCtxSetCurrent(context);
@@ -132,11 +146,15 @@ Status cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long 
     return cudaGetDriverEntryPointByVersion(name, out, 13000, flags, result);
 }
 
-/* ---- NVML: it sees this process alone, and never opens a card ------------------------------------------- */
+/* ---- NVML: it sees this process alone, and never opens a card or wakes the driver ------------------------ */
+/* It knows nothing of CUDA_VISIBLE_DEVICES: its numbers are the physical ones. */
 
 enum { NVML_SUCCESS = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_TOO_SMALL = 7 };
 
-static int number_of(void *handle) { return (int)((int *)handle - contexts); }
+static int gpus[MAX_CARDS]; /* a GPU's handle is the address of its number */
+
+static int number_of(void *handle) { return (int)((int *)handle - gpus); }
+static int card_of(void *handle) { return cuda_number(number_of(handle)); }
 
 int nvmlInit_v2(void) { return NVML_SUCCESS; }
 int nvmlInitWithFlags(unsigned flags) { return NVML_SUCCESS; }
@@ -144,35 +162,27 @@ int nvmlShutdown(void) { return NVML_SUCCESS; }
 const char *nvmlErrorString(int code) { return code ? "an error of the emulated NVML" : "Success"; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = (unsigned)settings.cards;
+    *count = (unsigned)physical_count();
     return NVML_SUCCESS;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
-    if ((int)index >= settings.cards) return NVML_INVALID;
-    *handle = &contexts[index];
+    if ((int)index >= physical_count()) return NVML_INVALID;
+    *handle = &gpus[index];
     return NVML_SUCCESS;
 }
 
-static void uuid_text(int card, char *out, size_t length) {
-    unsigned char bytes[16];
-    cuDeviceGetUuid((char *)bytes, card);
-    int used = snprintf(out, length, "GPU-");
-    for (int i = 0; i < 16; i++)
-        used += snprintf(out + used, length - (size_t)used, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
-}
-
 int nvmlDeviceGetUUID(void *handle, char *out, unsigned length) {
-    uuid_text(number_of(handle), out, length);
+    print_uuid(number_of(handle), out, length);
     return NVML_SUCCESS;
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
-    for (int card = 0; card < settings.cards; card++) {
+    for (int number = 0; number < physical_count(); number++) {
         char text[64];
-        uuid_text(card, text, sizeof text);
+        print_uuid(number, text, sizeof text);
         if (!strcmp(text, uuid)) {
-            *handle = &contexts[card];
+            *handle = &gpus[number];
             return NVML_SUCCESS;
         }
     }
@@ -181,10 +191,15 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **handle) {
     const char *known = strlen(address) > 12 ? address + 4 : address; /* NVML writes the domain in eight digits */
-    int card;
-    if (cudaDeviceGetByPCIBusId(&card, known)) return NVML_INVALID;
-    *handle = &contexts[card];
-    return NVML_SUCCESS;
+    for (int number = 0; number < physical_count(); number++) {
+        char text[16];
+        snprintf(text, sizeof text, "0000:%02X:00.0", 0x10 + number);
+        if (!strcasecmp(text, known)) {
+            *handle = &gpus[number];
+            return NVML_SUCCESS;
+        }
+    }
+    return NVML_INVALID;
 }
 
 int nvmlDeviceGetName(void *handle, char *out, unsigned length) {
@@ -207,7 +222,8 @@ int nvmlDeviceGetPciInfo_v3(void *handle, PciInfo *out) {
 }
 
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *out) {
-    unsigned long long taken = used_bytes(number_of(handle));
+    int card = card_of(handle);
+    unsigned long long taken = card < 0 ? 0 : used_bytes(card);
     out[0] = settings.capacity;
     out[1] = settings.capacity - taken;
     out[2] = taken;
@@ -225,8 +241,9 @@ int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *out) {
 }
 
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
-    cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, number_of(handle));
-    return cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, number_of(handle));
+    *major = 8;
+    *minor = 0;
+    return NVML_SUCCESS;
 }
 
 int nvmlSystemGetDriverVersion(char *out, unsigned length) {
@@ -258,9 +275,9 @@ typedef struct Process { /* nvmlProcessInfo_t */
 } Process;
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *out) {
-    int card = number_of(handle);
+    int card = card_of(handle);
     unsigned room = *count;
-    *count = (unsigned)is_open(card);
+    *count = card >= 0 && is_open(card);
     if (!*count) return NVML_SUCCESS;
     if (!room || !out) return NVML_TOO_SMALL;
     out[0] = (Process){(unsigned)getpid(), used_bytes(card), 0, 0};
@@ -275,4 +292,8 @@ size_t card_queued_work(int card) { return queued_work(card); }
 int card_is_open(int card) { return is_open(card); }
 int card_is_lazy(void) { return settings.lazy; }
 uint64_t card_launched_kernels(void) { return launched_kernels(); }
+int card_is_awake(void) { return is_awake(); }
+int card_retained_contexts(int card) { return retained[card]; }
+int card_pushed_contexts(void) { return depth; } /* of this thread, and not popped as yet */
+void card_fail_next_push(void) { failing_pushes = 1; }
 size_t card_pinned_blocks(void) { return count_blocks(cudaMemoryTypeHost); }

@@ -1,0 +1,18 @@
+"""As `tests.gpu.device_calls`, with a mistake: CuPy's methods stay on the current device."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from tests.gpu import device_calls
+
+
+def stay_on_the_current_device() -> None:
+    """Put a context that does nothing in the place of the device guard."""
+    import arraybridge.frameworks.cupy as module
+
+    module.on_card = lambda index: nullcontext()  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    device_calls.main(stay_on_the_current_device)

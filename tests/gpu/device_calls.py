@@ -1,0 +1,394 @@
+"""Every method of a framework that has to do with a device, called while another GPU is the current one.
+
+``python -m tests.gpu.device_calls FRAMEWORK`` calls each in a fresh process, with arrays on the second GPU
+while the first is current, and prints an `Outcome` for each. `test_current_device.py` runs this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import arraybridge as ab
+from arraybridge.frameworks import base, cardmemory
+from arraybridge.frameworks.foreign import FOREIGN_HOST
+from arraybridge.frameworks.parts import Streams
+from tests.gpu.forked import print_results_of_each
+
+FIRST, SECOND = ab.Device("gpu", 0), ab.Device("gpu", 1)
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+class Outcome(NamedTuple):
+    """What one call did.
+
+    Attributes:
+        result: The device and the values of an array; anything else as the call returned it.
+        current: The number of the framework's current device after the call.
+        first_is_open: Whether the first GPU has a context after the call.
+        pushed: Contexts of the driver that were pushed and not popped; 0 on a real GPU, where nobody counts.
+        kernel_is_missing: Whether the call needs a kernel that the emulated GPU cannot run.
+    """
+
+    result: Any
+    current: int
+    first_is_open: bool
+    pushed: int
+    kernel_is_missing: bool
+
+
+class OfferedByInterface:
+    """An array of an unknown library, which exports by ``__cuda_array_interface__``."""
+
+    def __init__(self, array: Any) -> None:
+        self._interface = array.__cuda_array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return dict(self._interface)
+
+
+class OfferedByDlpack:
+    """An array of an unknown library, which exports by DLPack."""
+
+    def __init__(self, array: Any, device: int) -> None:
+        self._array = array
+        self._device = device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device
+
+
+class LenderInterchange(base.Interchange):
+    dlpack_device = 2
+
+
+class Lender(ab.Framework):
+    """A framework without streams that shares its GPU memory, such as JAX."""
+
+    name = "lender"
+    modules = ("tests",)
+    interchange = base.component(LenderInterchange)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, OfferedByDlpack)
+
+
+class Setup:
+    """A framework with an array on the second GPU, and the first GPU as the current one."""
+
+    def __init__(self, name: str) -> None:
+        self.own = ab.framework(name)
+        self.devices = self.own.devices
+        self.interchange = self.own.interchange
+        self.memory = self.own.memory
+        self.batching = self.own.batching
+        self.runtime = self.own.runtime
+        self.streams = self.own.streams
+        self.x = self.own.from_host(VALUES, SECOND)
+        self.module = importlib.import_module(name)
+
+    @property
+    def offered(self) -> OfferedByDlpack:
+        return OfferedByDlpack(self.x, SECOND.index)
+
+    def current(self) -> int:
+        """Return the current device of the framework."""
+        if self.own.name == "torch":
+            return int(self.module.cuda.current_device())
+        return int(self.module.cuda.runtime.getDevice())
+
+    def inside(self, context: AbstractContextManager[Any]) -> int:
+        """Return the device that is current inside a context."""
+        with context:
+            return self.current()
+
+    def new_stream(self) -> Any:
+        """Return a stream of the second GPU."""
+        with self.devices.selected(SECOND):
+            cuda = self.module.cuda
+            return cuda.Stream() if self.own.name == "torch" else cuda.Stream(non_blocking=True)
+
+    def handle_of(self, stream: Any) -> int:
+        return int(stream.cuda_stream if self.own.name == "torch" else stream.ptr)
+
+
+Call = Callable[[Setup], Any]
+
+
+def _default_devices(s: Setup) -> list[str]:
+    """The default device outside and inside of a device guard."""
+    outside = str(s.devices.default_device())
+    with s.devices.selected(SECOND):
+        return [outside, str(s.devices.default_device())]
+
+
+def _native_device(s: Setup) -> str:
+    return str(s.devices.read_device(s.devices.native_device(SECOND)))
+
+
+def _error_inside(context: AbstractContextManager[Any]) -> str:
+    """Leave a context by an exception."""
+    try:
+        with context:
+            raise ValueError("raised inside")
+    except ValueError as error:
+        return str(error)
+
+
+def _mark(s: Setup) -> bool:
+    mark = s.streams.mark(SECOND)
+    assert mark is not None
+    mark.wait()
+    mark.synchronize()
+    return mark.is_done()
+
+
+def _handle_changes(s: Setup) -> bool:
+    """Whether this thread has another stream on the second GPU after `take_stream`, and on no other."""
+    streams = s.own.streams
+    before = streams.handle(SECOND)
+    streams.take_stream(SECOND)
+    return streams.handle(SECOND) != before
+
+
+def _wait_for(s: Setup) -> None:
+    stream = s.new_stream()
+    s.streams.wait_for(SECOND, s.handle_of(stream))
+
+
+def _handle_is_of_the_second(s: Setup) -> bool:
+    """Whether the handle is that of the stream that was chosen on the second GPU."""
+    stream = s.new_stream()
+    with s.devices.selected(SECOND):
+        if s.own.name == "torch":
+            s.module.cuda.set_stream(stream)
+        else:
+            stream.use()
+    return s.streams.handle(SECOND) == s.handle_of(stream)
+
+
+def _free_cache(s: Setup, device: ab.Device | None) -> bool:
+    """Whether the memory of an array that is gone is freed."""
+    s.batching.empty((1 << 20,), "float32", SECOND)
+    return s.memory.free_cache(device) >= 4 << 20
+
+
+def _used_memory(s: Setup) -> bool:
+    free, total = s.memory.card_memory(SECOND) or (0, 0)
+    return free < total
+
+
+def _adopt_from(s: Setup, name: str) -> Any:
+    """Import an array of the other framework."""
+    other = ab.framework(name)
+    # PyTorch leaves CUDA's current device, which is CuPy's, on the device of its last tensor.
+    with s.devices.selected(SECOND):
+        x = other.from_host(VALUES, SECOND)
+    return s.interchange.adopt(x, other, SECOND)
+
+
+ARRAY: Any = ["gpu:1", VALUES.tolist()]
+TWICE: Any = ["gpu:1", [*VALUES.tolist(), *VALUES.tolist()]]
+FLAT: Any = ["gpu:1", VALUES.ravel().tolist()]
+STACKED: Any = ["gpu:1", [VALUES.tolist()]]
+ROWS: Any = ["gpu:1", VALUES[:1].tolist()]
+#: The result is an array on the second GPU; its values are undefined.
+ANY_VALUES: Any = ["gpu:1"]
+
+#: Methods of `Framework`, and of its streams → calls with the results that they must have. Several calls of
+#: one method have words after its name.
+CALLS: dict[str, tuple[Call, Any]] = {
+    "devices.accelerator": (lambda s: str(s.devices.accelerator(1)), "gpu:1"),
+    "interchange.address": (lambda s: s.interchange.address(s.x) != 0, True),
+    "interchange.adopt, from CuPy": (lambda s: _adopt_from(s, "cupy"), ARRAY),
+    "interchange.adopt, from PyTorch": (lambda s: _adopt_from(s, "torch"), ARRAY),
+    "interchange.adopt, from a framework without streams": (
+        lambda s: s.interchange.adopt(s.offered, Lender(), SECOND),
+        ARRAY,
+    ),
+    "interchange.adopt, from an unknown library by DLPack": (
+        lambda s: s.interchange.adopt(s.offered, FOREIGN_HOST, FIRST),
+        ARRAY,
+    ),
+    "interchange.adopt, from an unknown library by the CUDA array interface": (
+        lambda s: s.interchange.adopt(OfferedByInterface(s.x), FOREIGN_HOST, FIRST),
+        ARRAY,
+    ),
+    "runtime.beside": (lambda s: s.inside(s.runtime.beside(s.x)), 1),
+    "runtime.beside, left by an error": (lambda s: _error_inside(s.runtime.beside(s.x)), "raised inside"),
+    "memory.card_memory": (_used_memory, True),
+    "memory.card_of": (lambda s: bool(s.memory.card_of(SECOND)), True),
+    "cast": (lambda s: s.own.cast(s.x, "float64"), ARRAY),
+    "check": (lambda s: s.own.check(s.x), None),
+    "interchange.check_copy": (lambda s: s.interchange.check_copy(s.x), None),
+    "devices.check_move": (lambda s: s.devices.check_move(s.x, SECOND), None),
+    "batching.concatenate": (
+        lambda s: s.batching.concatenate([s.x, s.x], 0),
+        TWICE,
+    ),
+    "copy": (lambda s: s.own.copy(s.x), ARRAY),
+    "devices.default_device": (_default_devices, None),
+    "devices.device_of": (lambda s: str(s.devices.device_of(s.x)), "gpu:1"),
+    "devices.available": (lambda s: SECOND in s.devices.available(), True),
+    "dtype_name": (lambda s: s.own.dtype_name(s.x), "float32"),
+    "batching.empty": (lambda s: s.batching.empty((2, 3), "float32", SECOND), ANY_VALUES),
+    "interchange.exported": (lambda s: s.interchange.exported(s.x, SECOND), ARRAY),
+    "devices.find_device": (lambda s: str(s.devices.find_device(SECOND)), "gpu:1"),
+    "memory.free_cache": (lambda s: _free_cache(s, SECOND), True),
+    "memory.free_cache, of all devices": (lambda s: _free_cache(s, None), True),
+    "memory.free_memory_of": (lambda s: s.memory.free_memory_of(SECOND) > 0, True),
+    "from_host": (lambda s: s.own.from_host(VALUES, SECOND), ARRAY),
+    "interchange.is_plain": (lambda s: s.interchange.is_plain(s.x), True),
+    "devices.is_scattered": (lambda s: s.devices.is_scattered(s.x), False),
+    "devices.is_started": (lambda s: s.devices.is_started(), True),
+    "interchange.must_copy": (lambda s: s.interchange.must_copy(s.x), None),
+    "devices.native_device": (_native_device, "gpu:1"),
+    "nbytes": (lambda s: s.own.nbytes(s.x), 24),
+    "owns": (lambda s: s.own.owns(s.x), True),
+    "batching.part": (lambda s: s.batching.part(s.x, 0, 0, 1), ROWS),
+    "memory.pinned_bytes": (lambda s: s.memory.pinned_bytes(64).shape, [64]),  # type: ignore[union-attr]
+    "devices.read_device": (_native_device, "gpu:1"),
+    "devices.replica": (lambda s: s.devices.replica(s.x, SECOND), None),
+    "memory.reset_peak": (lambda s: s.memory.reset_peak(), None),
+    "batching.reshaped": (lambda s: s.batching.reshaped(s.x, (6,), "float32"), FLAT),
+    "batching.room": (lambda s: s.batching.room(s.x, (4, 3)), ANY_VALUES),
+    "devices.selected": (lambda s: s.inside(s.devices.selected(SECOND)), 1),
+    "devices.selected, left by an error": (
+        lambda s: _error_inside(s.devices.selected(SECOND)),
+        "raised inside",
+    ),
+    "interchange.settle": (lambda s: s.interchange.settle(s.x), None),
+    "shape": (lambda s: s.own.shape(s.x), [2, 3]),
+    "batching.stack": (lambda s: s.batching.stack([s.x]), STACKED),
+    "interchange.strides": (lambda s: s.interchange.strides(s.x), [12, 4]),
+    "memory.synchronize": (lambda s: s.memory.synchronize(), None),
+    "devices.to_device": (lambda s: s.devices.to_device(s.x, SECOND), ARRAY),
+    "to_host": (lambda s: s.own.to_host(s.x).tolist(), VALUES.tolist()),
+    "batching.unstack": (lambda s: s.batching.unstack(s.x)[0], ["gpu:1", VALUES[0].tolist()]),
+    "memory.usage": (lambda s: [row.device for row in s.memory.usage() if row.used], ["gpu:1"]),
+    "devices.visible_devices": (lambda s: SECOND in s.devices.visible_devices(), True),
+    "streams.handle": (_handle_is_of_the_second, True),
+    "streams.mark": (_mark, True),
+    "streams.stream": (lambda s: s.inside(s.streams.stream(SECOND)), 1),
+    "streams.stream, left by an error": (
+        lambda s: _error_inside(s.streams.stream(SECOND)),
+        "raised inside",
+    ),
+    "streams.take_over": (lambda s: s.streams.take_over(s.x), ARRAY),
+    "streams.take_stream": (_handle_changes, True),
+    "streams.wait_for": (_wait_for, None),
+}
+
+#: Methods that see no device and no array on one.
+WITHOUT_DEVICE = frozenset(
+    {
+        *("cannot_view", "host_view", "supports"),
+        *("devices.accelerators", "devices.has_accelerator", "devices.missing_device_reason"),
+        *("fast_path.fast_types", "interchange.cannot_stride", "interchange.check_cast"),
+        *("memory.is_oom", "memory.is_oom_text", "memory.oom_error"),
+        *("runtime.annotation", "runtime.array_classes", "runtime.array_namespace", "runtime.late_errors"),
+        *("runtime.open_pytree", "runtime.thread_settings", "runtime.wide"),
+    }
+)
+
+#: Components of a framework by their names, without `autodiff`: it works by the framework's own functions.
+COMPONENTS = {
+    "batching": base.Batching,
+    "devices": base.Devices,
+    "fast_path": base.FastPath,
+    "interchange": base.Interchange,
+    "memory": base.Memory,
+    "runtime": base.Runtime,
+    "streams": Streams,
+}
+
+
+def methods() -> set[str]:
+    """Return the names of all public methods of `Framework`, such as ``copy`` and ``devices.selected``."""
+    names = set(_methods_of(ab.Framework))
+    for component_name, component in COMPONENTS.items():
+        names |= {f"{component_name}.{name}" for name in _methods_of(component)}
+    return names
+
+
+def _methods_of(cls: type) -> list[str]:
+    return [name for name in dir(cls) if not name.startswith("_") and inspect.isfunction(getattr(cls, name))]
+
+
+def component_names() -> set[str]:
+    """Return the names of the components that `Framework` has."""
+    own = {name for name in dir(ab.Framework) if isinstance(getattr(ab.Framework, name), base.component)}
+    return own | {"streams"}
+
+
+def method_of(call: str) -> str:
+    """Return the method that an entry of `CALLS` is about."""
+    return call.partition(",")[0]
+
+
+def expected(call: str, framework: str) -> Any:
+    """Return the result that a call must have."""
+    if call == "devices.default_device":
+        # PyTorch's default is the CPU, and CuPy has none: its default is the current GPU.
+        return ["cpu", "cpu"] if framework == "torch" else ["gpu:0", "gpu:1"]
+    if call == "runtime.beside" and framework == "torch":
+        return 0  # PyTorch's functions run on the device of their tensors, whichever is current
+    return CALLS[call][1]
+
+
+def _pushed_contexts() -> int:
+    if not os.environ.get("ARRAYBRIDGE_EMULATED_CARD"):
+        return 0
+    from tests.card import books
+
+    return books.pushed_contexts()
+
+
+def _outcome(name: str, call: Call, before: Callable[[], None]) -> Outcome:
+    s = Setup(name)
+    before()
+    result: Any = None
+    kernel_is_missing = False
+    try:
+        result = call(s)
+    except RuntimeError as error:
+        kernel_is_missing = "no kernel image is available" in str(error)
+        if not kernel_is_missing:
+            raise
+    is_array = s.own.owns(result)
+    current = s.current()
+    first_is_open = cardmemory.has_context(0)
+    pushed = _pushed_contexts()
+    if is_array:  # only now, since reading the values is a call of its own
+        result = [str(s.devices.device_of(result)), s.own.to_host(result).tolist()]
+    return Outcome(result, current, first_is_open, pushed, kernel_is_missing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def main(before: Callable[[], None] = _nothing) -> None:
+    """Print the outcomes; ``before`` runs in each process, once the array is on the second GPU."""
+    name = sys.argv[1]
+    importlib.import_module(name)
+    calls = {
+        call: (lambda function=function: _outcome(name, function, before))
+        for call, (function, _) in CALLS.items()
+    }
+    print_results_of_each(calls)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Run each of many functions in a fresh process, without a start of Python for each.
+
+One process imports the frameworks and forks for each function. It must not use a GPU itself: CUDA works in a
+child only if the driver has not been initialized before the fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.helpers import run_python
+
+
+def results_of(module: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run a module that ends in `print_results_of_each` and return the results by name."""
+    done = run_python("-m", module, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+def print_results_of_each(functions: Mapping[str, Callable[[], Any]]) -> None:
+    """Call each function in a fork of this process, and print the results as one line of JSON.
+
+    The result of a function that raises is the traceback, and that of a process that crashed its exit status.
+    """
+    from arraybridge.frameworks import cardmemory
+
+    assert not cardmemory.is_awake(), "a fork of this process cannot use CUDA"
+    # NumPy's BLAS has started threads, which nothing here uses.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    print(json.dumps({name: _result_in_fork(function) for name, function in functions.items()}))
+
+
+def _result_in_fork(function: Callable[[], Any]) -> Any:
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        _answer(function, writer)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    _, status = os.waitpid(process, 0)
+    return json.loads(text) if text else f"the process ended with status {status}"
+
+
+def _answer(function: Callable[[], Any], writer: int) -> None:
+    try:
+        try:
+            result = function()
+        except Exception:  # noqa: BLE001  # the test reports it
+            result = traceback.format_exc()
+        os.write(writer, json.dumps(result).encode())
+    finally:
+        os._exit(0)  # without the exit handlers of the parent
