@@ -125,10 +125,16 @@ def test_paddle_takes_memory_of_a_card_while_its_owner_has_selected_that_card() 
         yield
         log.append("leaves it")
 
+    def settle(x: Any) -> None:
+        log.append("settles")
+
+    def exported(x: Any, device: arraybridge.Device) -> Any:
+        log.append("lends")
+        return x
+
     lender: Any = SimpleNamespace(
-        selected=selected,
-        settle=lambda x: log.append("settles"),
-        exported=lambda x, device: log.append("lends") or x,
+        devices=SimpleNamespace(selected=selected),
+        interchange=SimpleNamespace(settle=settle, exported=exported),
     )
     x = arraybridge.aligned((3,), "float32")
     x[...] = 1
