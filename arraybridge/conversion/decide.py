@@ -220,7 +220,8 @@ class _Choice:
 
     def in_place(self) -> Decision:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
-        source, array = self.source, self.array
+        source = self.source
+        array = self.array
         self.nbytes = source.nbytes(array)
         if self.cast is not None:
             if not source.dtype_name(array).startswith(_NUMBERS):
@@ -234,13 +235,15 @@ class _Choice:
 
     def elsewhere(self) -> Decision:
         """Another framework or device: refuse what cannot go there exactly; else choose the route."""
-        source, target = self.source, self.target
+        source = self.source
+        target = self.target
         try:
             if source is target:
                 source.devices.check_move(self.array, self.device)
             source.check(self.array)
             self._choose_replica()
-            shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)
+            shape = source.shape(self.array)
+            self.nbytes = source.nbytes(self.array)
             self.must_copy = as_cause(source.interchange.must_copy(self.array))
             if source is not target and source.autodiff.requires_grad(self.array):
                 self._leave_the_graph()
@@ -267,12 +270,14 @@ class _Choice:
 
     def _choose_replica(self) -> None:
         """Convert one replica of a replicated array, if possible the one on the device of the result."""
-        source, device = self.source, self.device
+        source = self.source
+        device = self.device
         replica = source.devices.replica(self.array, device)
         if replica is None:
             return
         self.is_replica = True
-        self.original, self.array = self.array, replica
+        self.original = self.array
+        self.array = replica
         self.source_device = source.devices.device_of(replica)
         self.prepare = lambda x: source.devices.replica(x, device)
 
@@ -284,7 +289,8 @@ class _Choice:
         return self._decision("view", 0, cause, itself)
 
     def _leave_the_graph(self) -> None:
-        source, target = self.source, self.target
+        source = self.source
+        target = self.target
         if self.request.grad == "error":
             through = ""
             if target.autodiff is not NOT_DIFFERENTIABLE:
@@ -298,7 +304,8 @@ class _Choice:
                 code=cause.code,
                 advice=f"Pass grad='detach' to convert only its values{through}.",
             )
-        self.original, self.prepare = self.array, source.autodiff.detach
+        self.original = self.array
+        self.prepare = source.autodiff.detach
         self.array = source.autodiff.detach(self.array)
 
     @property
@@ -308,7 +315,9 @@ class _Choice:
 
     def _on_the_host(self) -> Decision:
         """Both ends are on the host: share, or copy once."""
-        source, target, device = self.source, self.target, self.device
+        source = self.source
+        target = self.target
+        device = self.device
         if self.must_copy:
             return self._through_the_host()
         view: Callable[[Any], np.ndarray] = source.host_view
@@ -329,7 +338,8 @@ class _Choice:
         """Return why the target cannot, or should not, share this host memory; or None."""
         if self.request.copy:
             return COPY_REQUESTED
-        source, target = self.source, self.target
+        source = self.source
+        target = self.target
         objection = as_cause(target.cannot_view(memory)) or self._replica_objection()
         if objection or self.request.copy is False or not target.mutable or target.honours_readonly:
             return objection
@@ -380,14 +390,16 @@ class _Choice:
 
     def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
         """How memory of the host, which nobody else has, becomes the array: a function, and its copies."""
-        target, device = self.target, self.device
+        target = self.target
+        device = self.device
         if device.kind != "cpu":
             return lambda memory: target.from_host(memory, device), 1
         return lambda memory: target.from_host(_viewable(target, memory), device), int(not target.alignment)
 
     def _to_other_device(self) -> Decision:
         """To another device of the same framework, at least one of the two being an accelerator."""
-        target, device = self.target, self.device
+        target = self.target
+        device = self.device
         between_cards = self.source_device.kind != "cpu" and device.kind != "cpu"
         cause = Cause(Reason.OTHER_DEVICE, device=str(device))
         # OpenCL: out of one device, and into the other.
@@ -397,7 +409,10 @@ class _Choice:
 
     def _card_to_card(self, shape: tuple[int, ...]) -> Decision:
         """Both frameworks reach the card where the array lives."""
-        source, target, source_device, device = self.source, self.target, self.source_device, self.device
+        source = self.source
+        target = self.target
+        source_device = self.source_device
+        device = self.device
         objection = self._card_objection(shape)
 
         def adopt(x: Any) -> Any:
@@ -416,7 +431,9 @@ class _Choice:
 
     def _card_objection(self, shape: tuple[int, ...]) -> Cause | None:
         """Return why the target cannot, or should not, share this memory of a GPU; or None."""
-        source, target, array = self.source, self.target, self.array
+        source = self.source
+        target = self.target
+        array = self.array
         itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
@@ -445,7 +462,9 @@ class _Choice:
 
     def _decision(self, method: Method, copies: int, cause: Cause, convert: Callable[[Any], Any]) -> Decision:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
-        source, target, run = self.source, self.target, convert
+        source = self.source
+        target = self.target
+        run = convert
         if self.cast is not None:
             dtype = self.cast
             target.interchange.check_cast(source.dtype_name(self.array), dtype)

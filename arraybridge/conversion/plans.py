@@ -92,8 +92,10 @@ def _planned(
     form: Hashable, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
     """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
-    source, target = decision.source, decision.target
-    facts, alignment = source.fast_path.fast_facts, target.alignment
+    source = decision.source
+    target = decision.target
+    facts = source.fast_path.fast_facts
+    alignment = target.alignment
     if facts is None or not _rests_on_facts(request, decision):
         return fast
     try:
@@ -119,7 +121,8 @@ def _planned(
 
 def _fast(request: Request, decision: Decision) -> FastFunction | None:
     """The fast converter of the pair, where it looks at all on which this form depends; or None."""
-    source, target = decision.source, decision.target
+    source = decision.source
+    target = decision.target
     # What it does not look at is the dtype, where the result should be, and whether a scalar is copied.
     if request.dtype is not None or request.copy or (request.copy is not None and not source.mutable):
         return None

@@ -42,7 +42,8 @@ def view(source: Framework, target: Framework) -> FastFunction | None:
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
-    export, adopt = source.fast_path.fast_export, target.fast_path.fast_adopt
+    export = source.fast_path.fast_export
+    adopt = target.fast_path.fast_adopt
     if export is None or adopt is None:
         return None
     return lambda x: adopt(export(x))

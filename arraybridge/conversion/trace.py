@@ -197,7 +197,8 @@ class TraceLog(Table):
 
     def _summary(self) -> str:
         plural = "" if len(self) == 1 else "s"
-        copied, took = format_bytes(self.total_bytes_copied), format_seconds(self.total_seconds)
+        copied = format_bytes(self.total_bytes_copied)
+        took = format_seconds(self.total_seconds)
         gone = f"; the oldest {self.dropped} events are gone (limit={self._limit})" if self.dropped else ""
         return f"{len(self)} conversion{plural}, {copied} copied, {took}{gone}"
 
@@ -425,7 +426,8 @@ class Span:
         self._annotation = nullcontext()
         if error is not None:
             self.reason = f"raised {type(error).__name__}"
-        logs, self._logs = self._logs, ()
+        logs = self._logs
+        self._logs = ()
         at = self._at
         if not logs or at is None:
             return
@@ -463,5 +465,6 @@ def note(kind: str, reason: str, device: str = "") -> None:
     """Record what happens in a moment."""
     step = span(kind, kind, annotate=False)
     if step is not None:
-        step.reason, step.device = reason, device
+        step.reason = reason
+        step.device = device
         step.end()

@@ -24,7 +24,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import Holding, Observation, Streams
+from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, hooks
@@ -106,6 +106,33 @@ class component(Generic[C]):  # noqa: N801  # used like a function
         # The next access finds it among the attributes of the instance.
         made = vars(instance)[self.name] = self.cls(instance)
         return made
+
+
+class Observation:
+    """How a trace reads arrays around calls of other libraries. The defaults fit any framework."""
+
+    #: Whether an array on the host may still be computed when a call returns it.
+    computes_later: ClassVar[bool] = False
+    #: Whether its own calls accept arrays of any strides.
+    has_strides: ClassVar[bool] = False
+    #: Whether its calls narrow 64-bit dtypes by default.
+    narrows: ClassVar[bool] = False
+
+    def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
+        """Return dtype, bytes, address and device of an array.
+
+        The address is None for an array on several devices. The method raises for an array without memory.
+        """
+        owner.check(x)
+        return owner.dtype_name(x), owner.nbytes(x), owner.interchange.address(x), owner.devices.device_of(x)
+
+    def is_idle(self) -> bool:
+        """Return whether no computation can be pending."""
+        return False
+
+    def unobserved(self) -> AbstractContextManager[Any]:
+        """Return a context in which arrays are read without calling code of the program."""
+        return nullcontext()
 
 
 class Runtime(Component):

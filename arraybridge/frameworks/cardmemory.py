@@ -69,7 +69,8 @@ def device_at(address: int) -> int | None:
 
     Unlike the runtime's query, it opens no device.
     """
-    library, index = _driver(), ctypes.c_int()
+    library = _driver()
+    index = ctypes.c_int()
     if library is None or not address:
         return None
     failed = library.cuPointerGetAttribute(ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))

@@ -21,10 +21,11 @@ from arraybridge.frameworks.base import (
     IndexedBatching,
     Interchange,
     Memory,
+    Observation,
     Runtime,
     component,
 )
-from arraybridge.frameworks.parts import Holding, Mark, Observation, Streams
+from arraybridge.frameworks.parts import Holding, Mark, Streams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 

@@ -20,6 +20,7 @@ from arraybridge.frameworks.base import (
     IndexedBatching,
     Interchange,
     Memory,
+    Observation,
     Runtime,
     component,
     is_sub_byte,
@@ -28,7 +29,7 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
     refuse_sub_byte,
 )
-from arraybridge.frameworks.parts import Observation, itself
+from arraybridge.frameworks.parts import itself
 from arraybridge.reasons import Cause
 from arraybridge.types import Device
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
 
-if TYPE_CHECKING:
-    from arraybridge.frameworks.base import Framework
-
-__all__ = ["Holding", "Mark", "Observation", "Streams", "itself"]
+__all__ = ["Holding", "Mark", "Streams", "itself"]
 
 
 def itself(x: Any) -> Any:
@@ -77,33 +74,6 @@ class Streams:
         The present one has waited for the other since ``x`` was made. Arrays on the host are as they were.
         """
         return x
-
-
-class Observation:
-    """How a trace reads arrays around calls of other libraries. The defaults fit any framework."""
-
-    #: Whether an array on the host may still be computed when a call returns it.
-    computes_later: ClassVar[bool] = False
-    #: Whether its own calls accept arrays of any strides.
-    has_strides: ClassVar[bool] = False
-    #: Whether its calls narrow 64-bit dtypes by default.
-    narrows: ClassVar[bool] = False
-
-    def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-        """Return dtype, bytes, address and device of an array.
-
-        The address is None for an array on several devices. The method raises for an array without memory.
-        """
-        owner.check(x)
-        return owner.dtype_name(x), owner.nbytes(x), owner.interchange.address(x), owner.devices.device_of(x)
-
-    def is_idle(self) -> bool:
-        """Return whether no computation can be pending."""
-        return False
-
-    def unobserved(self) -> AbstractContextManager[Any]:
-        """Return a context in which arrays are read without calling code of the program."""
-        return nullcontext()
 
 
 class Holding(NamedTuple):

@@ -95,7 +95,10 @@ class Pipeline:
         whole_number("microbatches", microbatches, least=1)
         whole_number("queue_size", queue_size, least=1)
         whole_number("axis", axis)
-        self.stages, self.microbatches, self.queue_size, self.axis = stages, microbatches, queue_size, axis
+        self.stages = stages
+        self.microbatches = microbatches
+        self.queue_size = queue_size
+        self.axis = axis
         self.processes = processes
         self._last: Run | None = None
 
@@ -172,7 +175,8 @@ class Pipeline:
         return self._last.results(source)
 
     def _worker(self, i: int, unit: str, then: Callable[[Any], Any]) -> Worker:
-        stage, label = self.stages[i], name_of(self.stages[i])
+        stage = self.stages[i]
+        label = name_of(self.stages[i])
         enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
         stop: Callable[[], object] = nothing
         if self.processes:

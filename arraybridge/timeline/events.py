@@ -191,6 +191,13 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
     return handed_out.get() or _site_in_library(first)
 
 
+def _rank(owner: str, installed: str) -> int:
+    """Return how well a frame describes a thread without the user's code; 0 is best."""
+    if owner == _OURS:
+        return 2
+    return 0 if installed else 1
+
+
 def _site_in_library(frame: FrameType | None) -> Site:
     """Return the innermost line of a library on a stack without code of the user."""
     ranked: dict[int, tuple[FrameType, str]] = {}
@@ -200,7 +207,7 @@ def _site_in_library(frame: FrameType | None) -> Site:
         if owner not in (_OURS, _PYTHON):
             return file, frame.f_code, frame.f_lasti, owner
         installed = "" if owner == _OURS else _installed_as(file)
-        rank = 2 if owner == _OURS else 0 if installed else 1
+        rank = _rank(owner, installed)
         ranked.setdefault(rank, (frame, installed or _STANDARD))
         frame = frame.f_back
     found, library = ranked[min(ranked)]

@@ -20,8 +20,7 @@ import numpy as np
 
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import capsules, registry
-from arraybridge.frameworks.base import Framework, is_c_contiguous
-from arraybridge.frameworks.parts import Observation
+from arraybridge.frameworks.base import Framework, Observation, is_c_contiguous
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event, Steps
@@ -456,7 +455,8 @@ def _find_later(name: str, path: Any = None, target: Any = None) -> Any:
     spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
     if spec is None or spec.loader is None:
         return spec
-    loader, run = spec.loader, spec.loader.exec_module
+    loader = spec.loader
+    run = spec.loader.exec_module
 
     def exec_module(module: Any) -> None:
         del loader.exec_module

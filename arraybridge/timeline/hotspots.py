@@ -99,7 +99,8 @@ class HotSpots(Table, Sequence[HotSpot]):
         for number, spot in enumerate(self):
             if spot.in_library and not (number and self[number - 1].in_library):
                 rows += [("",)] * has_users_lines + [("in threads of libraries, without a line of yours:",)]
-            where, what = spot.where, spot.what
+            where = spot.where
+            what = spot.what
             if len(where) > place_width:  # the end of a path is the most informative part
                 where = f"…{where[1 - place_width :]}"
             if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
@@ -112,7 +113,8 @@ class HotSpots(Table, Sequence[HotSpot]):
                 if words:
                     rows.append((wrapper.fill(words),))  # a row of one cell runs over all columns
         plural = "" if self.lines == 1 else "s"
-        copied, seconds = format_bytes(self.nbytes), format_seconds(self.seconds)
+        copied = format_bytes(self.nbytes)
+        seconds = format_seconds(self.seconds)
         parts = [f"{self.lines} line{plural}, {copied} copied, {seconds}"]
         if len(self) < self.lines:
             parts.append(f"the first {len(self)} are shown")
@@ -123,7 +125,9 @@ class HotSpots(Table, Sequence[HotSpot]):
         return _HEAD, rows, _HEAD[1:4], "; ".join(parts)
 
     def __repr__(self) -> str:
-        return str(self) if self else "no copies" if self.shared else "no conversions"
+        if self:
+            return str(self)
+        return "no copies" if self.shared else "no conversions"
 
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
@@ -133,7 +137,8 @@ def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) 
     counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]
     lines = _grouped(counted, lambda event: (event.file, event.line))
     every = [_spot(line) for line in lines]
-    nbytes, seconds = sum(spot.nbytes for spot in every), sum(spot.seconds for spot in every)
+    nbytes = sum(spot.nbytes for spot in every)
+    seconds = sum(spot.seconds for spot in every)
     hot = [spot for spot, line in zip(every, lines, strict=True) if spot.nbytes or _recovered(line)]
     hot.sort(key=lambda spot: (spot.in_library, -spot.nbytes, -spot.seconds))
     return HotSpots(tuple(hot[:top]), nbytes, seconds, len(hot), dropped, len(every) - len(hot))
@@ -146,7 +151,8 @@ def _recovered(events: list[Event]) -> bool:
 
 def _spot(events: list[Event]) -> HotSpot:
     """One line, from all that it did."""
-    first, kinds = events[0], Counter(event.kind for event in events)
+    first = events[0]
+    kinds = Counter(event.kind for event in events)
     conversions = [event for event in events if event.kind in CONVERSIONS]
     groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
     copies = [group for group in groups if group[0].nbytes]

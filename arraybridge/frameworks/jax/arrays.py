@@ -35,6 +35,7 @@ from arraybridge.frameworks.base import (
     IndexedBatching,
     Interchange,
     Memory,
+    Observation,
     OneLevel,
     Pytree,
     Runtime,
@@ -46,7 +47,7 @@ from arraybridge.frameworks.base import (
     refuse_sub_byte,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Holding, Observation
+from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device

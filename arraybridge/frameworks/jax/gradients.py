@@ -275,7 +275,8 @@ def _forward(
 ) -> tuple[Any, Any]:
     operation.differentiated = True
     # A number of Python stays one here before JAX 0.8.
-    states, arrays = [x.value for x in primals], [_array(x.value) for x in operands]
+    states = [x.value for x in primals]
+    arrays = [_array(x.value) for x in operands]
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
         return (results, first if asked else states), (arrays, first, _Static(None))

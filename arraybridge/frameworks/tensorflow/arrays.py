@@ -30,6 +30,7 @@ from arraybridge.frameworks.base import (
     IndexedBatching,
     Interchange,
     Memory,
+    Observation,
     Runtime,
     component,
     is_c_contiguous,
@@ -39,7 +40,7 @@ from arraybridge.frameworks.base import (
     wider,
 )
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.parts import Holding, Observation
+from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device

@@ -59,7 +59,8 @@ class TensorflowAutodiff(autodiff.Autodiff):
     ) -> tuple[list[Any], autodiff.Linear]:
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
-        inputs, inner = autodiff.picked(arrays, active), _follows(arrays)
+        inputs = autodiff.picked(arrays, active)
+        inner = _follows(arrays)
         with tf.GradientTape(persistent=True) as tape:  # for backward passes that retain their graph
             tape.watch(inputs)
             results = [_tensor(y) for y in body(arrays)]

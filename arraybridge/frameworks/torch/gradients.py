@@ -214,7 +214,8 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         read_again = [y.detach() for y in operation.read_again(results, linear)]
         # For torch to keep and to free; beside it, the memory that the pullback reads.
         holder = torch.empty(0)
-        holder.linear, holder.spans = linear, [AUTODIFF.span(x) for x in (*arrays, *read_again)]
+        holder.linear = linear
+        holder.spans = [AUTODIFF.span(x) for x in (*arrays, *read_again)]
         saved[:] = [*read_again, holder]
         return tuple(results)
 
@@ -230,7 +231,8 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        operation, saved = ctx.operation, ctx.saved_tensors
+        operation = ctx.operation
+        saved = ctx.saved_tensors
         arrays = saved[: ctx.count]
         if any(c is not None and _is_batched(c) for c in cotangents):
             raise _batched(operation.label)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from arraybridge.frameworks.parts import Observation
+from arraybridge.frameworks.base import Observation
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
