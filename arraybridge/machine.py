@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Card:
     total: int | None
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reading:
     """A card now: bytes, per cent, degrees Celsius. None stands for what it does not tell.
 
     ``holders``: bytes by process id. It is empty where the driver tells no sizes; inside a container the
@@ -54,7 +55,8 @@ class Reading(NamedTuple):
         return None if self.total is None or self.free is None else self.total - self.free
 
 
-class Driver(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Driver:
     """The NVIDIA driver.
 
     Attributes:
@@ -103,11 +105,11 @@ def reading(card: Card) -> Reading:
         if process.usedGpuMemory is not None:
             holders[process.pid] += int(process.usedGpuMemory)
     return Reading(
-        _ask("nvmlDeviceGetMemoryInfo", handle, part="total"),
-        _ask("nvmlDeviceGetMemoryInfo", handle, part="free"),
-        _ask("nvmlDeviceGetUtilizationRates", handle, part="gpu"),
-        _ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
-        holders,
+        total=_ask("nvmlDeviceGetMemoryInfo", handle, part="total"),
+        free=_ask("nvmlDeviceGetMemoryInfo", handle, part="free"),
+        load=_ask("nvmlDeviceGetUtilizationRates", handle, part="gpu"),
+        temperature=_ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+        holders=holders,
     )
 
 
@@ -125,10 +127,11 @@ def driver() -> Driver:
     cuda = _ask("nvmlSystemGetCudaDriverVersion_v2")
     nvml = _nvml()
     newest = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
-    return Driver(version or "", newest, nvml.reason, nvml.is_silent)
+    return Driver(version or "", newest, reason=nvml.reason, is_silent=nvml.is_silent)
 
 
-class _Nvml(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Nvml:
     """NVIDIA's management library, or why it does not start."""
 
     library: ModuleType | None
@@ -219,22 +222,38 @@ def _named(visible: str, usable: list[Card], every: list[Card]) -> list[Card]:
 # -- the host ----------------------------------------------------------------------------------------
 
 
-def host_memory() -> tuple[int, int]:
-    """Bytes of the host's memory: all, and those to be had without swapping."""
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of host memory: all, and those that are available without swapping."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of host memory that a process uses: now, and at most so far."""
+
+    used: int
+    peak: int
+
+
+def host_memory() -> HostMemory:
+    """Return total and available host memory."""
     import psutil
 
     memory = psutil.virtual_memory()
-    return int(memory.total), int(memory.available)
+    return HostMemory(total=int(memory.total), available=int(memory.available))
 
 
-def own_memory() -> tuple[int, int]:
-    """Bytes of this process in the host's memory: now, and at most."""
+def own_memory() -> ProcessMemory:
+    """Return the host memory of this process."""
     import psutil
 
     now = psutil.Process().memory_info()
     if sys.platform == "win32":
-        return int(now.rss), int(now.peak_wset)
+        return ProcessMemory(used=int(now.rss), peak=int(now.peak_wset))
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return int(now.rss), max(int(now.rss), peak)
+    return ProcessMemory(used=int(now.rss), peak=max(int(now.rss), peak))

@@ -114,7 +114,9 @@ def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch
     plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
     assert machine.cards() == (machine.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
     now = machine.reading(machine.cards()[0])
-    assert (now, now.used) == ((1000, 400, 80, None, {7: 350, 8: 9}), 600)
+    expected = machine.Reading(total=1000, free=400, load=80, temperature=None, holders={7: 350, 8: 9})
+    assert now == expected
+    assert now.used == 600
     assert machine.free_memory(1) is None
     assert machine.driver() == Driver("580.95", (13, 2))
     plant(monkeypatch, FakeNvml(DIVIDED))
@@ -135,8 +137,8 @@ def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_memory_of_the_host() -> None:
-    total, available = machine.host_memory()
-    assert total == psutil.virtual_memory().total
-    assert 0 < available < total
-    now, most = machine.own_memory()
-    assert 0 < now <= most
+    host = machine.host_memory()
+    assert host.total == psutil.virtual_memory().total
+    assert 0 < host.available < host.total
+    own = machine.own_memory()
+    assert 0 < own.used <= own.peak

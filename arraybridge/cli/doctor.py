@@ -496,7 +496,7 @@ def _as_json(facts: Findings, problems: list[Json]) -> Json:
         "arraybridge": arraybridge.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "driver": facts.driver._asdict() | {"cards": [asdict(card) for card in facts.cards]},
+        "driver": asdict(facts.driver) | {"cards": [asdict(card) for card in facts.cards]},
         "frameworks": facts.looks,
         "import_orders": [{"order": one["order"], "crash": one["crash"] or None} for one in facts.trials],
         "problems": problems,

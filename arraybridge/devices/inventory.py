@@ -10,6 +10,7 @@ from typing import Any
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.parts import DeviceDetails
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.reasons import Reason
@@ -85,7 +86,10 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
-    name, identity, total = _known_to_frameworks(device, owners)
+    known = _known_to_frameworks(device, owners)
+    name = known.name
+    identity = known.identity
+    total = known.total
     free = None
     key = "cpu" if device.kind == "cpu" else str(device)
     reading = readings.get(identity or key) or readings.get(key)
@@ -98,17 +102,17 @@ def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]
     return FoundDevice(device.kind, device.index, name, users, total, free, identity)
 
 
-def _known_to_frameworks(device: Device, owners: list[Framework]) -> tuple[str, str, int | None]:
-    """Return name, identity and memory of a device, each from the first framework that knows it."""
-    name = ""
-    identity = ""
-    total = None
+def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetails:
+    """Return the details of a device, each from the first framework that knows it."""
+    known = DeviceDetails()
     for owner in owners:
-        name_here, identity_here, total_here = owner.memory.card_of(device)
-        name = name or name_here
-        identity = identity or identity_here
-        total = total or total_here or None
-    return name, identity, total
+        here = owner.memory.card_of(device)
+        known = DeviceDetails(
+            name=known.name or here.name,
+            identity=known.identity or here.identity,
+            total=known.total or here.total or None,
+        )
+    return known
 
 
 def find_device(device: Device) -> Device:

@@ -24,7 +24,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import Holding, Streams
+from arraybridge.frameworks.parts import DeviceDetails, GpuMemory, Holding, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, hooks
@@ -371,12 +371,12 @@ class Memory(Component):
         """
         return False
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
-        return device.name, "", None
+    def card_of(self, device: Device) -> DeviceDetails:
+        """Return what the framework knows of a device."""
+        return DeviceDetails(device.name)
 
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
-        """Free and total bytes of a card; None where the framework cannot tell."""
+    def card_memory(self, device: Device) -> GpuMemory | None:
+        """Return the memory of a GPU; None if the framework does not know it."""
         return None
 
     def free_memory_of(self, device: Device) -> int:
@@ -385,7 +385,8 @@ class Memory(Component):
 
         free = machine.free_memory(device.index) if device.kind == "gpu" else None
         if free is None:
-            free, _ = self.card_memory(device) or (0, 0)
+            memory = self.card_memory(device)
+            free = 0 if memory is None else memory.free
         return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
     def usage(self) -> list[Holding]:

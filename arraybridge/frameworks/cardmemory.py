@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -99,11 +100,26 @@ def primary_context(index: int) -> Iterator[None]:
 captures: list[Callable[[], bool]] = []
 
 
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """An object that is kept alive.
+
+    Attributes:
+        what: The object.
+        is_done: Returns whether the work that reads it is done.
+        wait: Waits until it is.
+    """
+
+    what: Any
+    is_done: Callable[[], bool]
+    wait: Callable[[], object]
+
+
 class Kept:
     """Objects that are kept alive, each until the queued work that reads it is done."""
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[Any, Callable[[], bool], Callable[[], object]]] = deque()
+        self._entries: deque[_Entry] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -114,7 +130,7 @@ class Kept:
         It asks nothing now, since it is called when objects are collected, which may be in the midst of
         anything.
         """
-        self._entries.append((what, is_done, wait))
+        self._entries.append(_Entry(what, is_done, wait))
 
     def release(self) -> None:
         """Let go of what is not read any more. Asks, and waits for nothing."""
@@ -125,7 +141,7 @@ class Kept:
             with suppress(IndexError):  # another thread did the same
                 entry = self._entries.popleft()
                 with suppress(RuntimeError):  # the card has failed, and tells so to whoever uses it next
-                    if entry[1]():
+                    if entry.is_done():
                         continue
                 self._entries.append(entry)
 
@@ -133,8 +149,7 @@ class Kept:
         """Wait for the work that reads what is kept, and let go of all but the latest, so many of them."""
         with suppress(IndexError):  # another thread did the same
             while len(self._entries) > leaving:
-                _, _, wait = self._entries.popleft()
-                wait()
+                self._entries.popleft().wait()
 
 
 _kept = Kept()

@@ -25,7 +25,7 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
 )
-from arraybridge.frameworks.parts import Holding, Mark, Streams
+from arraybridge.frameworks.parts import GpuMemory, Holding, Mark, Streams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -207,9 +207,10 @@ class CupyMemory(Memory):
             with on_card(i):
                 cupy.cuda.runtime.deviceSynchronize()
 
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
+    def card_memory(self, device: Device) -> GpuMemory | None:
         with on_card(device.index):
-            return cupy.cuda.runtime.memGetInfo()
+            free, total = cupy.cuda.runtime.memGetInfo()
+        return GpuMemory(free, total)
 
     def oom_error(self) -> Exception:
         return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
 
-__all__ = ["Holding", "Mark", "Streams", "itself"]
+__all__ = ["DeviceDetails", "GpuMemory", "Holding", "Mark", "Streams", "itself"]
 
 
 def itself(x: Any) -> Any:
@@ -74,6 +75,29 @@ class Streams:
         The present one has waited for the other since ``x`` was made. Arrays on the host are as they were.
         """
         return x
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDetails:
+    """What a framework knows of a device.
+
+    Attributes:
+        name: The name of the model; ``""`` if it is unknown.
+        identity: The UUID or PCI address; ``""`` if it is unknown.
+        total: The bytes of its memory; None if that is unknown.
+    """
+
+    name: str = ""
+    identity: str = ""
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of a GPU's memory: those that are free, and all."""
+
+    free: int
+    total: int
 
 
 class Holding(NamedTuple):

@@ -404,7 +404,7 @@ class Pullback(CallOperation):
         likes = picked(arrays, self.forward.active)
         spans = list(map(self.caller.autodiff.span, arrays))
         linear = self.linear
-        self.linear = None  # the caller's graph of the gradients would keep it
+        self.linear = None  # which the caller's graph of the gradients would keep
         if linear is None:
             gradients = self._left(self.body(self._entered(arrays)), likes)
         else:

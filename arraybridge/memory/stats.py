@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from arraybridge import machine
@@ -105,8 +105,8 @@ def holdings() -> list[Holding]:
 
     Opens nothing, and costs next to nothing.
     """
-    used, peak = machine.own_memory()
-    own = Holding("cpu", "this process", used, peak=peak)
+    process = machine.own_memory()
+    own = Holding("cpu", "this process", process.used, peak=process.peak)
     return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
 
@@ -128,9 +128,10 @@ def memory_stats() -> MemoryStats:
     for one in holdings():
         by_device.setdefault(one.device, []).append(one)
     own = by_device["cpu"][0]
-    total, free = machine.host_memory()
-    others = Holding("cpu", "other processes", max(0, total - free - (own.used or 0)))
-    devices = [DeviceMemory("cpu", "", "", total, free, (*by_device.pop("cpu"), others))]
+    host = machine.host_memory()
+    others = Holding("cpu", "other processes", max(0, host.total - host.available - (own.used or 0)))
+    rows = (*by_device.pop("cpu"), others)
+    devices = [DeviceMemory("cpu", "", "", total=host.total, free=host.available, holdings=rows)]
     devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
     driver = machine.driver()
@@ -152,8 +153,16 @@ def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
             Holding(device, "this process, otherwise", max(0, own - ours)),
             Holding(device, "other processes", max(0, now.used - max(own, ours))),
         ]
-    reading = (now.total, now.free, (*rows, *remainder), now.load, now.temperature)
-    return DeviceMemory(device, card.name, card.uuid, *reading)
+    return DeviceMemory(
+        device,
+        card.name,
+        card.uuid,
+        total=now.total,
+        free=now.free,
+        holdings=(*rows, *remainder),
+        load=now.load,
+        temperature=now.temperature,
+    )
 
 
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
@@ -161,10 +170,12 @@ def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
     for row in rows:
         memory = registry.framework(row.holder).memory.card_memory(Device.parse(device))
         if memory is not None:
-            free, total = memory
-            remainder = Holding(device, "everything else", max(0, total - free - _reserved(rows)))
-            return DeviceMemory(device, "", "", total, free, (*rows, remainder))
-    return DeviceMemory(device, "", "", None, None, tuple(rows))
+            rest = max(0, memory.total - memory.free - _reserved(rows))
+            remainder = Holding(device, "everything else", rest)
+            return DeviceMemory(
+                device, "", "", total=memory.total, free=memory.free, holdings=(*rows, remainder)
+            )
+    return DeviceMemory(device, "", "", total=None, free=None, holdings=tuple(rows))
 
 
 def _reserved(rows: list[Holding]) -> int:
@@ -193,7 +204,14 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     """
     readings = [(card, machine.reading(card)) for card in machine.cards()]
     return tuple(
-        GpuLoad(f"gpu:{card.index}", card.name, now.load, now.used, now.total, now.temperature)
+        GpuLoad(
+            f"gpu:{card.index}",
+            card.name,
+            load=now.load,
+            memory_used=now.used,
+            memory_total=now.total,
+            temperature=now.temperature,
+        )
         for card, now in readings
     )
 
@@ -241,19 +259,38 @@ _peaks_lock = threading.RLock()
 _open_peaks: list[MemoryPeak] = []
 
 
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """Bytes of one holder on one device.
+
+    Attributes:
+        before: Those that it used before the block.
+        peak: The most that it used so far.
+        counted: The peak that a framework had counted before the block. Only a larger one is of the block.
+    """
+
+    before: int = 0
+    peak: int = 0
+    counted: int = 0
+
+
 class MemoryPeak(Table):
     """What a block of `memory_peak` used at most so far: ``rows``, ``m["torch"]``."""
 
     def __init__(self) -> None:
-        before = [one for one in holdings() if one.used is not None]
-        self._rows = {one[:2]: PeakRow(*one[:2], one.used or 0, one.used or 0) for one in before}
-        # What frameworks had counted by then: only a larger peak is of the block.
-        self._counted = {one[:2]: one.peak or 0 for one in before}
+        #: By device and holder.
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        for one in holdings():
+            if one.used is not None:
+                self._watched[one.device, one.holder] = _Watched(one.used, one.used, one.peak or 0)
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
         """One for each device and holder."""
-        return tuple(self._rows.values())
+        return tuple(
+            PeakRow(device, holder, before=one.before, peak=one.peak)
+            for (device, holder), one in self._watched.items()
+        )
 
     def __getitem__(self, holder: str) -> PeakRow:
         """The row of a framework (of its first card), or of ``"this process"``: the host's memory.
@@ -274,10 +311,10 @@ class MemoryPeak(Table):
         with _peaks_lock:
             for one in holdings():
                 if one.used is not None:
-                    row = self._rows.get(one[:2]) or PeakRow(*one[:2], 0, 0)
-                    is_new = (one.peak or 0) > self._counted.get(one[:2], 0)
-                    most = max(row.peak, one.used, one.peak or 0 if is_new else 0)
-                    self._rows[one[:2]] = row._replace(peak=most)
+                    watched = self._watched.setdefault((one.device, one.holder), _Watched())
+                    watched.peak = max(watched.peak, one.used)
+                    if one.peak is not None and one.peak > watched.counted:
+                        watched.peak = max(watched.peak, one.peak)
 
 
 @contextmanager
@@ -310,8 +347,24 @@ def memory_peak() -> Iterator[MemoryPeak]:
         _open_peaks.remove(measured)
 
 
-#: What one line of a record says: the time in seconds since 1970, a holder's bytes, and its device's.
-COLUMNS = ("time", "device", "holder", "used", "cached", "peak", "free", "total", "load", "temperature")
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of a record: the time in seconds since 1970, a holder's bytes, and its device's."""
+
+    time: float
+    device: str
+    holder: str
+    used: int | None
+    cached: int | None
+    peak: int | None
+    free: int | None
+    total: int | None
+    load: int | None
+    temperature: int | None
+
+
+#: The columns of a record.
+COLUMNS = tuple(field.name for field in fields(_Line))
 
 
 class MemoryCollector:
@@ -362,15 +415,33 @@ class MemoryCollector:
         import csv
         import json
 
-        now = round(time.time(), 3)
-        lines: list[tuple[Any, ...]] = []
-        for d in (stats or memory_stats()).devices:
-            of_device = (d.free, d.total, d.load, d.temperature)
-            lines += [(now, d.device, h.holder, h.used, h.cached, h.peak, *of_device) for h in d.holdings]
+        lines = _lines_of(stats or memory_stats())
         with self._path.open("a", newline="", encoding="utf-8") as file:
             if self._path.suffix == ".jsonl":
-                objects = (dict(zip(COLUMNS, line, strict=True)) for line in lines)
-                file.writelines(json.dumps(one) + "\n" for one in objects)
+                file.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
             else:
-                head = [] if file.tell() else [COLUMNS]
-                csv.writer(file, lineterminator="\n").writerows([*head, *lines])
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                if not file.tell():
+                    writer.writeheader()
+                writer.writerows(map(asdict, lines))
+
+
+def _lines_of(stats: MemoryStats) -> list[_Line]:
+    """Return the lines that record a reading."""
+    now = round(time.time(), 3)
+    return [
+        _Line(
+            time=now,
+            device=device.device,
+            holder=holding.holder,
+            used=holding.used,
+            cached=holding.cached,
+            peak=holding.peak,
+            free=device.free,
+            total=device.total,
+            load=device.load,
+            temperature=device.temperature,
+        )
+        for device in stats.devices
+        for holding in device.holdings
+    ]

@@ -16,6 +16,7 @@ import arraybridge
 from arraybridge import Device, array_namespace, devices, get_device, machine, set_device, use_device
 from arraybridge.devices import inventory as module
 from arraybridge.frameworks.base import Framework, Memory, component
+from arraybridge.frameworks.parts import DeviceDetails
 from arraybridge.machine import Card
 from tests.cards import CardFramework
 from tests.helpers import jax_with, require, run_python
@@ -28,8 +29,8 @@ SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
 class CardsMemory(Memory):
     framework: Cards
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        return "", self.framework.told.get(str(device), ""), None
+    def card_of(self, device: Device) -> DeviceDetails:
+        return DeviceDetails(identity=self.framework.told.get(str(device), ""))
 
 
 class Cards(CardFramework):
@@ -92,7 +93,7 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
         vars(one).pop(name, None)
     names = ("Card B", "Card A", "CPU")
     monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
-    seen = [(name, address, 1) for name, address in zip(names, addresses, strict=True)]
+    seen = [DeviceDetails(name, address, 1) for name, address in zip(names, addresses, strict=True)]
     monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
     one._arrange([SimpleNamespace(name=name) for name in names], 2)
     return one
@@ -103,7 +104,7 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
     assert [str(one.devices.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
     assert [native.name for native in one.natives] == ["Card A", "Card B", "CPU"]
     assert str(one.devices.find_device(Device("gpu", 0))) == "opencl:0"
-    assert one.memory.card_of(Device("opencl", 0)) == ("Card A", FIRST.pci, 1)
+    assert one.memory.card_of(Device("opencl", 0)) == DeviceDetails("Card A", FIRST.pci, 1)
 
 
 # -- in one line -------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.Monke
     assert list(listed) == ["cpu", "gpu:0", "gpu:1"]
     assert (listed["gpu:1"].name, listed["gpu:1"].frameworks) == ("Card B", ())
     assert arraybridge.least_used_gpu() == 0  # the first of equals
-    monkeypatch.setattr(machine._nvml()[0], "free", {"GPU-aaaa": 3})
+    monkeypatch.setattr(machine._nvml().library, "free", {"GPU-aaaa": 3})
     assert arraybridge.least_used_gpu() == 1
     info = arraybridge.device_info()
     assert (info["available"], info["backend"]) == (True, "cuda")

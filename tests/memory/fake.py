@@ -6,7 +6,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Memory, component
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.parts import GpuMemory, Holding
 from arraybridge.types import Device
 from tests.cards import CardDevices, CardFramework
 
@@ -38,8 +38,8 @@ class FakeMemory(Memory):
     def reset_peak(self) -> None:
         self.framework.peak = self.framework.used.copy()
 
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
-        return 700, 1000
+    def card_memory(self, device: Device) -> GpuMemory | None:
+        return GpuMemory(free=700, total=1000)
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         self.framework.most_pinned += nbytes

@@ -28,6 +28,7 @@ from arraybridge.frameworks.base import (
     component,
     is_c_contiguous,
 )
+from arraybridge.frameworks.parts import DeviceDetails
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
 from arraybridge.machine import cards
@@ -169,7 +170,7 @@ class ImageMemory(Memory):
             self.framework.batching.empty((1, 1, 1), "float32", self.framework.devices.default_device())
         )
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+    def card_of(self, device: Device) -> DeviceDetails:
         return self.framework.described[device.index]
 
     def oom_error(self) -> Exception:
@@ -228,7 +229,7 @@ class ImageFramework(Framework):
         self.gpus = gpus
         numbers = {card.pci: card.index for card in cards() if self.kind == "opencl"}
         if numbers:
-            places = [numbers.get(address, len(numbers)) for _, address, _ in self.described]
+            places = [numbers.get(one.identity, len(numbers)) for one in self.described]
             order = sorted(range(len(natives)), key=places.__getitem__)
             self.natives = [natives[i] for i in order]
             self.described = [self.described[i] for i in order]
@@ -260,11 +261,11 @@ class ImageFramework(Framework):
     # -- devices, GPUs first and CPUs after them --------------------------------------------------
 
     @cached_property
-    def described(self) -> list[tuple[str, str, int | None]]:
-        """Name, PCI address or ``""``, and bytes of its devices, where pyopencl sees the same ones."""
+    def described(self) -> list[DeviceDetails]:
+        """The details of its devices: the names alone, unless pyopencl sees the same ones."""
         names = [native.name for native in self.natives]
         seen = opencl.described()
-        return seen if [name for name, _, _ in seen] == names else [(name, "", None) for name in names]
+        return seen if [one.name for one in seen] == names else [DeviceDetails(name) for name in names]
 
     def select(self, device: Device) -> None:
         """Make the device the package's current one."""

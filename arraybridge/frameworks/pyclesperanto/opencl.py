@@ -16,6 +16,7 @@ from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError, text_of
 from arraybridge.frameworks import capsules
+from arraybridge.frameworks.parts import DeviceDetails
 from arraybridge.frameworks.registry import is_imported
 
 __all__ = ["use_pocl_wheel"]
@@ -141,9 +142,11 @@ def use_huge_pages(x: Any) -> None:
     queue.finish()
 
 
-def described() -> list[tuple[str, str, int | None]]:
-    """Name, PCI address (of NVIDIA's; else ``""``), and bytes of each of them."""
-    return [(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()]
+def described() -> list[DeviceDetails]:
+    """Return the details of each device; NVIDIA's driver alone tells the identity."""
+    return [
+        DeviceDetails(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()
+    ]
 
 
 def _pci_address(device: Any) -> str:

@@ -37,7 +37,7 @@ from arraybridge.frameworks.base import (
     refuse_cast,
     refuse_dtype,
 )
-from arraybridge.frameworks.parts import Holding, Streams
+from arraybridge.frameworks.parts import GpuMemory, Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.observation import TorchObservation
 from arraybridge.frameworks.torch.streams import TorchStreams
@@ -322,8 +322,11 @@ class TorchMemory(Memory):
                 rows.append(Holding(f"gpu:{i}", "torch", used["current"], cached, used["peak"]))
         return rows
 
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
-        return torch.cuda.mem_get_info(device.index) if torch.cuda.is_available() else None
+    def card_memory(self, device: Device) -> GpuMemory | None:
+        if not torch.cuda.is_available():
+            return None
+        free, total = torch.cuda.mem_get_info(device.index)
+        return GpuMemory(free, total)
 
     def reset_peak(self) -> None:
         for i in _numbers():

@@ -9,7 +9,7 @@ import numpy as np
 import arraybridge
 from arraybridge import Device
 from arraybridge.frameworks.base import Devices, Memory, Runtime, component
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.parts import DeviceDetails, Holding
 from arraybridge.frameworks.registry import Facts
 
 __version__ = "3.2.1"
@@ -38,8 +38,8 @@ class SlatesRuntime(Runtime):
 
 
 class SlatesMemory(Memory):
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        return device.name, "", 1 << 30
+    def card_of(self, device: Device) -> DeviceDetails:
+        return DeviceDetails(device.name, total=1 << 30)
 
     def free_memory_of(self, device: Device) -> int:
         return 1 << 29
