@@ -59,7 +59,7 @@ class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
 
 def rows(tree: Any, axis: int) -> int | None:
     """Return the number of rows of the first array that has this axis, or None."""
-    arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) == ARRAY)
+    arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) is ARRAY)
     shapes = (owner.shape(data) for owner, data in map(source_of, arrays))
     return next((shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)), None)
 
@@ -67,7 +67,7 @@ def rows(tree: Any, axis: int) -> int | None:
 def plain(tree: Any) -> Any:
     """Return the tree with each `fixed` replaced by its value; the same object if there are none."""
     for x in tree if type(tree) is tuple else (tree,):
-        if kinds.get(type(x)) != ARRAY:
+        if kinds.get(type(x)) is not ARRAY:
             break
     else:
         return tree  # only arrays, the common case
@@ -84,7 +84,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
     ``place`` is where the tree is in a larger one, for messages.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == ARRAY:
+    if kind is ARRAY:
         if not _has_rows(tree, axis, count):
             return tree
         owner, data = source_of(tree)
@@ -96,7 +96,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
             raise
     if type(tree) is fixed:
         return tree.value
-    if kind != TREE:
+    if kind is not TREE:
         return tree
     if _is_row_list(tree, axis, count):
         return tree[start:stop]
@@ -112,9 +112,9 @@ def split_places(tree: Any, axis: int, count: int) -> list[str]:
     kind = kinds.get(type(tree)) or kind_of(tree)
     if type(tree) is fixed:
         return []
-    if kind == ARRAY:
+    if kind is ARRAY:
         return [""] if _has_rows(tree, axis, count) else []
-    if kind != TREE:
+    if kind is not TREE:
         return []
     if _is_row_list(tree, axis, count):
         return [""]
@@ -143,9 +143,9 @@ def _is_row_list(tree: Any, axis: int, count: int) -> bool:
         return False
     for entry in tree:
         kind = kinds.get(type(entry)) or kind_of(entry)
-        if kind == ARRAY or type(entry) is fixed:
+        if kind is ARRAY or type(entry) is fixed:
             return False
-        if kind == TREE and any(_has_rows(x, axis, count) for x in arrays_of(entry)):
+        if kind is TREE and any(_has_rows(x, axis, count) for x in arrays_of(entry)):
             return False
     return True
 
@@ -205,10 +205,10 @@ class Joined:
         With ``as_rows=False``, ``first`` is joined entry by entry even if it has one entry per row.
         """
         kind = kind_of(first)
-        if kind == ARRAY:
+        if kind is ARRAY:
             self._check_is_array(first, place)
             return _Column(self, first, place)
-        if kind != TREE or self._is_input_list(first):
+        if kind is not TREE or self._is_input_list(first):
             return _Value(self, first, place)
         if as_rows and _has_entry_per_row(first, count):
             return _RowList(self, first, place)
@@ -258,14 +258,14 @@ class Joined:
 
 
 def _has_entry_per_row(x: Any, count: int) -> bool:
-    return issubclass(type(x), list) and len(x) == count and kind_of(x) == TREE
+    return issubclass(type(x), list) and len(x) == count and kind_of(x) is TREE
 
 
 def _contains(tree: Any, wanted: Any) -> bool:
     """Return whether ``wanted`` is one of the containers in ``tree``."""
     if tree is wanted:
         return True
-    return kind_of(tree) == TREE and any(_contains(child, wanted) for child in open_container(tree).children)
+    return kind_of(tree) is TREE and any(_contains(child, wanted) for child in open_container(tree).children)
 
 
 class _Node:
@@ -322,7 +322,7 @@ class _Column(_Node):
 
     def put(self, x: Any, start: int, count: int) -> None:
         of = self.of
-        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
+        if (kinds.get(type(x)) or kind_of(x)) is not ARRAY:
             raise of.error(self.place, f"different values (an array and {_named(x)})")
         owner, data, facts = of.metadata(x, self.place)
         for what, fact in facts.items():
@@ -368,7 +368,7 @@ class _Structure(_Node):
         }
 
     def put(self, x: Any, start: int, count: int) -> None:
-        opened = open_container(x) if kind_of(x) == TREE else None
+        opened = open_container(x) if kind_of(x) is TREE else None
         if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
             raise self.of.error(self.place, f"different structures ({outline(self.first)} and {outline(x)})")
         beside = self._attributes_of(x, opened)
@@ -427,7 +427,7 @@ class _RowList(_Node):
             return self.structure.result()
         lists, counts = zip(*self.parts.values(), strict=True)
         if _joins_by_entry(lists, counts, self.of.axis):
-            if all(kind_of(entry) == ARRAY for entry in lists[0]):
+            if all(kind_of(entry) is ARRAY for entry in lists[0]):
                 return self._by_entry().result()
             raise self.of.error(
                 self.place,
@@ -496,7 +496,7 @@ def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
 
 
 def _named(x: Any) -> str:
-    return "an array" if kind_of(x) == ARRAY else outline(x)
+    return "an array" if kind_of(x) is ARRAY else outline(x)
 
 
 def _kept_entry(x: Any) -> Any:

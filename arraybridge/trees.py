@@ -531,12 +531,12 @@ def has_array_inside(x: Any) -> bool:
     Attributes of objects and iterators are not inspected.
     """
     is_collection = issubclass(type(x), _COLLECTIONS) and type(x) not in _PLAIN
-    if not is_collection or kind_of(x) == ARRAY or callable(x):  # callable objects are models
+    if not is_collection or kind_of(x) is ARRAY or callable(x):  # callable objects are models
         return False
     try:
         items = list(x.values() if issubclass(type(x), Mapping) else x)
         leaves = [leaf for item in items for leaf in leaves_of(item)]
-        return any(kind_of(leaf) == ARRAY or has_array_inside(leaf) for leaf in leaves)
+        return any(kind_of(leaf) is ARRAY or has_array_inside(leaf) for leaf in leaves)
     except Exception:  # noqa: BLE001  # of the collection's own methods, or of one that contains itself
         return False
 

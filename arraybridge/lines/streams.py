@@ -24,7 +24,7 @@ def marks_of(tree: Any) -> list[Mark]:
     JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
     the result: such arrays are waited for here.
     """
-    if kinds.get(type(tree)) == LEAF:
+    if kinds.get(type(tree)) is LEAF:
         return []
     marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
@@ -64,7 +64,7 @@ def readers_of(tree: Any) -> list[Mark]:
 
     A function may read an array in another framework than the array's: each that has its cards open is asked.
     """
-    if kinds.get(type(tree)) == LEAF:
+    if kinds.get(type(tree)) is LEAF:
         return []
     marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
@@ -98,7 +98,7 @@ def wait_for_each_other(marks: list[Mark]) -> None:
 def refuse_differentiated(item: Any) -> None:
     """Refuse an item for a function of another thread, which a tape or tracer of this one follows."""
     cls = type(item)
-    if cls is np.ndarray or kinds.get(cls) == LEAF:
+    if cls is np.ndarray or kinds.get(cls) is LEAF:
         return
     for x in arrays_of(item):
         owner = registry.find_owner(x)

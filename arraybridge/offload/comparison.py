@@ -65,7 +65,7 @@ def _on_host(x: Any) -> Any:
     """An array or a scalar of any framework as a NumPy array; all else as it is."""
     if isinstance(x, np.generic):
         return np.asarray(x)
-    return convert_memory(x, "numpy") if kind_of(x) == ARRAY and not isinstance(x, np.ndarray) else x
+    return convert_memory(x, "numpy") if kind_of(x) is ARRAY and not isinstance(x, np.ndarray) else x
 
 
 def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:

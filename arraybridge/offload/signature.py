@@ -105,7 +105,7 @@ class _Walk:
         cls = type(x)
         if issubclass(type(x), np.generic):
             return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Same(x)
-        if kind_of(x) == ARRAY:
+        if kind_of(x) is ARRAY:
             return _array(x)
         if issubclass(type(x), Enum):
             return cls, self.value(x._value_)
@@ -142,7 +142,7 @@ class _Walk:
         parts = self._items(x)
         attributes = _attributes(x)
         if not parts and (not attributes or _has_native_state(type(x))):
-            parts = self.values(leaves_of(x)) if kind_of(x) == TREE else self._reduced(x)
+            parts = self.values(leaves_of(x)) if kind_of(x) is TREE else self._reduced(x)
         return (*parts, self.value(attributes))
 
     def _items(self, x: Any) -> tuple[Hashable, ...]:
@@ -252,7 +252,7 @@ def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
     """
     signature: list[Hashable] = []
     for one in own:
-        attributes = {} if kind_of(one) == ARRAY else _attributes(one)
+        attributes = {} if kind_of(one) is ARRAY else _attributes(one)
         plain = [(name, attributes[name]) for name in names if _is_plain(attributes.get(name, _Same))]
         signature.append((type(one), signature_of(plain)))
     return tuple(signature)
