@@ -172,7 +172,7 @@ class DecoratedCall:
             self.fn,
             True,
         )
-        return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
+        return plain(result) if splits and kinds.get(type(result)) is not ARRAY else result
 
 
 class ConvertingCall(DecoratedCall):
@@ -276,10 +276,10 @@ class ConvertingCall(DecoratedCall):
                 if cls in native:
                     has_array = True
                     values.append(value)
-                elif (kind := kinds.get(cls)) == ARRAY:
+                elif (kind := kinds.get(cls)) is ARRAY:
                     has_array = True
                     values.append(convert(value))
-                elif kind == LEAF:
+                elif kind is LEAF:
                     values.append(value)
                 else:
                     has_other = True
@@ -318,7 +318,7 @@ class ConvertingCall(DecoratedCall):
 
     def call(self, args: Any, kwargs: Kwargs) -> Any:
         """Call the function where its arguments are; without arrays, on the device of the decorator."""
-        if len(args) > self.skip and kinds.get(type(args[self.skip])) == ARRAY:  # in most calls
+        if len(args) > self.skip and kinds.get(type(args[self.skip])) is ARRAY:  # in most calls
             first = args[self.skip]
         else:
             first = first_array((*args[self.skip :], *kwargs.values()))
@@ -332,7 +332,7 @@ class ConvertingCall(DecoratedCall):
     def _first_array(self, args: Any, kwargs: Kwargs) -> Any:
         """Return the first array argument; None if there is none."""
         skip = self.skip
-        if len(args) > skip and kinds.get(type(args[skip])) == ARRAY:  # in most calls
+        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
             return args[skip]
         return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
 
@@ -397,7 +397,7 @@ class ConvertingCall(DecoratedCall):
 
 def _are_together(x: Any, y: Any) -> bool:
     """Return whether two objects of a type are arrays of a framework on one device; False in a trace."""
-    if open_logs or kinds.get(type(x)) != ARRAY:
+    if open_logs or kinds.get(type(x)) is not ARRAY:
         return False
     owner = registry.find_owner(x)
     return x is y or (owner is not None and owner.devices.device_of(x) == owner.devices.device_of(y))
@@ -506,9 +506,9 @@ def first_array(values: Iterable[Any]) -> Any:
     """The first array among these values, in containers too; None where there is none."""
     for value in values:
         kind = kinds.get(type(value)) or kind_of(value)
-        if kind == ARRAY:
+        if kind is ARRAY:
             return value
-        if kind == TREE:  # of most lists the first item is an array, and no other has to be looked at
+        if kind is TREE:  # of most lists the first item is an array, and no other has to be looked at
             array = first_array(value if type(value) is list else leaves_of(value))
             if array is not None:
                 return array
@@ -523,7 +523,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
     for place, value in enumerate((*args, *kwargs.values())):
         for leaf in leaves_of(value) if place >= skip else ():
             offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
-            if offers_one and kind_of(leaf) != ARRAY:
+            if offers_one and kind_of(leaf) is not ARRAY:
                 error = unknown_array(leaf)
                 error.add_call(_argument(fn, args, kwargs, place))
                 raise error
@@ -535,7 +535,7 @@ def _refuse_unconverted(
     """Raise if a converted argument has an array in a container that is not traversed or rebuilt."""
     for place, value in enumerate(values[skip:], skip):
         for leaf in leaves_of(value):
-            remains = kind_of(leaf) == ARRAY and not registry.framework(framework).owns(leaf)
+            remains = kind_of(leaf) is ARRAY and not registry.framework(framework).owns(leaf)
             if not remains and not has_array_inside(leaf):
                 continue
             name = type(value if remains else leaf).__qualname__

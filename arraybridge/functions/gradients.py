@@ -129,7 +129,7 @@ class Flow(autodiff.Function):
         arrays = []
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if issubclass(type(leaf), np.generic) and is_array(leaf) else leaf
-            if kind_of(x) == ARRAY:
+            if kind_of(x) is ARRAY:
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
         call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
@@ -147,7 +147,7 @@ class Flow(autodiff.Function):
     def _beside(self, x: Any, enter: calls.Change) -> Any:
         """What the function is passed for no array of the caller; nobody writes to it before the backward."""
         callee = registry.framework(self.name).autodiff
-        if kind_of(x) != ARRAY:
+        if kind_of(x) is not ARRAY:
             return callee.beside(x)
         owner, data = find_source(x, self.options.required_source, self.name)
         if owner.mutable and owner.name != self.name:

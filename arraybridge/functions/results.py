@@ -80,9 +80,9 @@ class ResultConversion:
     def tree(self, result: Any) -> Any:
         """Return a result with its arrays converted."""
         kind = kinds.get(type(result))
-        if kind == ARRAY and self.dtype is None:
+        if kind is ARRAY and self.dtype is None:
             return self.deliver(result)
-        if kind == LEAF and not isinstance(result, np.generic):
+        if kind is LEAF and not isinstance(result, np.generic):
             return result
         return map_arrays(result, self.leaf, also=np.generic)
 
@@ -94,7 +94,7 @@ class ResultConversion:
         kind = kinds.get(cls)
         if not kind and carrier_of(x) is not None:
             return x
-        if kind != ARRAY and issubclass(type(x), np.generic):
+        if kind is not ARRAY and issubclass(type(x), np.generic):
             return self._scalar(x)
         return self.deliver(x) if self.dtype is None else self._with_dtype(x, self.dtype)
 

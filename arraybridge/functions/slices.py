@@ -135,7 +135,7 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
         ValueError: the first array has more than three axes, or another has a different number of planes.
     """
     values = [*args, *kwargs.values()]
-    arrays = {i: source_of(x) for i, x in enumerate(values) if i >= skip and kind_of(x) == ARRAY}
+    arrays = {i: source_of(x) for i, x in enumerate(values) if i >= skip and kind_of(x) is ARRAY}
     axes = {i: len(owner.shape(data)) for i, (owner, data) in arrays.items()}
     first = next(iter(axes.values()), 0)
     if first < 3:
@@ -160,6 +160,6 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
 
 def _column(results: Sequence[Any], _: str) -> Any:
     """What the calls for the planes gave in one place: arrays stacked, and of anything else the list."""
-    if any(kind_of(result) == ARRAY for result in results):
+    if any(kind_of(result) is ARRAY for result in results):
         return _along_new_axis(results, source_of(results[0])[0])
     return None if all(result is None for result in results) else list(results)

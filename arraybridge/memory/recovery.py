@@ -470,7 +470,7 @@ def _described(error: BaseException) -> str:
 def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     """The error for a call of which no argument has that axis."""
     leaves = [
-        (type(x).__name__, source_of(x) if kind_of(x) == ARRAY else None) for x in leaves_of(batch)[:20]
+        (type(x).__name__, source_of(x) if kind_of(x) is ARRAY else None) for x in leaves_of(batch)[:20]
     ]
     words = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
     shapes = ", ".join(words) or "none"

@@ -199,7 +199,7 @@ class Arguments:
             if type(x) is np.ndarray:
                 kinds.append((x.dtype, x.ndim))
                 nbytes = x.nbytes
-            elif kind_of(x) == ARRAY:
+            elif kind_of(x) is ARRAY:
                 owner, data = source_of(x)
                 kinds.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
                 nbytes = owner.nbytes(data)
@@ -396,7 +396,7 @@ class Offload:
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
         """Where the call would run, and why; the function is not called."""
         # A bound method's explain() gets no self: it belongs to the function.
-        skip = self.skip if args and kind_of(args[0]) != ARRAY else 0
+        skip = self.skip if args and kind_of(args[0]) is not ARRAY else 0
         call = Arguments(args[:skip], args[skip:], kwargs).look()
         if not call.arrays:
             return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
