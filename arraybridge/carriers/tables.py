@@ -31,9 +31,8 @@ class Pandas(Carrier):
             return (values, Cause(Reason.SEPARATE_COLUMNS)) if apart and values.size else values
         if np.any(x.isna()):
             what = f"values of pandas with nulls ({dtype})"
-            raise refused(
-                what, "pass {}, with a value of your choice, or {}", "{x}.fillna(0)", "{x}.dropna()"
-            )
+            fill = "{x}.fillna(False)" if dtype.kind == "b" else "{x}.fillna(0)"
+            raise refused(what, "pass {}, with a value of your choice, or {}", fill, "{x}.dropna()")
         cause = Cause(Reason.MASKED_STORAGE, source="pandas", source_dtype=str(dtype))
         return x.to_numpy(dtype=dtype.numpy_dtype), cause
 

@@ -133,13 +133,23 @@ def _of_polars(x: Any) -> Advice:
         if len(names) == len(schema):
             return Advice("pass {}", ("{x}.to_numpy()",))
         return _item(names)
+    kind = str(x.dtype).partition("(")[0]
+    if kind == "Struct":
+        (name, *_) = x.struct.fields
+        return Advice("its rows are structs; pass one of their fields, {}", (_field_of(name),))
+    if kind == "Object":
+        return Advice("it holds objects of Python; convert them with convert_tree(x.to_list(), target)")
     if x.dtype.is_nested():
         return Advice("its rows are lists; pass their elements in one array, {}", ("{x}.explode()",))
-    if str(x.dtype) == "String":
+    if kind == "String":
         return Advice("it holds text; pass the numbers of its distinct texts, {}", ('{x}.rank("dense")',))
     if x.dtype.is_decimal():
         return Advice("pass {}, which rounds its decimals", ("{x}.cast(float)",))
     return Advice("pass the integers behind its values, {}", ("{x}.to_physical()",))
+
+
+def _field_of(name: str) -> str:
+    return f"{{x}}.struct.field({literal(repr(name))})"
 
 
 def _of_xarray(x: Any) -> Advice:
@@ -159,13 +169,23 @@ def _of_h5py(x: Any) -> Advice:
         )
     if type(x).__name__ == "AsTypeView":
         return Advice("it reads when it is indexed; pass {}", ("{x}[...]",))
-    names = [name for name, one in x.items() if getattr(getattr(one, "dtype", None), "kind", "O") in _NUMBERS]
+    names = [name for name, one in x.items() if _is_dataset_of_numbers(one)]
     return _item(names, what="one of its datasets")
+
+
+def _is_dataset_of_numbers(x: Any) -> bool:
+    return hasattr(x, "dtype") and x.dtype.kind in _NUMBERS and x.shape is not None
 
 
 def _of_zarr(x: Any) -> Advice:
     names = [name for name, one in x.arrays() if one.dtype.kind in _NUMBERS]
     return _item(names, what="one of its arrays")
+
+
+def _of_keras(x: Any) -> Advice:
+    if type(x).__name__ == "KerasTensor":
+        return Advice("it is symbolic and has no values; convert the arrays that a model takes and returns")
+    return _of_array_like(x)
 
 
 def _of_pydicom(x: Any) -> Advice:
@@ -225,6 +245,7 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "xarray": _of_xarray,
     "h5py": _of_h5py,
     "zarr": _of_zarr,
+    "keras": _of_keras,
     "pydicom": _of_pydicom,
     "datasets": _of_datasets,
     "astropy": _of_astropy,
@@ -244,6 +265,8 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
 
 
 def _of_container(x: Any) -> Advice:
+    if type(x).__name__ == "PackedSequence":  # of PyTorch, which makes one of its own tensors alone
+        return Advice("pass its values, {}", ("{x}.data",))
     inside = "convert the arrays inside it with convert_tree(x, target)"
     if not isinstance(x, dict) and _fits(lambda: np.asarray(x)):
         return Advice(f"make one array of it with {{}}, or {inside}", ("np.asarray({x})",))

@@ -156,10 +156,11 @@ class NumpyFramework(Framework):
     def _check_mask(self, x: np.ndarray) -> None:
         """Refuse an array of a subclass that has a mask, which a view of its values would drop."""
         if isinstance(x, np.ma.MaskedArray):
+            names = x.dtype.names
+            field = f"[{literal(repr(names[0]))}]" if names else ""
             instead = "its mask would be lost; pass {}, with a value of your choice, or {} and {} separately"
-            raise refuse(
-                self, "a masked array", instead, "{x}.filled(0)", "{x}.data", "np.ma.getmaskarray({x})"
-            )
+            parts = f"{{x}}{field}.filled(0)", f"{{x}}{field}.data", f"np.ma.getmaskarray({{x}}{field})"
+            raise refuse(self, "a masked array", instead, *parts)
         what = f"an array of type {type(x).__qualname__}, which has a mask,"
         if x.dtype.names is None and has_attribute(x, "unmasked"):  # astropy's Masked
             instead = "its mask would be lost; pass {}, or {} and {} separately"
@@ -194,23 +195,30 @@ def has_attribute(x: Any, name: str) -> bool:
         return True
 
 
-def _instead_of(x: np.ndarray) -> tuple[str, ...]:
-    """Return the advice for elements that are not numbers, and its expressions."""
+def _instead_of(x: Any) -> tuple[str, ...]:
+    """Return the advice for elements that are not numbers, and its expressions.
+
+    ``x`` may be a file, which is not read for it.
+    """
     kind = x.dtype.kind
     names = x.dtype.names
+    values = "{x}" if isinstance(x, np.ndarray) else "{x}[...]"
     if kind in "Mm":
-        return "pass {}, which counts units of time, and has the least integer for NaT", '{x}.astype("int64")'
+        instead = "pass {}, which counts units of time, and has the least integer for NaT"
+        return instead, f'{values}.astype("int64")'
     if names:
-        return "convert its fields one at a time: {}", f"{{x}}[{literal(repr(names[0]))}]"
+        return "convert its fields one at a time: {}", f"{values}[{literal(repr(names[0]))}]"
     if kind == "V":
         instead = "it has no fields and no numbers; pass its bytes, {}"
-        return instead, "np.frombuffer({x}.tobytes(), np.uint8)"
-    if _are_numbers(x):
+        return instead, f"np.frombuffer({values}.tobytes(), np.uint8)"
+    is_text = kind != "O" or (x.dtype.metadata or {}).get("vlen") in (str, bytes)  # h5py's strings
+    if isinstance(x, np.ndarray) and _are_numbers(x):
         what = "numeric objects, in which None becomes NaN" if kind == "O" else "texts that stand for numbers"
         return f"it holds {what}; pass {{}}", "{x}.astype(float)"
-    if kind == "O":
-        return ("not all of its elements are numbers; convert them with convert_tree(x.tolist(), target)",)
-    return "its strings are not numbers; number them, {}", "np.unique({x}, return_inverse=True)[1]"
+    if not is_text:
+        elements = f"{values.format(x='x')}.tolist()"
+        return (f"not all of its elements are numbers; convert them with convert_tree({elements}, target)",)
+    return "its strings are not numbers; number them, {}", f"np.unique({values}, return_inverse=True)[1]"
 
 
 def _are_numbers(x: np.ndarray) -> bool:

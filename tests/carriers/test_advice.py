@@ -98,6 +98,24 @@ def zarr_group() -> Any:
     return group
 
 
+def zarr_array(values: np.ndarray[Any, Any]) -> Any:
+    return package("zarr").array(values)
+
+
+def ragged_dataset(file: Any) -> Any:
+    return file.create_dataset("ragged", (2,), dtype=package("h5py").vlen_dtype(np.int32))
+
+
+def with_empty_dataset(file: Any) -> Any:
+    file.create_dataset("an empty dataset", data=package("h5py").Empty("f4"))
+    return file
+
+
+def packed_sequence() -> Any:
+    torch = require("torch")
+    return torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+
+
 def async_tensor() -> Any:
     torch = require("torch")
     module = package("torch.distributed._functional_collectives")
@@ -116,6 +134,7 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "np.ma": (lambda _: np.ma.masked_equal([0.0, 1.0], 0), 3),
     "astropy Masked": (lambda _: masked(), 3),
     "xarray over Masked": (lambda _: xarray_over(masked()), 3),
+    "np.ma of a structured dtype": (lambda _: np.ma.array(TABLE, mask=[(True, False), (False, True)]), 3),
     "structured": (lambda _: TABLE, 1),
     "record array": (lambda _: TABLE.view(np.recarray), 1),
     "a scalar of a structured dtype": (lambda _: TABLE[0], 1),
@@ -173,6 +192,15 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "h5py fields": (lambda tmp: h5py_file(tmp)["table"].fields(["a", "b"]), 1),
     "h5py asstr": (lambda tmp: h5py_file(tmp)["texts"].asstr(), 1),
     "h5py empty": (lambda tmp: h5py_file(tmp).create_dataset("e", data=package("h5py").Empty("f4")), 1),
+    "h5py texts": (lambda tmp: h5py_file(tmp)["texts"], 1),
+    "h5py bytes": (lambda tmp: h5py_file(tmp).create_dataset("b", data=np.array([b"b", b"a"])), 1),
+    "h5py arrays of other lengths": (lambda tmp: ragged_dataset(h5py_file(tmp)), 0),
+    "h5py file with an empty dataset": (lambda tmp: with_empty_dataset(h5py_file(tmp)), 1),
+    "zarr texts": (lambda _: zarr_array(np.array(["b", "a"])), 1),
+    "zarr dates": (lambda _: zarr_array(np.array(["2020-01-01"], "M8[s]")), 1),
+    "zarr table": (lambda _: zarr_array(TABLE), 1),
+    "Keras input": (lambda _: package("keras").Input((2,)), 0),
+    "PackedSequence": (lambda _: packed_sequence(), 1),
     "zarr group": (lambda _: zarr_group(), 1),
     "xarray dataset": (lambda _: package("xarray").Dataset({"t": ("x", ["a"]), "a": ("x", [1.0])}), 1),
     "xarray over Int64": (lambda _: xarray_over(package("pandas").array([1, 2], dtype="Int64")), 1),
@@ -187,6 +215,7 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "datasets": (lambda _: package("datasets").Dataset.from_dict({"t": ["a"], "a": [1.0]}), 1),
     "a column of datasets": (lambda _: package("datasets").Dataset.from_dict({"a": [1.0]})["a"], 1),
     "Series with nulls": (lambda _: package("pandas").Series([1, None], dtype="Int64"), 2),
+    "Series of booleans with nulls": (lambda _: package("pandas").Series([True, None], dtype="boolean"), 2),
     "Series of text": (lambda _: package("pandas").Series(["a", "b"]), 1),
     "Series of texts of numbers": (lambda _: package("pandas").Series(["1", "2.5"]), 1),
     "Series of categories": (lambda _: package("pandas").Series(["a", "b"], dtype="category"), 1),
@@ -212,6 +241,8 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "polars text": (lambda _: package("polars").Series(["a"]), 1),
     "polars dates": (lambda _: package("polars").Series([1]).cast(package("polars").Date), 1),
     "polars categories": (lambda _: package("polars").Series(["a"]).cast(package("polars").Categorical), 1),
+    "polars structs": (lambda _: package("polars").Series([{"{a}": 1, "t": "x"}]), 1),
+    "polars objects": (lambda _: package("polars").Series([{1}], dtype=package("polars").Object), 0),
     "polars lists": (lambda _: package("polars").Series([[1], [2, 3]]), 1),
     "SciPy": (lambda _: package("scipy.sparse").eye_array(3).tocsr(), 1),
     "sparse": (lambda _: sparse_identity(), 1),
