@@ -123,9 +123,12 @@ def check_options(request: Request) -> Request:
     """Return the request with plain options, whether or not there is an array.
 
     Raises:
-        ValueError: If an option has no meaning.
+        ValueError: If an option has no meaning, or there is no framework of the declared name.
+        TypeError: If the declared source is not a name.
     """
     copy = request.copy
+    if request.declared is not None:
+        registry.framework_name(request.declared)
     if isinstance(request.grad, str) and request.grad == "flow":
         raise ValueError(
             "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"

@@ -70,7 +70,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     if framework is None:
         frameworks = loaded()
         owners |= {Device("gpu", card.index): [] for card in machine.cards()}  # also where none has opened it
-    elif framework == "all":
+    elif isinstance(framework, str) and framework == "all":
         frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
     else:
         words = [framework] if isinstance(framework, str) else framework

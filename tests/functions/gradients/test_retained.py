@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError
+from arraybridge import GradientError, UnknownFrameworkError
 from tests.helpers import require, run_python
 
 torch = require("torch")
@@ -181,6 +181,20 @@ def test_an_array_as_an_option_is_refused_by_name(value: Any) -> None:
         arraybridge.convert_memory(np.ones(3), "torch", grad=value)
     with pytest.raises((TypeError, ValueError), match=r"framework|output_type"):
         arraybridge.torch(output_type=value)(lambda x: x)
+
+
+@pytest.mark.parametrize("call", [arraybridge.convert_memory, arraybridge.explain])
+def test_an_array_in_place_of_a_framework_is_refused_by_name(call: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="a framework is named by a string"):
+        call(np.ones(2), np.ones(2), "torch")
+    with pytest.raises(TypeError, match="a framework is named by a string"):
+        arraybridge.devices(np.ones(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [arraybridge.convert_memory, arraybridge.explain])
+def test_a_declared_source_is_validated_before_the_data(call: Callable[..., Any]) -> None:
+    with pytest.raises(UnknownFrameworkError, match="'tensors' is no framework"):
+        call("a text", "tensors", "torch")
 
 
 PEAK = """
