@@ -423,7 +423,7 @@ class MemoryCollector:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 if not file.tell():
                     writer.writeheader()
-                writer.writerows(map(asdict, lines))
+                writer.writerows(asdict(one) for one in lines)
 
 
 def _lines_of(stats: MemoryStats) -> list[_Line]:
