@@ -355,14 +355,17 @@ class ConvertingCall(DecoratedCall):
             MemoryConversionError: an array cannot be converted; the message names its place in the result.
             ValueError: the result breaks the contract.
         """
-        conversion: ResultConversion | None = self.results
         try:
             if self.restores_input or self.restores_dtype:
-                conversion = self._conversion_for(self._first_array(args, kwargs), result)
+                first = self._first_array(args, kwargs)
+                if kinds.get(type(result)) == ARRAY and not self.changes_dtype:  # in most calls
+                    result = self._restored(result, first)
+                else:
+                    result = ResultConversion(self._deliver_to(first), self._dtype_for(first)).tree(result)
             elif open_logs:  # which record arrays that stay as they are, too
-                conversion = ResultConversion(self.results.deliver, self.results.dtype)
-            if conversion is not None and type(result) not in conversion.unchanged:
-                result = conversion.tree(result)
+                result = ResultConversion(self.results.deliver, self.results.dtype).tree(result)
+            elif type(result) not in self.results.unchanged:
+                result = self.results.tree(result)
         except FrameworkNotInstalledError:
             raise
         except MemoryConversionError as error:
@@ -372,16 +375,11 @@ class ConvertingCall(DecoratedCall):
             raise
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
-    def _conversion_for(self, first: Any, result: Any) -> ResultConversion | None:
-        """Return the conversion of a result for a caller whose first array argument is ``first``, or None.
-
-        None if the result is an array of the caller's framework, on its device, already.
-        """
-        if type(first) is np.ndarray and not self.restores_dtype:
-            return self.results
-        if not self.changes_dtype and type(result) is type(first) and _are_together(first, result):
-            return None
-        return ResultConversion(self._deliver_to(first), self._dtype_for(first))
+    def _restored(self, result: Any, first: Any) -> Any:
+        """Return one array for a caller whose first array argument is ``first``, or None."""
+        if type(result) is type(first) and _are_together(result, first):
+            return result
+        return self._deliver_to(first)(result)
 
     def _deliver_to(self, first: Any) -> Change:
         if not self.restores_input or type(first) is np.ndarray:

@@ -45,7 +45,7 @@ from arraybridge.offload.signature import (
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import chosen_device, worker_device
 from arraybridge.show import format_bytes, format_seconds
-from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays
+from arraybridge.trees import ARRAY, arrays_of, kind_of, kinds, leaves_of, map_arrays
 from arraybridge.types import Device, GpuId, new_cache, remember
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
@@ -526,6 +526,8 @@ def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
     ``scalars`` states for each array of the result if NumPy returns a scalar there, which NumPy callers get.
     """
     restoration = Restoration(first, writable=True)
+    if not scalars and kinds.get(type(result)) == ARRAY:  # one array, in most calls
+        return restoration.array(result)
     restored = ResultConversion(restoration.array).tree(result)
     if not restoration.framework.devices.has_only_host or not any(scalars):
         return restored
