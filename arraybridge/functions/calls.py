@@ -71,6 +71,8 @@ class DecoratedCall:
 
     __slots__ = ("fn", "label", "native_results", "options", "recovers", "skip", "splits")
 
+    fn: Callable[..., Any]
+    options: DecoratorOptions
     #: Types of results that are returned as they are, without a call of `restore_result`.
     native_results: Container[type]
 

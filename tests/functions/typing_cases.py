@@ -14,6 +14,7 @@ import numpy as np
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
 from arraybridge.conversion.destination import Placement
+from arraybridge.functions.calls import ConvertingCall
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.measure import Comparison, SizeComparison
 from arraybridge.offload.call import OffloadDecision
@@ -119,6 +120,9 @@ assert_type(options.placement, Placement)
 print(options.max_retires)  # type: ignore[attr-defined]
 options.max_retries = 3  # type: ignore[misc]
 DecoratorOptions(framework="torch", output_type="input", oom_recovry=True)  # type: ignore[call-arg]
+call = ConvertingCall(abs, options)
+assert_type(call.options, DecoratorOptions)
+assert_type(call.placement, Placement)
 placement = Placement("torch", gpu_id=0)
 assert_type(placement.device, arraybridge.Device | None)
 print(placement.gpuid)  # type: ignore[attr-defined]
