@@ -67,9 +67,9 @@ def _of_pandas(x: Any) -> Advice:
         return _of_frame(x)
     dtype = x.dtype
     family = type(dtype).__name__
-    advices = _BY_COLUMN_DTYPE if _has_accessors(x) else _BY_ARRAY_DTYPE
-    if family in advices:
-        return advices[family]
+    by_family = _BY_COLUMN_DTYPE if _has_accessors(x) else _BY_ARRAY_DTYPE
+    if family in by_family:
+        return by_family[family]
     if dtype.kind in "Mm" or family == "PeriodDtype":
         return Advice("pass {}, which counts units of time", ('{x}.astype("int64")',))
     return _of_elements(x, dtype)
