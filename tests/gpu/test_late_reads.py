@@ -1,0 +1,270 @@
+"""Arrays that are read late, dropped early, and compared at the end.
+
+A test that compares at once waits for the GPU, and hides a missing wait. On the emulated GPU, queued work does
+not run before something forces it, so that the comparison at the end finds every such mistake.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Pipeline, device_map, pinned, prefetch
+from arraybridge.frameworks import cardmemory
+from tests.gpu import test_ordering
+from tests.gpu.test_ordering import (
+    GPU,
+    NOTHING_SHOWN,
+    ForeignDlpack,
+    Lender,
+    N,
+    _as_it_was,  # noqa: F401  # streams, after each test
+    _two_cards,  # noqa: F401  # used by needs_two_cards
+    address_of,
+    is_all,
+    late,
+    needs_two_cards,
+    overwrite,
+    own_stream,
+    side,
+)
+from tests.helpers import registry_kept, require
+
+pytestmark = pytest.mark.gpu
+
+
+def new_streams() -> list[Any]:
+    """Make a new stream the current one on both devices."""
+    cupy = test_ordering.cupy
+    streams = []
+    for card in range(2):
+        with cupy.cuda.Device(card):
+            streams.append(side())
+    return streams
+
+
+def late_pair(value: float) -> tuple[Any, Any]:
+    """Return an array on each device, whose values come by way of several kernels."""
+    first = late(value)
+    with test_ordering.cupy.cuda.Device(1):
+        return first, late(value + 0.5)
+
+
+def plus_zero(x: Any) -> Any:
+    """Return a copy that waits in the current stream of the array's device."""
+    with x.device:
+        return x + 0
+
+
+# -- results of other threads ---------------------------------------------------------------------------
+
+
+def on_the_host() -> Iterator[np.ndarray]:
+    for value in range(12):
+        yield np.full(N, value, np.float32)
+
+
+RECEIVED: dict[str, Any] = {
+    "prefetch": lambda: prefetch(on_the_host(), "cupy", 0, depth=1),
+    "device_map": lambda: device_map(late, map(float, range(12)), ["gpu:0"]),
+    "Pipeline": lambda: Pipeline(arraybridge.cupy(gpu_id=0)(lambda x: x + 0)).map(on_the_host()),
+}
+
+
+@pytest.mark.parametrize("how", RECEIVED)
+def test_received_arrays_belong_to_the_thread_that_reads_them(how: str) -> None:
+    """The thread that made an array takes its memory again only after this one has read it."""
+    test_ordering.cupy.get_default_memory_pool().free_all_blocks()
+    reader = side()
+    copies = []
+    for y in RECEIVED[how]():
+        copies.append(y + 0)
+        del y
+    reader.synchronize()
+    assert [is_all(copy, value) for value, copy in enumerate(copies)] == [True] * 12
+
+
+def are_all(pairs: list[Any], values: list[float]) -> list[tuple[bool, bool]]:
+    """Whether the arrays of each pair are all a value, as `late_pair` made them of it."""
+    return [(is_all(a, value), is_all(b, value + 0.5)) for value, (a, b) in zip(values, pairs, strict=True)]
+
+
+VALUES = [float(value) for value in range(6)]
+PAIRS: dict[str, Any] = {
+    "device_map": lambda: device_map(late_pair, VALUES, ["gpu:0"]),
+    "Pipeline": lambda: Pipeline(late_pair).map(VALUES),
+}
+
+
+@needs_two_cards
+@pytest.mark.parametrize("how", PAIRS)
+def test_results_on_several_devices_are_waited_for_on_each(how: str) -> None:
+    new_streams()
+    copies = [[plus_zero(x) for x in pair] for pair in PAIRS[how]()]
+    assert are_all(copies, VALUES) == [(True, True)] * len(VALUES)
+
+
+@needs_two_cards
+def test_a_stage_waits_for_its_input_on_each_device() -> None:
+    new_streams()
+
+    def copy_each(pair: tuple[Any, Any]) -> list[Any]:
+        return [plus_zero(x) for x in pair]
+
+    pairs = list(Pipeline(late_pair, copy_each).map(VALUES))
+    assert are_all(pairs, VALUES) == [(True, True)] * len(VALUES)
+
+
+# -- what threads read ----------------------------------------------------------------------------------
+
+
+@needs_two_cards
+def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
+    """The source takes their memory again at once, on streams of its own."""
+    cupy = test_ordering.cupy
+    arraybridge.free_memory("cupy")
+    made = [cupy.cuda.Stream(non_blocking=True)]
+    with cupy.cuda.Device(1):
+        made.append(cupy.cuda.Stream(non_blocking=True))
+    addresses: list[int] = []
+
+    def items() -> Iterator[Any]:
+        pair = []
+        for card, stream in enumerate(made):
+            with cupy.cuda.Device(card):
+                with stream:
+                    pair.append(late(3))
+                cupy.cuda.get_current_stream().wait_event(stream.record())
+        addresses.extend(map(address_of, pair))
+        yield pair
+
+    def widen(pair: list[Any]) -> list[Any]:
+        widened = []
+        for x in pair:
+            with x.device:
+                widened.append(x.astype("float64"))
+        return widened
+
+    (results,) = Pipeline(widen).map(items())
+    for thread in threading.enumerate():
+        if thread.name.startswith("arraybridge-"):
+            thread.join(600)
+    gc.collect()
+    for card, stream in enumerate(made):
+        with cupy.cuda.Device(card):
+            with stream:
+                assert overwrite(addresses[card]), NOTHING_SHOWN
+            stream.synchronize()
+    assert [is_all(y, 3) for y in results] == [True, True]
+
+
+def test_memory_that_was_kept_is_dropped_after_it_was_read() -> None:
+    """When what is kept is given up, the host waits for the work that reads it."""
+    cupy = test_ordering.cupy
+    cupy.get_default_memory_pool().free_all_blocks()
+    made = side()
+    x = late(3)
+    address = address_of(x)
+    with own_stream("cupy") as reader:
+        reader.wait_event(made.record())
+        y = arraybridge.framework("cupy").interchange.adopt(ForeignDlpack(x), Lender(), GPU)
+        z = y + 0
+        del x, y
+        gc.collect()
+    cardmemory.settle()
+    gc.collect()
+    with made:
+        assert overwrite(address), NOTHING_SHOWN
+    made.synchronize()
+    reader.synchronize()
+    assert is_all(z, 3)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_pinned_memory_lives_as_long_as_a_view_of_it(name: str) -> None:
+    require(name)
+    host = np.arange(N, dtype=np.float32)
+    x = pinned(arraybridge.convert_memory(host, name))
+    view = x[5:]
+    del x
+    gc.collect()
+    others = [pinned(np.full(N, -1, np.float32)) for _ in range(8)]
+    np.testing.assert_array_equal(arraybridge.to_numpy(view), host[5:])
+    assert len(others) == 8
+
+
+# -- two frameworks on one device -----------------------------------------------------------------------
+
+
+def test_prefetch_lets_the_source_wait_before_it_fills_its_buffer_again() -> None:
+    """The source waits for its own stream alone, as it may: what reads the buffer is on a stream of CuPy."""
+    from tests.gpu.twin import TwinArray, TwinFramework
+
+    cupy = test_ordering.cupy
+    with registry_kept():
+        twin = TwinFramework()
+        arraybridge.register(twin)
+        stream = twin.streams.of(GPU)
+        buffer = TwinArray(cupy.empty(N, np.float32), stream)
+
+        def items() -> Iterator[Any]:
+            for value in range(6):
+                buffer.fill(value)
+                stream.synchronize()
+                yield buffer
+
+        results = list(prefetch(items(), "cupy", 0, dtype="float64", depth=9))
+        assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
+
+
+def test_prefetch_lets_torch_wait_before_it_fills_its_buffer_again() -> None:
+    torch = require("torch")
+
+    def items() -> Iterator[Any]:
+        buffer = torch.empty(N, device="cuda:0")
+        with own_stream("torch") as stream:
+            for value in range(6):
+                buffer.fill_(float(value))
+                stream.synchronize()
+                yield buffer
+
+    results = list(prefetch(items(), "cupy", 0, copy=True, depth=9))
+    assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
+
+
+# -- errors ---------------------------------------------------------------------------------------------
+
+
+@needs_two_cards
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_the_caller_waits_for_a_function_that_raises(name: str) -> None:
+    """Its work is in its own stream; the caller reads in another one."""
+    module = require(name)
+    cupy = test_ordering.cupy
+
+    @arraybridge.framework(name).decorator(gpu_id=1)
+    def write_and_raise(x: Any) -> None:
+        if name == "cupy":
+            for _ in range(4):
+                x += 1
+        else:
+            x.copy_(module.full((N,), 4.0).pin_memory(), non_blocking=True)
+        raise ValueError("raised in the function")
+
+    with cupy.cuda.Device(1):
+        side()
+        x = cupy.zeros(N, np.float32) if name == "cupy" else module.empty(N, device="cuda:1")
+    with arraybridge.framework(name).devices.selected(arraybridge.Device("gpu", 1)), own_stream(name, 1):
+        before = arraybridge.framework(name).streams.handle(arraybridge.Device("gpu", 1))
+        if name == "torch":
+            x.fill_(0.0)
+        with pytest.raises(ValueError, match="raised in the function"):
+            write_and_raise(x)
+        assert arraybridge.framework(name).streams.handle(arraybridge.Device("gpu", 1)) == before
+        assert is_all(x, 4)
