@@ -185,8 +185,8 @@ def _free_cache(s: Setup, device: ab.Device | None) -> bool:
 
 
 def _used_memory(s: Setup) -> bool:
-    free, total = s.memory.card_memory(SECOND) or (0, 0)
-    return free < total
+    memory = s.memory.card_memory(SECOND)
+    return memory is not None and memory.free < memory.total
 
 
 def _adopt_from(s: Setup, name: str) -> Any:

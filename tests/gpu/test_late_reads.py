@@ -1,7 +1,7 @@
 """Arrays that are read late, dropped early, and compared at the end.
 
-A test that compares at once waits for the GPU, and hides a missing wait. On the emulated GPU, queued work does
-not run before something forces it, so that the comparison at the end finds every such mistake.
+A test that compares at once waits for the GPU, and hides a missing wait. On the emulated GPU, queued work
+does not run before something forces it, so that the comparison at the end finds every such mistake.
 """
 
 from __future__ import annotations
