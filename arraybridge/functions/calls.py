@@ -328,7 +328,11 @@ class ConvertingCall(DecoratedCall):
                 return self._call_without_arrays(args, kwargs)
         if self.uses_own_stream:
             framework = registry.framework(self.options.framework)
-            return on_own_stream(framework, first, self.body, args, kwargs)
+            if not framework.owns(first):  # it is in a container that cannot be rebuilt
+                leaves = leaves_of([*args[self.skip :], *kwargs.values()])
+                first = next(filter(framework.owns, leaves), None)
+            if first is not None:
+                return on_own_stream(framework, first, self.body, args, kwargs)
         return self.body(*args, **kwargs) if kwargs else self.body(*args)
 
     def _first_array(self, args: Any, kwargs: Kwargs) -> Any:

@@ -237,6 +237,17 @@ def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
         f(x=IMAGE, value=value)
 
 
+@pytest.mark.parametrize("others", [(), (IMAGE,)], ids=["alone", "beside an array"])
+def test_arrays_in_a_container_that_cannot_be_rebuilt_stay(others: tuple[Any, ...]) -> None:
+    """With a CUDA build of PyTorch, a call looks for the stream of its first array."""
+    require("torch")
+    sealed = Sealed([np.ones(2)])
+    f = arraybridge.torch(
+        lambda *args: [type(x).__module__.partition(".")[0] for x in (args[0][0], *args[1:])]
+    )
+    assert f(sealed, *others) == ["numpy", *("torch" for _ in others)]
+
+
 @pytest.mark.parametrize(
     "value",
     [
