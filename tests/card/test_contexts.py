@@ -93,6 +93,25 @@ print(len(seen), books.used() < 8 << 20)
 }
 
 
+def test_a_context_that_cannot_be_made_current_is_released() -> None:
+    printed = asked(
+        *IMPORTS,
+        "with cardmemory.primary_context(1): print(books.retained_contexts(1), books.pushed_contexts())",
+        "books.fail_next_push()",
+        "try:",
+        "    with cardmemory.primary_context(1): print('not raised')",
+        "except RuntimeError as error: print(error)",
+        "print(books.retained_contexts(1), books.pushed_contexts(), cupy.cuda.runtime.getDevice())",
+        "print(ab.to_numpy(ab.convert_memory(np.ones(3), 'cupy', 1)).sum(), *opened())",
+    )
+    assert printed.splitlines() == [
+        "1 1",
+        "CUDA's driver cannot make card 1 the current one",
+        "1 0 0",
+        "3.0 False True",
+    ]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_in_a_fresh_process(case: str) -> None:
     code, expected = CASES[case]

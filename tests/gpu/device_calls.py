@@ -290,6 +290,75 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "streams.wait_for": (_wait_for, None),
 }
 
+
+def _error_of(call: Callable[[], object]) -> str:
+    """Call something that must raise, and return the name of the error."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # each library has its own
+        return type(error).__name__
+    return "no error"
+
+
+class Unwilling(OfferedByDlpack):
+    """A producer whose export fails."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("not now")
+
+
+def _raise(x: Any) -> None:
+    raise ValueError("raised in the function")
+
+
+def _decorated(s: Setup, fn: Callable[[Any], object], x: Any) -> object:
+    return s.own.decorator(gpu_id=1)(fn)(x)
+
+
+def _take_too_much(s: Setup) -> Any:
+    return s.batching.empty((1 << 45,), "float32", SECOND)
+
+
+def _convert_too_much(s: Setup) -> Any:
+    if s.own.name == "torch":  # which would first take as much on the host
+        return _take_too_much(s)
+    return ab.convert_memory(np.broadcast_to(np.float32(1), (1 << 45,)), s.own.name, 1)
+
+
+#: Calls that raise on the second GPU → the name of the error, or by framework, if the errors differ.
+ERRORS: dict[str, tuple[Call, Any]] = {
+    "a function raises": (lambda s: _error_of(lambda: _decorated(s, _raise, s.x)), "ValueError"),
+    "a function raises, with an array of the host": (
+        lambda s: _error_of(lambda: _decorated(s, _raise, VALUES)),
+        "ValueError",
+    ),
+    "memory runs out in a function": (
+        lambda s: _error_of(lambda: _decorated(s, lambda x: _take_too_much(s), s.x)),
+        "OutOfMemoryError",
+    ),
+    "memory runs out in a conversion": (
+        lambda s: _error_of(lambda: _convert_too_much(s)),
+        "OutOfMemoryError",
+    ),
+    "a cast does not exist": (
+        lambda s: _error_of(lambda: s.own.cast(s.x, "nothing")),
+        {"cupy": "TypeError", "torch": "KeyError"},
+    ),
+    "a producer refuses": (
+        lambda s: _error_of(lambda: s.interchange.adopt(Unwilling(s.x, 1), Lender(), SECOND)),
+        "BufferError",
+    ),
+    "an unknown producer refuses": (
+        lambda s: _error_of(lambda: s.interchange.adopt(Unwilling(s.x, 1), FOREIGN_HOST, FIRST)),
+        "BufferError",
+    ),
+    "a foreign array cannot be read": (
+        lambda s: _error_of(lambda: ab.convert_memory(Unwilling(s.x, 1), s.own.name, 1)),
+        "ArrayNotSupportedError",
+    ),
+}
+
+
 #: Methods that see no device and no array on one.
 WITHOUT_DEVICE = frozenset(
     {
@@ -344,7 +413,8 @@ def expected(call: str, framework: str) -> Any:
         return ["cpu", "cpu"] if framework == "torch" else ["gpu:0", "gpu:1"]
     if call == "runtime.beside" and framework == "torch":
         return 0  # PyTorch's functions run on the device of their tensors, whichever is current
-    return CALLS[call][1]
+    result = (CALLS | ERRORS)[call][1]
+    return result[framework] if isinstance(result, dict) else result
 
 
 def _pushed_contexts() -> int:
@@ -385,7 +455,7 @@ def main(before: Callable[[], None] = _nothing) -> None:
     importlib.import_module(name)
     calls = {
         call: (lambda function=function: _outcome(name, function, before))
-        for call, (function, _) in CALLS.items()
+        for call, (function, _) in (CALLS | ERRORS).items()
     }
     print_results_of_each(calls)
 

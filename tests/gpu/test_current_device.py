@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tests.gpu import device_calls
-from tests.gpu.device_calls import CALLS, Outcome
+from tests.gpu.device_calls import CALLS, ERRORS, Outcome
 from tests.gpu.forked import results_of
 from tests.helpers import require
 
@@ -42,7 +42,7 @@ def test_every_method_is_listed() -> None:
     assert device_calls.component_names() == set(device_calls.COMPONENTS)
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [*CALLS, *ERRORS])
 @pytest.mark.parametrize("framework", ["cupy", "torch"])
 def test_the_current_device_does_not_matter(framework: str, call: str) -> None:
     if require("cupy").cuda.runtime.getDeviceCount() < 2:

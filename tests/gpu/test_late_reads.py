@@ -114,10 +114,14 @@ def test_results_on_several_devices_are_waited_for_on_each(how: str) -> None:
 def test_a_stage_waits_for_its_input_on_each_device() -> None:
     new_streams()
 
+    def make_on_own_streams(value: float) -> tuple[Any, Any]:
+        new_streams()
+        return late_pair(value)
+
     def copy_each(pair: tuple[Any, Any]) -> list[Any]:
         return [plus_zero(x) for x in pair]
 
-    pairs = list(Pipeline(late_pair, copy_each).map(VALUES))
+    pairs = list(Pipeline(make_on_own_streams, copy_each).map(VALUES))
     assert are_all(pairs, VALUES) == [(True, True)] * len(VALUES)
 
 
@@ -202,25 +206,48 @@ def test_pinned_memory_lives_as_long_as_a_view_of_it(name: str) -> None:
 # -- two frameworks on one device -----------------------------------------------------------------------
 
 
-def test_prefetch_lets_the_source_wait_before_it_fills_its_buffer_again() -> None:
-    """The source waits for its own stream alone, as it may: what reads the buffer is on a stream of CuPy."""
-    from tests.gpu.twin import TwinArray, TwinFramework
+@pytest.fixture
+def twin() -> Iterator[Any]:
+    """A second framework with streams of its own, registered during the test."""
+    test_ordering.cupy = require("cupy")
+    from tests.gpu.twin import TwinFramework
 
-    cupy = test_ordering.cupy
     with registry_kept():
-        twin = TwinFramework()
-        arraybridge.register(twin)
-        stream = twin.streams.of(GPU)
-        buffer = TwinArray(cupy.empty(N, np.float32), stream)
+        framework = TwinFramework()
+        arraybridge.register(framework)
+        yield framework
 
-        def items() -> Iterator[Any]:
-            for value in range(6):
+
+def test_prefetch_lets_its_source_wait_before_it_fills_a_buffer_again(twin: Any) -> None:
+    """The source synchronizes its own stream alone. Its buffer is read on a stream of the other framework."""
+    with own_stream("cupy") as stream:
+        buffer = test_ordering.cupy.empty(N, np.float32)
+
+    def items() -> Iterator[Any]:
+        for value in range(6):
+            with stream:
                 buffer.fill(value)
                 stream.synchronize()
                 yield buffer
 
-        results = list(prefetch(items(), "cupy", 0, dtype="float64", depth=9))
-        assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
+    results = list(prefetch(items(), "twin", 0, copy=True, depth=9))
+    assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
+
+
+def test_prefetch_lets_a_source_of_another_framework_wait(twin: Any) -> None:
+    from tests.gpu.twin import TwinArray
+
+    stream = twin.streams.of(GPU)
+    buffer = TwinArray(test_ordering.cupy.empty(N, np.float32), stream)
+
+    def items() -> Iterator[Any]:
+        for value in range(6):
+            buffer.fill(value)
+            stream.synchronize()
+            yield buffer
+
+    results = list(prefetch(items(), "cupy", 0, dtype="float64", depth=9))
+    assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
 
 
 def test_prefetch_lets_torch_wait_before_it_fills_its_buffer_again() -> None:
@@ -246,7 +273,6 @@ def test_prefetch_lets_torch_wait_before_it_fills_its_buffer_again() -> None:
 def test_the_caller_waits_for_a_function_that_raises(name: str) -> None:
     """Its work is in its own stream; the caller reads in another one."""
     module = require(name)
-    cupy = test_ordering.cupy
 
     @arraybridge.framework(name).decorator(gpu_id=1)
     def write_and_raise(x: Any) -> None:
@@ -257,14 +283,15 @@ def test_the_caller_waits_for_a_function_that_raises(name: str) -> None:
             x.copy_(module.full((N,), 4.0).pin_memory(), non_blocking=True)
         raise ValueError("raised in the function")
 
-    with cupy.cuda.Device(1):
-        side()
-        x = cupy.zeros(N, np.float32) if name == "cupy" else module.empty(N, device="cuda:1")
-    with arraybridge.framework(name).devices.selected(arraybridge.Device("gpu", 1)), own_stream(name, 1):
-        before = arraybridge.framework(name).streams.handle(arraybridge.Device("gpu", 1))
-        if name == "torch":
-            x.fill_(0.0)
+    device = arraybridge.Device("gpu", 1)
+    own = arraybridge.framework(name)
+    with own.devices.selected(device), own_stream(name, 1):
+        if name == "cupy":
+            side()  # a stream that was chosen, and not entered
+        caller = own.streams.handle(device)
+        x = own.batching.empty((N,), "float32", device)
+        x.fill(0) if name == "cupy" else x.fill_(0)
         with pytest.raises(ValueError, match="raised in the function"):
             write_and_raise(x)
-        assert arraybridge.framework(name).streams.handle(arraybridge.Device("gpu", 1)) == before
+        assert own.streams.handle(device) == caller
         assert is_all(x, 4)

@@ -87,6 +87,14 @@ class TwinStreams(CupyStreams):
 class TwinInterchange(base.Interchange):
     dlpack_device = 2
 
+    def adopt(self, x: Any, source: arraybridge.Framework, device: Device) -> TwinArray:
+        """Share the memory, without a loan: nobody but the caller minds when the memory was read."""
+        source.interchange.settle(x)
+        with on_card(device.index):
+            array = cupy.from_dlpack(source.interchange.exported(x, device))
+        assert isinstance(self.framework, TwinFramework)
+        return TwinArray(array, self.framework.streams.of(device))
+
 
 class TwinDevices(base.Devices):
     def device_of(self, x: TwinArray) -> Device:
@@ -116,6 +124,10 @@ class TwinFramework(arraybridge.Framework):
         with x.stream:
             host: np.ndarray = x.array.get()
         return host
+
+    def copy(self, x: TwinArray) -> TwinArray:
+        with x.stream:
+            return TwinArray(x.array.copy(), x.stream)
 
     def from_host(self, view: np.ndarray, device: Device) -> TwinArray:
         with on_card(device.index):

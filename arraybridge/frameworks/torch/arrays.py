@@ -40,7 +40,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.frameworks.parts import GpuMemory, Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.observation import TorchObservation
-from arraybridge.frameworks.torch.streams import TorchStreams
+from arraybridge.frameworks.torch.streams import TorchStreams, on_device
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -171,7 +171,7 @@ class TorchInterchange(Interchange):
         if source.interchange.dlpack_device is None and self.framework.streams.has_queues:
             # The array of a library that is not known. CuPy, among others, exports in the order of the stream
             # of the current device, and opens that device.
-            with torch.cuda.device(int(x.__dlpack_device__()[1])):
+            with on_device(int(x.__dlpack_device__()[1])):
                 return torch.from_dlpack(x)
         if device.kind != "gpu" or source.interchange.dlpack_device is None:
             return torch.from_dlpack(x)
@@ -179,7 +179,7 @@ class TorchInterchange(Interchange):
             return torch.from_dlpack(x)
         cardmemory.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
-        with source.devices.selected(device), torch.cuda.device(device.index):
+        with source.devices.selected(device), on_device(device.index):
             # This hands the producer the current stream of this thread on that device.
             lent = torch.from_dlpack(source.interchange.exported(x, device))
             return _on_loan(lent, source.streams, self.framework.streams, device)
@@ -262,7 +262,7 @@ class TorchDevices(Devices):
         if device.kind != "gpu":
             return nullcontext()
         if torch.version.cuda or torch.version.hip:
-            return torch.cuda.device(device.index)
+            return on_device(device.index)
         return torch.accelerator.device_index(device.index)  # torch 2.8
 
     def native_device(self, device: Device) -> Any:

@@ -17,6 +17,22 @@ if torch.backends.cuda.is_built():
     cardmemory.captures.append(torch.cuda.is_current_stream_capturing)
 
 
+@contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Make a GPU the current one of this thread for a while, for PyTorch and for CUDA.
+
+    `torch.cuda.device` goes back to a device without a context in PyTorch's view only. CUDA's current device,
+    and with it CuPy's, stays the other one.
+    """
+    before = torch.cuda.current_device()
+    if before == index or torch.version.hip or cardmemory.has_context(before):
+        with torch.cuda.device(index):
+            yield
+    else:
+        with cardmemory.primary_context(index), torch.cuda.device(index):
+            yield
+
+
 class TorchStreams(Streams):
     has_queues = True
 
@@ -38,14 +54,14 @@ class TorchStreams(Streams):
         side.wait_stream(outer)
         try:
             # `torch.cuda.stream` alone would select the current device again when it is left, and open it.
-            with torch.cuda.device(index), torch.cuda.stream(side):
+            with on_device(index), torch.cuda.stream(side):
                 yield
         finally:
             outer.wait_stream(side)
 
     def take_stream(self, device: Device) -> None:
         if device.kind == "gpu":
-            with torch.cuda.device(device.index):  # set_stream selects the card of the stream, too
+            with on_device(device.index):  # set_stream selects the card of the stream, too
                 torch.cuda.set_stream(torch.cuda.Stream(device.index))
 
     def mark(self, device: Device) -> Mark | None:
