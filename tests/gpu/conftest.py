@@ -1,4 +1,4 @@
-"""What holds for every test on a GPU: the device that was current is current afterwards."""
+"""Checks for every test on a GPU: the device that was current is current afterwards."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 class Outcome(NamedTuple):
-    """What one call did.
+    """Effects of one call.
 
     Attributes:
         result: The device and the values of an array; anything else as the call returned it.
         current: The number of the framework's current device after the call.
         first_is_open: Whether the first GPU has a context after the call.
-        pushed: Contexts of the driver that were pushed and not popped; 0 on a real GPU, where nobody counts.
+        pushed: Contexts of the driver that were pushed and not popped; 0 on a real GPU.
         kernel_is_missing: Whether the call needs a kernel that the emulated GPU cannot run.
     """
 
@@ -412,7 +412,7 @@ def expected(call: str, framework: str) -> Any:
         # PyTorch's default is the CPU, and CuPy has none: its default is the current GPU.
         return ["cpu", "cpu"] if framework == "torch" else ["gpu:0", "gpu:1"]
     if call == "runtime.beside" and framework == "torch":
-        return 0  # PyTorch's functions run on the device of their tensors, whichever is current
+        return 0  # PyTorch's functions run on the device of their tensors
     result = (CALLS | ERRORS)[call][1]
     return result[framework] if isinstance(result, dict) else result
 
@@ -440,7 +440,7 @@ def _outcome(name: str, call: Call, before: Callable[[], None]) -> Outcome:
     current = s.current()
     first_is_open = cardmemory.has_context(0)
     pushed = _pushed_contexts()
-    if is_array:  # only now, since reading the values is a call of its own
+    if is_array:  # only now, since reading the values may open a device
         result = [str(s.devices.device_of(result)), s.own.to_host(result).tolist()]
     return Outcome(result, current, first_is_open, pushed, kernel_is_missing)
 

@@ -78,7 +78,7 @@ def public_queries(own: ab.Framework) -> dict[str, Callable[[], Any]]:
 
 
 def native_device_without_number(name: str) -> Any:
-    """Return PyTorch's device without a number, which stands for the current one."""
+    """Return PyTorch's device without a number, which means the current one."""
     return importlib.import_module(name).device("cuda") if name == "torch" else None
 
 

@@ -130,7 +130,7 @@ def test_a_stage_waits_for_its_input_on_each_device() -> None:
 
 @needs_two_cards
 def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
-    """The source takes their memory again at once, on streams of its own."""
+    """The source takes their memory again at once, on separate streams."""
     cupy = test_ordering.cupy
     arraybridge.free_memory("cupy")
     made = [cupy.cuda.Stream(non_blocking=True)]
@@ -208,7 +208,7 @@ def test_pinned_memory_lives_as_long_as_a_view_of_it(name: str) -> None:
 
 @pytest.fixture
 def twin() -> Iterator[Any]:
-    """A second framework with streams of its own, registered during the test."""
+    """A second framework with separate streams, registered during the test."""
     test_ordering.cupy = require("cupy")
     from tests.gpu.twin import TwinFramework
 
@@ -219,7 +219,7 @@ def twin() -> Iterator[Any]:
 
 
 def test_prefetch_lets_its_source_wait_before_it_fills_a_buffer_again(twin: Any) -> None:
-    """The source synchronizes its own stream alone. Its buffer is read on a stream of the other framework."""
+    """The source synchronizes only its own stream. The other framework reads the buffer in another stream."""
     with own_stream("cupy") as stream:
         buffer = test_ordering.cupy.empty(N, np.float32)
 

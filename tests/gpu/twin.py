@@ -1,4 +1,4 @@
-"""A second framework with streams of its own on CUDA devices, over CuPy's arrays.
+"""A second framework with separate streams on CUDA devices, over CuPy's arrays.
 
 It is to CuPy what PyTorch is: its work waits in streams that CuPy's functions do not know. With it, tests
 about two frameworks also run where CuPy is the only one.
@@ -88,7 +88,7 @@ class TwinInterchange(base.Interchange):
     dlpack_device = 2
 
     def adopt(self, x: Any, source: arraybridge.Framework, device: Device) -> TwinArray:
-        """Share the memory, without a loan: nobody but the caller minds when the memory was read."""
+        """Share the memory. Nothing records when it was read, unlike in CuPy and PyTorch."""
         source.interchange.settle(x)
         with on_card(device.index):
             array = cupy.from_dlpack(source.interchange.exported(x, device))
