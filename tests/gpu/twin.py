@@ -129,6 +129,10 @@ class TwinFramework(arraybridge.Framework):
         with x.stream:
             return TwinArray(x.array.copy(), x.stream)
 
+    def cast(self, x: TwinArray, dtype: str) -> TwinArray:
+        with x.stream:
+            return TwinArray(x.array.astype(dtype), x.stream)
+
     def from_host(self, view: np.ndarray, device: Device) -> TwinArray:
         with on_card(device.index):
             stream = self.streams.of(device)
