@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from arraybridge.reasons import Reason
 from arraybridge.types import hooks
@@ -102,8 +102,7 @@ def literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(NamedTuple):
     """A cast with which a conversion succeeds, and how to ask for it.
 
     Attributes:

@@ -1,10 +1,11 @@
-"""What is an array, what is a container to look into, and what is neither; and going through containers.
+"""Kinds of values (arrays, containers, leaves), and traversal of containers.
 
 Containers are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, attrs
 classes, pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and
 classes that are registered with optree (in its global namespace or in ``"arraybridge"``), JAX or PyTorch.
 Models and other callable objects are not containers.
-Two containers agree if their types and their keys, fields or lengths do, dicts regardless of order.
+Two containers have the same structure if their types and their keys, fields or lengths are equal, dicts
+regardless of order.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _kind_of(value: Any) -> Kind:
         remember(kinds, cls, kind)
     if kind is not _DEPENDS:
         return kind
-    # Bytes are no arrays among others; they carry one where they are named as the array to convert.
+    # Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
     if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
         return ARRAY  # first, since zarr's arrays are dataclasses
     if _is_container(value):
@@ -187,13 +188,13 @@ _OF_CLASSES = (TypeError, ValueError, AttributeError, LookupError, RuntimeError,
 
 
 class Container(ABC):
-    """A container that is open: its children, and how to make a similar container of other children.
+    """One level of a container: its children, and a method that rebuilds it with other children.
 
     Attributes:
         tree: The container.
         names: The keys, field names or numbers of the children.
         children: The values in it.
-        extra: What else distinguishes it from other containers of its class, such as the bound of a deque.
+        extra: Other state that containers of the same structure have in common, such as the bound of a deque.
     """
 
     __slots__ = ("children", "extra", "names", "tree")
@@ -569,21 +570,21 @@ def key_of(structure: Any) -> Any:
 def map_arrays(
     tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), anew: bool = False
 ) -> Any:
-    """The tree with each array replaced by what ``change`` makes of it; the very object where none changed.
+    """Return a tree in which each array is replaced by the result of ``change``.
 
-    Containers keep their types, and dictionaries their order. What is no array stays the very object, and so
-    does a subclass that does not let itself be rebuilt.
+    Containers keep their types, and dicts their order. Returns the same object if nothing changed, or if a
+    container cannot be rebuilt and its class is not registered: its arrays are then not replaced.
 
     Args:
-        tree: an array, a container, or anything else.
-        change: a function of one array.
-        also: types of leaves to call it for as well: ``np.generic`` for NumPy's scalars, ``object`` for all.
-        anew: make containers anew, also where nothing in them changes.
+        tree: An array, a container, or any other value.
+        change: A function of one array.
+        also: Types of leaves to call it for, too: ``np.generic`` for NumPy scalars, ``object`` for all.
+        anew: Whether to rebuild containers even if nothing in them changes.
 
     Raises:
-        MemoryConversionError: of ``change``, with the place of the array, as ``at ['batch'][0].image``.
-        ArrayNotSupportedError: a registered class cannot be made of other arrays.
-        ValueError: a container contains itself.
+        MemoryConversionError: From ``change``, with the place of the array: ``at ['batch'][0].image``.
+        ArrayNotSupportedError: If a registered class cannot be rebuilt.
+        ValueError: If a container contains itself.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
     if kind is not TREE:

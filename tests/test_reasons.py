@@ -12,8 +12,8 @@ import pytest
 
 import arraybridge
 from arraybridge import CopyRequiredError, Framework, Route, convert_memory, explain, register, trace
-from arraybridge.reasons import TEXTS, Cause, Reason, as_cause
-from arraybridge.timeline.savings import ADVICE, DEPENDS_ON_LAYOUT, WITHOUT_ADVICE, Copy, advice_for
+from arraybridge.reasons import DEPENDS_ON_LAYOUT, TEXTS, Cause, Reason, as_cause
+from arraybridge.timeline.savings import ADVICE, WITHOUT_ADVICE, Copy, advice_for
 from tests.helpers import registry_kept, require
 
 
@@ -129,7 +129,9 @@ def test_each_reason_has_a_text_and_advice_or_needs_none() -> None:
             assert advice or (moves and call and device == "cpu"), (code, layout, call, device)
     for code in WITHOUT_ADVICE:
         assert advice_for(Copy(code, "numpy", "jax", "cpu")) == ""
-    assert Reason.MISALIGNED in DEPENDS_ON_LAYOUT
+    for code in ADVICE:
+        by_layout = [advice_for(Copy(code, "numpy", "jax", "cpu", layout)) for layout in ("", "transposed")]
+        assert (by_layout[0] != by_layout[1]) == (code in DEPENDS_ON_LAYOUT), code
 
 
 @pytest.mark.parametrize(("make", "target", "options", "code", "advice"), CASES)

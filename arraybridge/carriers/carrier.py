@@ -43,17 +43,18 @@ class Carrier:
         raise NotImplementedError
 
     def array(self, x: Any) -> Any:
-        """The array that ``x`` carries, of any framework, where it can show memory that it keeps alive.
+        """Return the array that ``x`` carries, of any framework, if ``x`` keeps its memory alive.
 
-        Else a pair: what is to be read later (a NumPy array, or an object with ``shape``, ``dtype``,
-        ``nbytes`` and slices, as a file has), and why, in words that follow "because".
+        Otherwise return a pair: an object to read later (a NumPy array, or an object with ``shape``,
+        ``dtype``, ``nbytes`` and slicing, such as a file), and the reason as a text that follows "because".
+        The carriers of this library return a `Cause` instead of the text.
         """
         raise NotImplementedError
 
     def rebuild(self, x: Any, array: Any) -> Any:
-        """An object like ``x`` around another array of that shape, in the framework of the one it carries.
+        """Return an object like ``x`` that carries another array of the same shape and framework.
 
-        The array itself where there can be no such object, as for files, or for another dtype.
+        Return the array itself if there is no such object, as for files, or for another dtype.
         """
         return array
 

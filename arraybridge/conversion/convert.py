@@ -325,12 +325,16 @@ def convert_tree(
     grad: Grad = "error",
     device: DeviceLike | None = None,
 ) -> Any:
-    """Convert every array inside nested containers, and leave everything else as it is.
+    """Convert every array in nested containers, and leave everything else unchanged.
+
+    Containers keep their types, and dicts their order. A container that cannot be rebuilt is returned
+    unchanged, with its arrays, unless its class is registered.
 
     Args:
-        tree: dicts, lists, tuples, named tuples, deques, and dataclasses and classes registered with optree
-            in its global namespace or in the namespace ``"arraybridge"``, nested at will; subclasses of dict,
-            list and tuple where they can be rebuilt. Containers keep their types, and dicts their order.
+        tree: Nested containers: dicts, lists, tuples and deques with their subclasses, named tuples,
+            dataclasses, attrs classes, pydantic models, ``UserDict``, ``SimpleNamespace``, other mappings
+            that can be rebuilt from a dict, and classes that are registered with optree (in its global
+            namespace or in ``"arraybridge"``), JAX or PyTorch.
         target: the framework to convert to.
         gpu_id: as for `convert_memory`, as are the others; each is meant for every array.
         copy: share, copy, or refuse to.

@@ -27,10 +27,9 @@ from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.foreign import refuse_to_fetch
 from arraybridge.frameworks.parts import itself
-from arraybridge.reasons import Cause, Reason, as_cause
+from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.timeline import events
 from arraybridge.timeline.route import Method, Route
-from arraybridge.timeline.savings import DEPENDS_ON_LAYOUT
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]

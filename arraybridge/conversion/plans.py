@@ -1,13 +1,14 @@
-"""What `decide` has decided, kept for the calls that follow, in two tables.
+"""The plan cache: decisions that later calls with the same signature and plan key reuse.
 
-A form is all that a call says besides its array: the target, a declared source, the options. `by_form` has
-for it, by type of the array, a function that does the whole conversion. It tries the fast converter of the
-pair first, where the form allows one: that looks at each array itself, and raises for one that needs care.
-Then it asks the few facts on which the decision rests, as the source's framework tells them of its own
-arrays, and runs what was decided for an array of the same facts: that is the second table. Most calls name a
-target alone: under that name stands the fast converter by itself. What a framework cannot tell, what lives on
-an accelerator, and what depends on more than the call and the array (``"auto"``, a GPU that is missing) is
-never kept, and goes to `decide` each time.
+1. A *form* is the call signature without the array: the target, a declared source and the options.
+2. `by_form` maps a form and the type of the array to a plan, a function that converts such arrays.
+3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
+   handling. Then it computes the plan key of the array (`FastPath.fast_facts`), and runs the function for
+   that key.
+4. For the most common calls, which pass only a target, `by_form` has the fast converter under that name.
+
+Never cached: arrays whose framework has no plan key, arrays on accelerators, and calls that depend on
+more than the call and the array (``gpu_id="auto"``, a missing GPU).
 """
 
 from __future__ import annotations

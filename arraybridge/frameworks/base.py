@@ -32,7 +32,23 @@ from arraybridge.types import Device, hooks
 if TYPE_CHECKING:
     from arraybridge.frameworks.metadata import Facts
 
-__all__ = ["CPU", "Framework", "find_or_host", "is_c_contiguous", "refusals"]
+__all__ = [
+    "CPU",
+    "Batching",
+    "Component",
+    "Devices",
+    "FastPath",
+    "Framework",
+    "IndexedBatching",
+    "Interchange",
+    "Memory",
+    "Observation",
+    "Runtime",
+    "component",
+    "find_or_host",
+    "is_c_contiguous",
+    "refusals",
+]
 
 CPU = Device("cpu", 0)
 
@@ -156,19 +172,19 @@ class Runtime(Component):
         return None
 
     def beside(self, x: Any) -> AbstractContextManager[Any]:
-        """A context in which the framework's own functions work on ``x``, and keep 64-bit dtypes."""
+        """Return a context in which the framework's functions accept ``x`` and keep 64-bit dtypes."""
         return self.wide()
 
     def array_classes(self) -> tuple[type, ...]:
-        """The classes of its arrays, or bases of them, for libraries that go by class."""
+        """Return the classes of its arrays, or base classes, for libraries that dispatch by class."""
         return self.framework.fast_path.fast_types()
 
     def array_namespace(self) -> Any:
-        """The module of the Python array API for its arrays; None where there is none."""
+        """Return the array API namespace for its arrays, or None."""
         return None
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What this thread has set for itself alone, as a context for another thread that works for it."""
+        """Return a context manager that applies the settings of the current thread to another thread."""
         values = [(current, under, current()) for current, under in self.settings]
 
         @contextmanager
@@ -182,15 +198,15 @@ class Runtime(Component):
         return same
 
     def wide(self) -> AbstractContextManager[Any]:
-        """A context in which arithmetic keeps 64-bit dtypes."""
+        """Return a context in which arithmetic keeps 64-bit dtypes."""
         return nullcontext()
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
-        """A span of that name in the framework's profiler; nothing where it has none."""
+        """Return a span of that name in the framework's profiler; an empty context if it has no profiler."""
         return nullcontext()
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """What waits for an array of this class, where its errors show only then; or None."""
+        """Return a function that waits for an array of this class, if its errors need that; or None."""
         return None
 
 
@@ -206,7 +222,7 @@ class Devices(Component):
     selects_per_thread: ClassVar[bool] = True
 
     def device_of(self, x: Any) -> Device:
-        """Where the array lives."""
+        """Return the device of an array."""
         return CPU
 
     def replica(self, x: Any, device: Device) -> Any | None:
@@ -217,26 +233,26 @@ class Devices(Component):
         return None
 
     def available(self) -> tuple[Device, ...]:
-        """Every device that the framework can use here."""
+        """Return all devices that the framework can use here."""
         return (CPU,)
 
     def visible_devices(self) -> tuple[Device, ...]:
-        """The same; opens no accelerator where it can be told without."""
+        """Return the available devices, without initializing the driver if possible."""
         return self.available()
 
     def accelerator(self, index: int) -> Device:
-        """The device that ``gpu_id=index`` means."""
+        """Return the device for ``gpu_id=index``."""
         return Device("gpu", index)
 
     def default_device(self) -> Device:
-        """Where an array goes that comes from a device which this framework does not have."""
+        """Return the device for arrays from a device that this framework does not have."""
         return CPU
 
     def find_device(self, device: Device) -> Device:
-        """``device``, if the framework has it.
+        """Return the framework's own entry for ``device``.
 
         Raises:
-            DeviceNotFoundError: it has not; the message lists the devices that are there.
+            DeviceNotFoundError: If it does not have the device. The message lists the available devices.
         """
         devices = self.available()
         for own in devices:
@@ -254,34 +270,34 @@ class Devices(Component):
         return not kind or kind in (self.accelerators() or (kind,))
 
     def missing_device_reason(self) -> str:
-        """Why there is no accelerator, and what would bring one, in a sentence; or ``""``."""
+        """Return a sentence that states why there is no accelerator and how to get one, or ``""``."""
         return ""
 
     def to_device(self, x: Any, device: Device) -> Any:
-        """The array on another device of this framework; always a copy, complete on return."""
+        """Return a copy of the array on another device of this framework, complete on return."""
         return self.framework.from_host(self.framework.to_host(x), device)
 
     def check_move(self, x: Any, device: Device) -> None:
         """Raise for one of its own arrays that cannot move to another of its devices."""
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        """A context in which ``device`` is this framework's current one, for this thread."""
+        """Return a context in which ``device`` is the framework's current device for this thread."""
         return nullcontext()
 
     def is_started(self) -> bool:
-        """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
+        """Return whether the accelerator driver is initialized. Memory is only queried then."""
         return False
 
     def is_scattered(self, x: Any) -> bool:
-        """Whether the array's memory is spread over several devices, so that there is nothing to share."""
+        """Return whether the memory of an array is distributed over several devices."""
         return False
 
     def read_device(self, x: Any) -> Device | None:
-        """The device that an object of the framework stands for, as ``torch.device``; None for any other."""
+        """Return the device for a native device object such as ``torch.device``; None for other objects."""
         return None
 
     def native_device(self, device: Device) -> Any:
-        """The framework's own object, or name, for a device that it has; words where it has no such thing."""
+        """Return the native object or name of a device; a device string if the framework has neither."""
         return str(device)
 
 
@@ -298,11 +314,11 @@ class Interchange(Component):
     dlpack_device: int | None = None
 
     def strides(self, x: Any) -> tuple[int, ...]:
-        """Bytes to step along each axis, for an array on an accelerator."""
+        """Return the strides in bytes of an array on an accelerator."""
         return c_strides(self.framework.shape(x), dtype_names.np_dtype(self.framework.dtype_name(x)).itemsize)
 
     def address(self, x: Any) -> int:
-        """Address of the first element, for an array on an accelerator; 0 where it cannot be known."""
+        """Return the address of the first element of an array on an accelerator; 0 if it is unknown."""
         return 0
 
     def must_copy(self, x: Any) -> Cause | str | None:
@@ -322,27 +338,27 @@ class Interchange(Component):
         return None
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        """An array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
+        """Return an array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
 
-        Work queued on the source's stream is ordered before the consumer's: by default it is done. Then the
-        ``from_dlpack`` of the first module takes the memory.
+        Work queued on the source's stream is ordered before the consumer's work. By default, this waits until
+        it is done, and then calls ``from_dlpack`` of the first of ``modules``.
         """
-        with source.devices.selected(device):  # torch refuses to lend from a card that is not the current one
+        with source.devices.selected(device):  # PyTorch only exports from the current GPU
             source.interchange.settle(x)
             return sys.modules[self.framework.modules[0]].from_dlpack(source.interchange.exported(x, device))
 
     def exported(self, x: Any, device: Device) -> Any:
-        """``x`` on a card as other frameworks' ``from_dlpack`` takes it.
+        """Return ``x``, on a GPU, in a form that ``from_dlpack`` of other frameworks accepts.
 
-        Its ``__dlpack__`` orders the work queued on it before that of the stream that it is handed, or waits.
+        Its ``__dlpack__`` orders the work queued on ``x`` before the work of the given stream, or waits.
         """
         return x
 
     def settle(self, x: Any) -> None:
-        """Wait until the work that computes ``x`` is done (where it can, its stream alone)."""
+        """Wait until ``x`` is computed, if possible only for its stream."""
 
     def check_copy(self, x: Any) -> None:
-        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
+        """Raise for an array that `copy` does not support."""
 
     def check_cast(self, source: str, dtype: str) -> None:
         """Raise if this framework cannot cast from one dtype to another.
@@ -352,7 +368,7 @@ class Interchange(Component):
         """
 
     def is_plain(self, x: Any) -> bool:
-        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
+        """Return whether ``x`` is a plain array: no parameter, variable, subclass or attributes."""
         return True
 
 
@@ -360,19 +376,19 @@ class Memory(Component):
     """Memory that the framework holds on accelerators, and its out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
-        """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
+        """Return whether ``error``, regardless of its cause, is an out-of-memory error of this framework."""
         return isinstance(error, MemoryError)
 
     def is_oom_text(self, text: str) -> bool:
-        """Return whether a message, which a wrapper's message quotes, is this framework's for out of memory.
+        """Return whether a message that another error quotes is an out-of-memory message of this framework.
 
-        The class of the quoted error is known by name at most. Only messages that begin as the framework's
-        own do are recognized.
+        Recognizes only messages that begin like the framework's own, because the class of the quoted error is
+        unknown.
         """
         return False
 
     def card_of(self, device: Device) -> DeviceDetails:
-        """Return what the framework knows of a device."""
+        """Return name, identity and memory size of a device, as far as the framework knows them."""
         return DeviceDetails(device.name)
 
     def card_memory(self, device: Device) -> GpuMemory | None:
@@ -380,7 +396,7 @@ class Memory(Component):
         return None
 
     def free_memory_of(self, device: Device) -> int:
-        """Bytes that the framework could still take on a card, its cache included; 0 where nobody tells."""
+        """Return the bytes that the framework can still allocate on a GPU with its cache; 0 if unknown."""
         from arraybridge import machine  # costs 1 ms, which `import arraybridge` saves
 
         free = machine.free_memory(device.index) if device.kind == "gpu" else None
@@ -390,29 +406,29 @@ class Memory(Component):
         return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
     def usage(self) -> list[Holding]:
-        """What the framework holds, one entry for each device that it has opened."""
+        """Return the memory that the framework holds, one entry per device that it has opened."""
         return []
 
     def reset_peak(self) -> None:
-        """Start the count of `Holding.peak` anew on every device, where that can be."""
+        """Reset `Holding.peak` on all devices, if the framework counts it."""
 
     def oom_error(self) -> Exception:
-        """An error as the framework raises it when memory runs out, for rehearsals of that."""
+        """Return an error like the one that the framework raises when memory runs out, to simulate it."""
         return MemoryError("Unable to allocate: a rehearsal")
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
+        """Release cached memory on ``device`` (None: all devices), and return the number of bytes.
 
-        ``compiled``: compiled programs as well. 0 for a device that it does not have.
+        ``compiled`` also releases compiled programs. Returns 0 for a device that the framework does not have.
         """
         return 0
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
+        """Return page-locked host memory as a uint8 array of shape ``(nbytes,)``; None without a GPU."""
         return None
 
     def synchronize(self) -> None:
-        """Wait until all is done that this process has queued, on every device that it has opened."""
+        """Wait for all work that this process has queued, on every device that it has opened."""
 
 
 class Batching(Component):
@@ -425,15 +441,15 @@ class Batching(Component):
         return framework.from_host(hostmemory.fresh(values), framework.devices.device_of(x))
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
-        """The arrays, all on one device, joined along ``axis`` in a new one."""
+        """Return a new array that joins arrays of one device along ``axis``."""
         return self._joined("concat", np.concatenate, parts, axis)
 
     def stack(self, planes: list[Any]) -> Any:
-        """Arrays of one shape and dtype, of one device, along a new first axis."""
+        """Return a new array that stacks arrays of one shape, dtype and device along a new first axis."""
         return self._joined("stack", np.stack, planes, 0)
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """By the function of that name in the array API; through the host where there is none."""
+        """Join arrays by a function of the array API, or on the host if there is no namespace."""
         namespace = self.framework.runtime.array_namespace()
         if namespace is None:
             host = on_host([self.framework.to_host(x) for x in arrays], axis)
@@ -450,18 +466,18 @@ class Batching(Component):
         return [framework.from_host(hostmemory.fresh(plane), device) for plane in framework.to_host(x)]
 
     def room(self, part: Any, shape: tuple[int, ...]) -> Any:
-        """An array like ``part``, of another shape, into which parts are written by ``room[rows] = part``.
+        """Return an empty array like ``part`` with another shape, to which parts are assigned by index.
 
-        None where parts are kept, and concatenated at the end.
+        None if parts are collected and concatenated at the end instead.
         """
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        """An array whose values nobody has set."""
+        """Return an uninitialized array."""
         return self.framework.from_host(hostmemory.packed(shape, dtype_names.np_dtype(dtype)), device)
 
     def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
+        """Return a view of the first bytes of ``memory`` as another array; None without such views."""
         return None
 
 
@@ -489,36 +505,36 @@ class FastPath(Component):
     """
 
     def fast_types(self) -> tuple[type, ...]:
-        """Types for which the fast functions hold; a subclass takes the careful path."""
+        """Return the exact types that the fast functions accept; subclasses take the slow path."""
         return ()
 
-    #: ``(x, alignment)`` → what the way of a host array to such a target depends on. Of two arrays with equal
-    #: facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and `cannot_view` say the same.
-    #: It raises for an array that is not simply there, in the host's memory.
+    #: ``(x, alignment)`` → the plan key of a host array for a target with that alignment. Arrays with equal
+    #: keys have equal results of `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
+    #: `cannot_view`. Raises for an array that is not in host memory.
     fast_facts: Any = None
-    #: From a host array to its NumPy view.
+    #: A function that returns the NumPy view of a host array.
     fast_view: Any = None
-    #: From a NumPy array to an array that shares its memory, faster than through DLPack.
+    #: A function that returns an array sharing the memory of a NumPy array, faster than through DLPack.
     fast_from_view: Any = None
-    #: From a host array, aligned to `hostmemory.ALIGNMENT` bytes, to a DLPack capsule.
+    #: A function that exports a host array, aligned to `hostmemory.ALIGNMENT` bytes, as a DLPack capsule.
     fast_export: Any = None
-    #: From the capsule of an immutable framework, or to an immutable one, to an array. A mutable framework
-    #: copies 0-d arrays, since the others cache scalars.
+    #: A function that imports a capsule from an immutable framework, or into one. A mutable framework copies
+    #: 0-d arrays, because immutable frameworks cache scalars.
     fast_adopt: Any = None
 
 
 class Framework(ABC):
     """A framework that arrays are converted from and to: a core, and components with defaults.
 
-    To add a framework, derive from this class and define at least ``name``, ``modules``, `owns`, `from_host`,
-    and `host_view` or `to_host`.
+    To add a framework, derive from this class and define ``name``, ``modules`` and `owns`. If the first
+    module has no ``from_dlpack``, also define `from_host`, and `host_view` or `to_host`.
 
     Attributes:
         name: The name that users pass.
         modules: The packages that define the types of its arrays. Objects of other packages are never passed
             to `owns`.
-        alignment: The alignment in bytes that memory needs before the framework can view it. 0 if it cannot
-            view memory, because `from_host` copies memory of any layout.
+        alignment: The alignment in bytes that sharing requires; 1 for any alignment. 0 if `from_host` always
+            copies.
         mutable: Whether its arrays can be modified in place.
         honours_readonly: Whether it can mark arrays as read-only. Views of immutable memory are read-only.
         dtypes: The names of its dtypes. None if it has all dtypes of NumPy.
@@ -558,34 +574,35 @@ class Framework(ABC):
 
     @abstractmethod
     def owns(self, x: Any) -> bool:
-        """Whether ``x`` is an array of this framework, subclasses included; a question of its type alone."""
+        """Return whether ``x`` is an array of this framework or of a subclass. Depends only on its type."""
 
     def check(self, x: Any) -> None:
-        """Refuse an array that has no dense, concrete values (sparse, masked, traced, …).
+        """Raise for an array without dense, concrete values, such as a sparse, masked or traced array.
 
         Raises:
-            ArrayNotSupportedError: saying what to do instead.
-            DtypeNotSupportedError: for elements that are no numbers.
+            ArrayNotSupportedError: If it has no such values. The advice states what to pass instead.
+            DtypeNotSupportedError: If its elements are not numbers.
         """
 
     def dtype_name(self, x: Any) -> str:
-        """NumPy's name of the array's dtype: ``"float32"``, ``"bfloat16"``."""
+        """Return NumPy's name of the array's dtype, such as ``"float32"`` or ``"bfloat16"``."""
         return dtype_names.name_of(np.dtype(x.dtype))
 
     def shape(self, x: Any) -> tuple[int, ...]:
+        """Return the shape of an array."""
         return tuple(x.shape)
 
     def nbytes(self, x: Any) -> int:
-        """Bytes that the elements occupy when they are packed."""
+        """Return the size of the elements in bytes, without gaps."""
         return int(x.nbytes)
 
     # -- host memory ------------------------------------------------------------------------------
 
     def host_view(self, x: Any) -> np.ndarray:
-        """The array's own host memory as a NumPy array; read-only where the framework is immutable.
+        """Return a NumPy view of the array's host memory, read-only if the framework is immutable.
 
-        As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``. By default
-        through DLPack, bfloat16 and float8 included.
+        The view must keep the memory alive and in place, even if ``x`` is deleted. The default uses DLPack,
+        including for bfloat16 and float8.
         """
         if not self.has_host or not hasattr(x, "__dlpack__"):
             raise NotImplementedError(f"{self.name} shows no host memory")
@@ -593,17 +610,17 @@ class Framework(ABC):
         return readonly.writable_alias(view) if self.mutable else view
 
     def to_host(self, x: Any) -> np.ndarray:
-        """The array's values in host memory that nothing else refers to, complete on return."""
+        """Return a copy of the values in host memory that nothing else refers to, complete on return."""
         return hostmemory.fresh(self.host_view(x))
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        """An array of this framework on ``device`` with the values of ``view``.
+        """Return an array on ``device`` with the values of ``view``.
 
-        On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
-        On another device it is a copy, complete on return, and ``view`` may have any layout.
+        On a CPU device it shares the memory of ``view``, for which `cannot_view` returned None. On another
+        device it is a copy, complete on return, and ``view`` may have any layout.
 
-        By default by the ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and
-        float8 included; and from the host's first device by `to_device`.
+        The default calls ``from_dlpack`` of the first of ``modules``, including for bfloat16 and float8, and
+        then `Devices.to_device` for another device.
         """
         if device != CPU:
             on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
@@ -632,20 +649,20 @@ class Framework(ABC):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
-        """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
+        """Return a C-contiguous copy on the same device, complete on return or ordered on its stream."""
         return self.from_host(self.to_host(x), self.devices.device_of(x))
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """``x`` in another dtype, cast as this framework casts."""
+        """Return ``x`` cast to another dtype by the rules of this framework."""
         values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
         return self.from_host(hostmemory.fresh(values), self.devices.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        """Refuse a dtype or a rank that this framework does not have.
+        """Raise for a dtype or a rank that this framework does not have.
 
         Raises:
-            DtypeNotSupportedError: with the dtype to ask for.
-            ArrayNotSupportedError: for a rank or size.
+            DtypeNotSupportedError: If it does not have the dtype. The advice names a cast.
+            ArrayNotSupportedError: If it does not have the rank or the size.
         """
         if len(shape) > self.max_rank:
             instead = f"it takes at most {self.max_rank} axes; reshape it first"
@@ -655,7 +672,7 @@ class Framework(ABC):
 
     @property
     def decorator(self) -> Any:
-        """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
+        """The decorator for functions written in this framework, such as ``arraybridge.torch``."""
         return hooks.decorator_of(self.name)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a framework before it is imported, and the table of the built-in frameworks."""
+"""Metadata of frameworks that are not imported yet, and the table of the built-in frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["BUILT_IN", "Facts"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Facts:
-    """What may be asked of a framework that nobody has imported. A plug-in sets `Framework.facts`, if at all.
+    """Metadata of a framework that is available before its import. A plug-in may set `Runtime.facts`.
 
     Attributes:
         name: how users name it.
@@ -25,7 +25,7 @@ class Facts:
         nicknames: what people call it in code; not accepted, but understood by suggestions.
         extra: the extra of arraybridge that installs it; ``name`` if empty.
         install_note: an addition to the command that installs it.
-        has_only_host: as `Framework.has_only_host`, for a framework that nobody has imported.
+        has_only_host: as `Devices.has_only_host`, before the import.
         accelerator_kind: the `Device.kind` of its accelerators, of pyclesperanto on OpenCL.
         has_allocator: whether CuPy can use its memory pool; its class then has a method ``allocator``.
         loads_first: whether it has to be loaded before other frameworks, because afterwards it may crash.

@@ -1,14 +1,12 @@
-"""What a framework answers with: its queues of work on accelerators, marks in them, and what it holds there.
+"""Streams on accelerators, and the records in which frameworks report devices and memory.
 
-`Streams` as it stands here is the answer of a framework without queues. A framework decides for each of its
-instances: torch built for the CPU has none.
+`Streams` itself is for frameworks without streams, such as a PyTorch built for the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
@@ -21,10 +19,10 @@ def itself(x: Any) -> Any:
 
 
 class Mark(NamedTuple):
-    """A point in a thread's queue of work on an accelerator, as `Streams.mark` makes it.
+    """An event in a thread's stream on an accelerator, recorded by `Streams.mark`.
 
-    ``wait`` lets the queue of the calling thread wait for it, without waiting itself; ``synchronize`` waits;
-    ``is_done`` looks.
+    ``wait`` makes the stream of the calling thread wait for it, and returns at once. ``synchronize`` blocks
+    until it is reached. ``is_done`` returns whether it is reached.
     """
 
     streams: Streams
@@ -35,50 +33,49 @@ class Mark(NamedTuple):
 
 
 class Streams:
-    """Queues of work on accelerators, one a thread, and the order between them."""
+    """Streams on accelerators, one per thread, and the order between them."""
 
-    #: Whether there are any.
+    #: Whether the framework has streams.
     has_queues: ClassVar[bool] = False
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
-        """A context in which this thread queues its work on a stream of its own on ``device``.
+        """Return a context in which this thread queues its work on a separate stream on ``device``.
 
-        The stream waits for what the current one holds on entry, and the current one waits for it on exit.
-        A device without streams has a context that does nothing.
+        On entry, that stream waits for the current one. On exit, the current one waits for it. The context
+        does nothing for a device without streams.
         """
         return nullcontext()
 
     def take_stream(self, device: Device) -> None:
-        """From now on this thread queues its work on ``device`` on a stream of its own.
+        """Let this thread queue its work on a separate stream on ``device`` until it ends.
 
-        For threads that run a stage of a pipeline, and end.
+        For the threads that run the stages of a pipeline.
         """
 
     def mark(self, device: Device) -> Mark | None:
-        """The point that this thread's queue of work on ``device`` has reached; None without such queues."""
+        """Record an event in this thread's stream on ``device``; None without streams."""
         return None
 
     def handle(self, device: Device) -> int | None:
-        """CUDA's handle of this thread's queue of work on ``device``, which others can wait for; or None.
+        """Return the CUDA handle of this thread's stream on ``device``, for other frameworks; or None.
 
-        The handle for the default stream of whichever thread uses it is another one in each, and so is none.
+        None also for CUDA's per-thread default stream, whose handle means another stream in each thread.
         """
         return None
 
     def wait_for(self, device: Device, handle: int) -> None:
-        """Let this thread's queue on ``device`` wait for what another one there holds, by its handle."""
+        """Make this thread's stream on ``device`` wait for another stream there, given by its handle."""
         raise NotImplementedError(f"{type(self).__name__} has no handles")
 
     def take_over(self, x: Any) -> Any:
-        """``x``, made on another stream, safe to be used and freed on the present one of this thread.
+        """Return ``x``, made on another stream, such that this thread's stream may use and free it.
 
-        The present one has waited for the other since ``x`` was made. Arrays on the host are as they were.
+        This thread's stream has already waited for the other one. Arrays on the host are unchanged.
         """
         return x
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDetails:
+class DeviceDetails(NamedTuple):
     """What a framework knows of a device.
 
     Attributes:
@@ -92,24 +89,23 @@ class DeviceDetails:
     total: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """Bytes of a GPU's memory: those that are free, and all."""
+class GpuMemory(NamedTuple):
+    """Free and total bytes of a GPU's memory."""
 
     free: int
     total: int
 
 
 class Holding(NamedTuple):
-    """Bytes that one holder has on one device; None where nobody counts them.
+    """Bytes that one holder uses on one device; None if they are not counted.
 
     Attributes:
-        device: the device in words, ``"cpu"`` or ``"gpu:0"``.
+        device: the device string, ``"cpu"`` or ``"gpu:0"``.
         holder: a framework's name, ``"this process"`` (on the host), ``"this process, otherwise"``,
             ``"other processes"``, or ``"everything else"``.
-        used: held by live arrays (by a process: all that it holds).
-        cached: kept by the framework for arrays to come.
-        peak: the most that ``used`` has been.
+        used: bytes of live arrays; for a process, all bytes that it holds.
+        cached: bytes that the framework keeps for future arrays.
+        peak: the maximum of ``used``.
     """
 
     device: str
@@ -120,18 +116,18 @@ class Holding(NamedTuple):
 
     @property
     def reserved(self) -> int | None:
-        """What the holder has taken from the device: ``used`` and ``cached``; None where it does not tell."""
+        """The bytes that the holder has allocated: ``used`` plus ``cached``; None if one is unknown."""
         return None if self.used is None or self.cached is None else self.used + self.cached
 
     @property
     def fragmentation(self) -> float | None:
-        """The part of what is reserved that no live array uses, from 0 to 1; None where it does not tell.
+        """The fraction of ``reserved`` that no live array uses, from 0 to 1; None if it is unknown.
 
-        Much of it beside an error of memory that has run out says that free memory lies in pieces, or in
-        another framework's cache.
+        A high value after an out-of-memory error means that free memory is fragmented, or in the cache of
+        another framework.
         """
         return None if self.reserved is None else (self.cached or 0) / max(1, self.reserved)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, ``reserved`` and ``fragmentation``."""
+        """Return the fields, ``reserved`` and ``fragmentation``."""
         return {**self._asdict(), "reserved": self.reserved, "fragmentation": self.fragmentation}

@@ -53,7 +53,7 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 #: A function that converts one array.
 Change = Callable[[Any], Any]
-#: `DecoratedCall.__call__` as torch.compile leaves it alone, once that was needed.
+#: `DecoratedCall.__call__` for torch.compile, which runs it outside of its graphs; made at the first use.
 _untraced: list[Callable[..., Any]] = []
 
 
@@ -98,12 +98,13 @@ class DecoratedCall:
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
-            # Between two graphs: there arrays that change the framework have memory, and tracers have none.
+            # torch.compile cannot trace conversions, since traced tensors have no memory.
             if not _untraced:
                 torch: Any = registry.framework("torch")
                 _untraced.append(torch.untraced(DecoratedCall.__call__))
             return _untraced[0](self, args, kwargs)
         if not open_logs:
+            # `run`, without the call.
             result = self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
             if type(result) in self.native_results:
                 return result
@@ -187,8 +188,7 @@ class ConvertingCall(DecoratedCall):
         native_arguments: types of arguments that need no conversion.
         uses_own_stream: whether the function runs on a stream of this thread; None before the first array,
             since the framework is not imported before.
-        is_direct: whether ``body`` can be called without selecting a device or a stream. Without arrays, no
-            stream is needed.
+        is_direct: whether calls without arrays can call ``body`` without selecting a device or a stream.
         direct_types: types of the first argument for which ``body`` can be called directly, too, because no
             device is selected for calls with arrays.
     """
@@ -323,7 +323,7 @@ class ConvertingCall(DecoratedCall):
         if len(args) > self.skip and kinds.get(type(args[self.skip])) is ARRAY:  # in most calls
             first = args[self.skip]
         else:
-            first = first_array((*args[self.skip :], *kwargs.values()))
+            first = self._first_array(args, kwargs)
             if first is None:
                 return self._call_without_arrays(args, kwargs)
         if self.uses_own_stream:
@@ -364,7 +364,7 @@ class ConvertingCall(DecoratedCall):
         try:
             if self.restores_input or self.restores_dtype:
                 first = self._first_array(args, kwargs)
-                if kinds.get(type(result)) == ARRAY and not self.changes_dtype:  # in most calls
+                if kinds.get(type(result)) is ARRAY and not self.changes_dtype:  # in most calls
                     result = self._restored(result, first)
                 else:
                     result = ResultConversion(self._deliver_to(first), self._dtype_for(first)).tree(result)
@@ -417,7 +417,7 @@ def _unchanged(x: Any) -> Any:
 
 
 class ArrayConverter:
-    """Converts single arrays as `convert_memory` does with a decorator's options, faster if that is planned.
+    """Converts single arrays as `convert_memory` does, by a cached plan if there is one.
 
     Attributes:
         target: the framework to convert to.
@@ -520,9 +520,9 @@ def first_array(values: Iterable[Any]) -> Any:
 
 
 def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:
-    """Refuse what could be made an array and is none, as a table of pandas.
+    """Raise for an argument that is not an array but offers ``__array__``, such as a table of several dtypes.
 
-    The function was written for arrays, and would be run on what its framework does not know.
+    Otherwise the function would run with an object that its framework does not know.
     """
     for place, value in enumerate((*args, *kwargs.values())):
         for leaf in leaves_of(value) if place >= skip else ():
@@ -575,9 +575,10 @@ def _advise_by_options(error: MemoryConversionError, name: str) -> None:
 
 
 def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:
-    """Call it on this thread's own stream, where the array is: after what it waits for, before its caller.
+    """Call ``fn`` on a separate stream of this thread, on the device of ``array``.
 
-    What it makes can be read and freed on the stream of the caller. The arguments live until that waits.
+    That stream first waits for the caller's stream, which afterwards waits for it. The results can be read
+    and freed on the caller's stream. The arguments are kept until that stream waits.
     """
     with framework.streams.stream(framework.devices.device_of(array)):
         result = fn(*args, **kwargs)

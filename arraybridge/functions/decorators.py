@@ -86,8 +86,9 @@ class FrameworkDecorator:
                 of a framework.
 
         A call raises what the function raises, and a `MemoryConversionError` that names the function and the
-        argument, or the place in the result, where one cannot be converted. A call in which no argument is an
-        array, but one could be made an array (it offers ``__array__``, as tables do), is refused.
+        argument, or the place in the result, if an array cannot be converted. A call raises
+        `UnknownArrayError` if no argument is an array, but one offers ``__array__``, such as a table of
+        several dtypes.
         """
         if fn and options:
             words = f"@{self.name}({', '.join(f'{name}=…' for name in options)})"

@@ -1,6 +1,6 @@
 """Recognition of out-of-memory errors, also inside the messages of libraries that wrap other errors.
 
-Each framework recognizes its own messages (`Framework.is_oom`, `Framework.is_oom_text`). This module follows
+Each framework recognizes its own messages (`Memory.is_oom`, `Memory.is_oom_text`). This module follows
 causes, contexts and groups, and removes wrappers: Keras layers, TorchScript, DataLoader workers,
 DataParallel replicas, JAX callbacks, TensorFlow's Python functions and Ray tasks.
 """

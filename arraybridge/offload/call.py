@@ -526,7 +526,7 @@ def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
     ``scalars`` states for each array of the result if NumPy returns a scalar there, which NumPy callers get.
     """
     restoration = Restoration(first, writable=True)
-    if not scalars and kinds.get(type(result)) == ARRAY:  # one array, in most calls
+    if not scalars and kinds.get(type(result)) is ARRAY:  # one array, in most calls
         return restoration.array(result)
     restored = ResultConversion(restoration.array).tree(result)
     if not restoration.framework.devices.has_only_host or not any(scalars):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from arraybridge.frameworks import registry
 from arraybridge.reasons import Reason
 
-__all__ = ["ADVICE", "DEPENDS_ON_LAYOUT", "WITHOUT_ADVICE", "Copy", "advice_for"]
+__all__ = ["ADVICE", "WITHOUT_ADVICE", "Copy", "advice_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,9 @@ _NATIVE = {
     ("torch", "numpy"): ("Tensor.numpy", "x.numpy()"),
     ("jax", "numpy"): ("np.asarray", "np.asarray(x)"),
 }
+
+
+# The two functions that use the layout; `DEPENDS_ON_LAYOUT` lists their reasons.
 
 
 def _make_contiguous(copy: Copy) -> str:
@@ -187,9 +190,6 @@ ADVICE: dict[Reason, Callable[[Copy], str]] = {
     Reason.NATIVE_CAST: _cast_once,
     Reason.NARROWED: _keep_bits,
 }
-
-#: Reasons whose advice names the layout of the array.
-DEPENDS_ON_LAYOUT = frozenset(code for code, advise in ADVICE.items() if advise in (_make_contiguous, _align))
 
 #: Reasons that need no advice, or for which there is none.
 WITHOUT_ADVICE = frozenset(

@@ -63,7 +63,8 @@ REAL = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.startswi
 #: What it views of NumPy's wherever it lies.
 VIEWED = frozenset(map(np.dtype, dtype_names.PLAIN - {"complex128"}))
 
-#: As what the others travel: neither NumPy nor CUDA's array interface has a name for them.
+#: Integer dtypes of the same size, as which bfloat16 and float8 are exported: neither NumPy nor CUDA's array
+#: interface has names for these.
 CARRIERS = {
     dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
     for name, dtype in DTYPES.items()
