@@ -21,7 +21,7 @@ from contextlib import suppress
 from enum import Enum, IntEnum
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -292,8 +292,7 @@ class _Sequence(Container):
         return again
 
 
-@dataclasses.dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """The name of a field of a dataclass that also has items."""
 
     name: str

@@ -23,7 +23,7 @@ from arraybridge.frameworks import capsules, registry
 from arraybridge.frameworks.base import Framework, Observation, is_c_contiguous
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.timeline import events
-from arraybridge.timeline.events import Event, Steps
+from arraybridge.timeline.events import Event, Site, Steps
 from arraybridge.timeline.records import Record
 from arraybridge.trees import leaves_of
 from arraybridge.types import Device
@@ -117,11 +117,22 @@ class Conversion:
         return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
 
 
-@dataclass(slots=True, eq=False)
 class ForeignRecord(Record):
     """A conversion by a framework's own call."""
 
-    conversion: Conversion
+    __slots__ = ("conversion",)
+
+    def __init__(
+        self,
+        began: float,
+        seconds: float,
+        thread: str,
+        thread_id: int,
+        site: Site,
+        conversion: Conversion,
+    ) -> None:
+        super().__init__(began, seconds, thread, thread_id, site)
+        self.conversion = conversion
 
     def event(self, opened: float, line: int) -> Event:
         conversion = self.conversion
