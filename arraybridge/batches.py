@@ -99,7 +99,8 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
     if kind is not TREE:
         return tree
     if _is_row_list(tree, axis, count):
-        return tree[start:stop]
+        items = list(list.__iter__(tree))[start:stop]
+        return items if type(tree) is list else open_container(tree).with_items(items)
 
     def part_of_child(child: Any, at: str) -> Any:
         return part(child, axis, count, start, stop, place + at)
@@ -435,7 +436,7 @@ class _RowList(_Node):
                 "For several results, return a tuple.",
             )
         first = lists[0]
-        return open_container(first).rebuild([plain(entry) for one in lists for entry in one])
+        return open_container(first).with_items([plain(entry) for one in lists for entry in one])
 
 
 def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:

@@ -215,8 +215,19 @@ class Container(ABC):
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
+        return self._checked(self._make, children)
+
+    def with_items(self, items: Sequence[Any]) -> Any:
+        """Return a list like this one with any number of items; its attributes and fields stay.
+
+        Raises:
+            ArrayNotSupportedError: The class does not accept them.
+        """
+        return self._checked(self._make_with_items, items)
+
+    def _checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
         try:
-            return self._make(children)
+            return make(children)
         except _OF_CLASSES as error:
             name = type(self.tree).__qualname__
             raise ArrayNotSupportedError(
@@ -231,6 +242,10 @@ class Container(ABC):
     def _make(self, children: Sequence[Any]) -> Any:
         """Return a container like this one with other children; the class of the container may raise."""
 
+    def _make_with_items(self, items: Sequence[Any]) -> Any:
+        """Return a list like this one with other items; the class of the list may raise."""
+        return self._make(items)
+
 
 def open_container(tree: Any) -> Container:
     """Open a container, by the methods of a built-in class even if its own class overrides them."""
@@ -241,11 +256,9 @@ def open_container(tree: Any) -> Container:
         items = _Dict(tree, base) if base is dict or base is OrderedDict else _Sequence(tree, base)
         fields = [] if type(tree) in _BUILT_IN else _fields_beside(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
-    if _is_mapping(tree):
-        return _Mapping(tree)
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
-        return _Attributes(tree)
-    return _PytreeNode(tree)
+        return _Attributes(tree)  # also if it is a mapping, whose class need not accept a dict
+    return _Mapping(tree) if _is_mapping(tree) else _PytreeNode(tree)
 
 
 class _Dict(Container):
@@ -284,11 +297,16 @@ class _Sequence(Container):
             again = tuple.__new__(type(self.tree), children)
             _attributes(again).update(_attributes(self.tree))
         else:
-            again = _copied(self.tree, self._base)
-            holder = _holder_of(again)
-            self._base.clear(holder)
-            self._base.extend(holder, children)
+            again = self._make_with_items(children)
         _restore_attributes(self, again, children)
+        return again
+
+    def _make_with_items(self, items: Sequence[Any]) -> Any:
+        again = _copied(self.tree, self._base)
+        holder = _holder_of(again)
+        self._base.clear(holder)
+        self._base.extend(holder, items)
+        _forget_computed(again)
         return again
 
 
@@ -299,13 +317,16 @@ class _Field(NamedTuple):
 
 
 def _fields_beside(tree: Any, items: Sequence[Any]) -> list[_Field]:
-    """Return the fields of a container with items that do not refer to one of these items."""
+    """Return the fields of a container with items, but for attributes that refer to one of these items.
+
+    Those follow the item (`_replace_attributes`), which is impossible for slots.
+    """
     names = _field_names(type(tree))
     if not names:
         return []
     of_items = {id(item) for item in items}
-    attributes = {name: getattr(tree, name) for name in names if hasattr(tree, name)}
-    return [_Field(name) for name, value in attributes.items() if id(value) not in of_items]
+    follow_items = {name for name, value in _attributes(tree).items() if id(value) in of_items}
+    return [_Field(name) for name in names if hasattr(tree, name) and name not in follow_items]
 
 
 class _ItemsAndFields(Container):
@@ -330,6 +351,9 @@ class _ItemsAndFields(Container):
             object.__setattr__(again, field.name, child)
         return again
 
+    def _make_with_items(self, items: Sequence[Any]) -> Any:
+        return self._items._make_with_items(items)
+
 
 class _Mapping(Container):
     """Another mapping, which its class makes of a dict."""
@@ -341,7 +365,10 @@ class _Mapping(Container):
         super().__init__(tree, names, [tree[name] for name in names])
 
     def _make(self, children: Sequence[Any]) -> Any:
-        return type(self.tree)(dict(zip(self.names, children, strict=True)))
+        again = type(self.tree)(dict(zip(self.names, children, strict=True)))
+        if list(again) != self.names:
+            raise TypeError("the class takes something else than its items")
+        return again
 
 
 class _Attributes(Container):
@@ -425,19 +452,18 @@ def _base_of(tree: Any) -> Any:
 
 def _copied(tree: Any, base: Any) -> Any:
     """Return a shallow copy of a container, never the container itself."""
-    try:
-        again = copy.copy(tree)
-    except Exception:
-        # The class may refuse to be copied. If it does not say how, only its own way to set an item failed.
-        if base is None or _defines_copying(type(tree)):
-            raise
-        return _bare_copy(tree, base)
+    if base is not None and not _defines_copying(type(tree)):
+        return _bare_copy(tree, base)  # copy.copy would call the constructor, or overridden item methods
+    again = copy.copy(tree)
     return _bare_copy(tree, base) if again is tree else again
+
+
+_COPYING = ("__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
 def _defines_copying(cls: type) -> bool:
     own = [one for one in cls.__mro__ if one.__module__ not in ("builtins", "collections")]
-    return any(name in vars(one) for one in own for name in ("__copy__", "__reduce__", "__reduce_ex__"))
+    return any(name in vars(one) for one in own for name in _COPYING)
 
 
 def _bare_copy(tree: Any, base: Any) -> Any:
@@ -682,6 +708,8 @@ def outline(tree: Any) -> str:
 
 def attributes_beside(tree: Any, opened: Container) -> dict[str, Any]:
     """Return the attributes of a container that are neither its children nor computed from them."""
+    if isinstance(opened, _Mapping):
+        return {}  # its class makes them of the items
     children = {id(child) for child in opened.children}
     holder = _holder_of(tree)
     return {

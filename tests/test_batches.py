@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import ChainMap, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -490,3 +490,80 @@ def test_attributes_of_each_part_are_refused(run: Callable[..., Any]) -> None:
 
     with pytest.raises(CannotSplitError, match=r"at \.count"):
         run(fn, numbered(8))
+
+
+@dataclass
+class Names(list[str]):
+    """A list of rows with a field."""
+
+    language: str = "en"
+
+
+class Labels(list[str]):
+    """A list of rows with an attribute."""
+
+
+def names_of(part: np.ndarray) -> Names:
+    names = Names("de")
+    names.extend(f"row {int(row[0])}" for row in part)
+    return names
+
+
+def labels_of(part: np.ndarray) -> Labels:
+    labels = Labels(f"row {int(row[0])}" for row in part)
+    labels.language = "de"  # type: ignore[attr-defined]
+    return labels
+
+
+@ways
+@pytest.mark.parametrize("make", [names_of, labels_of])
+def test_row_lists_keep_their_class_and_attributes(run: Callable[..., Any], make: Callable[..., Any]) -> None:
+    joined = run(make, numbered(8))
+    whole = make(numbered(8))
+    assert type(joined) is type(whole)
+    assert list(joined) == list(whole)
+    assert joined.language == "de"
+
+
+def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:
+    names = Names("fr")
+    names.extend("abcdefgh")
+
+    def with_language(x: np.ndarray, part: Names) -> list[str]:
+        return [f"{part.language} {name}" for name in part]
+
+    joined = split_and_retry(limited(with_language, 2), (numbered(8), names))
+    assert joined == [f"fr {name}" for name in "abcdefgh"]
+
+
+def limited(fn: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """A function that runs out of memory with more rows."""
+
+    def call(x: np.ndarray, *others: Any) -> Any:
+        if len(x) > most:
+            raise MemoryError
+        return fn(x, *others)
+
+    return call
+
+
+class Items(Mapping[str, Any]):
+    def __init__(self, values: Any = ()) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@ways
+@pytest.mark.parametrize("cls", [ChainMap, Items])
+def test_mappings_are_joined_by_key(run: Callable[..., Any], cls: Callable[..., Any]) -> None:
+    joined = run(lambda part: cls({"doubled": part * 2}), numbered(8))
+    assert type(joined) is cls
+    assert joined["doubled"].tolist() == (numbered(8) * 2).tolist()

@@ -638,3 +638,111 @@ def test_a_failed_assertion_of_a_class_is_the_cause_of_the_error() -> None:
     with pytest.raises(ArrayNotSupportedError, match="Cannot rebuild a container of type Checked") as caught:
         arraybridge.convert_tree({"a": Checked(np.ones(2))}, "torch")
     assert isinstance(caught.value.__cause__, AssertionError)
+
+
+# -- containers with items, fields and attributes ------------------------------------------------------
+
+
+@dataclasses.dataclass
+class OutputMapping(Mapping[str, Any]):
+    """A mapping with fields, whose constructor takes the fields."""
+
+    logits: Any = None
+    loss: Any = None
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("logits", "loss"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Named(Mapping[str, Any]):
+    """A mapping whose first parameter is something else than the items."""
+
+    def __init__(self, name: Any = "", values: dict[str, Any] | None = None) -> None:
+        self.name = name
+        self.values_ = values or {}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+def test_a_dataclass_that_is_a_mapping_is_rebuilt_by_its_fields() -> None:
+    output = convert_tree(OutputMapping(np.ones(2), 1.5), "numpy", copy=True)
+    assert output.logits.tolist() == [1, 1]
+    assert output.loss == 1.5
+
+
+def test_a_mapping_that_takes_something_else_than_its_items_stays() -> None:
+    named = Named("weights", {"w": np.ones(2)})
+    assert convert_tree(named, "numpy", copy=True) is named
+
+
+class Tagged(deque[Any]):
+    def __init__(self, items: Any = (), maxlen: int | None = 10) -> None:
+        super().__init__(items, maxlen)
+
+
+class Factory(defaultdict[str, Any]):
+    def __init__(self, tag: str = "") -> None:
+        super().__init__(list)
+        self.tag = tag
+
+
+def test_attributes_and_bounds_of_subclasses_are_kept() -> None:
+    queue = Tagged([np.ones(2)], maxlen=None)
+    queue.tag = "T"  # type: ignore[attr-defined]
+    copied = convert_tree(queue, "numpy", copy=True)
+    assert copied.tag == "T"
+    assert copied.maxlen is None
+    assert copied[0].tolist() == [1, 1]
+    factory = Factory("T")
+    factory["a"] = np.ones(2)
+    copied = convert_tree(factory, "numpy", copy=True)
+    assert copied.tag == "T"
+    assert copied.default_factory is list
+    assert copied["a"] is not factory["a"]
+
+
+class Logged(dict[str, Any]):
+    """Records each assignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.log.append(key)
+
+
+def test_overridden_item_methods_do_not_run() -> None:
+    logged = Logged()
+    logged["a"] = np.ones(2)
+    copied = convert_tree(logged, "numpy", copy=True)
+    assert logged.log == copied.log == ["a"]
+    assert copied["a"] is not logged["a"]
+
+
+@dataclasses.dataclass(slots=True)
+class Page(list[Any]):
+    cover: Any = None
+
+
+def test_a_field_in_a_slot_that_is_also_an_item_is_converted() -> None:
+    page = Page()
+    page.append(np.ones(2))
+    page.cover = page[0]
+    copied = convert_tree(page, "numpy", copy=True)
+    assert copied.cover is not page.cover
+    assert copied.cover.tolist() == copied[0].tolist() == [1, 1]

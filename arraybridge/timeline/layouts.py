@@ -23,9 +23,9 @@ def steps(source: Framework, x: Any) -> Steps | None:
     """
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.itemsize
-    if callable(getattr(x, "stride", None)):  # as torch's, which count elements
-        return x.shape, x.stride(), 1
     try:
+        if callable(getattr(x, "stride", None)):  # as torch's, which count elements
+            return x.shape, x.stride(), 1
         shape = source.shape(x)
         return shape, source.interchange.strides(x), source.nbytes(x) // max(1, math.prod(shape))
     except (MemoryConversionError, TypeError, ValueError, AttributeError, RuntimeError):

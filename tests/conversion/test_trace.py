@@ -211,3 +211,13 @@ def test_a_trace_may_be_closed_elsewhere_and_out_of_order() -> None:
             pool.submit(one.__exit__, None, None, None).result()
     convert_memory(np.zeros(9), "numpy")
     assert [[record.nbytes for record in log.records] for log in logs] == [[8], [8, 16, 24], [8, 16]]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_an_array_without_strides_is_recorded() -> None:
+    torch = require("torch")
+    x = torch.eye(3).to_sparse_csr()
+    with trace() as log:
+        copied = arraybridge.convert_memory(x, "torch", copy=True)
+    assert copied.to_dense().tolist() == torch.eye(3).tolist()
+    assert [event.layout for event in log.events] == [""]
