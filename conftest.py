@@ -80,7 +80,7 @@ def pytest_report_header() -> list[str]:
     """Say which cards the tests see, and above all whether they are real."""
     way = os.environ.get("ARRAYBRIDGE_EMULATED_CARD", "")
     if way:
-        return [f"NVIDIA cards: EMULATED in host memory ({way}), by tests/card; no figure here is a card's"]
+        return [f"NVIDIA GPUs: EMULATED in host memory ({way}), by tests/emulated_gpu; no real GPU"]
     return [f"NVIDIA cards: {nvidia_cards() or 'none'}"]
 
 
@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """On an emulated card, skip what needs a kernel of torch, which is machine code; see tests/card."""
+    """Skip tests on the emulated GPU that need machine code of PyTorch; see tests/emulated_gpu."""
     try:
         return (yield)
     except RuntimeError as error:

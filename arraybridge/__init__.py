@@ -28,8 +28,14 @@ from arraybridge.conversion.convert import (
     to_tensorflow,
     to_torch,
 )
-from arraybridge.conversion.trace import trace
-from arraybridge.devices.default import get_device, set_device, use_device
+from arraybridge.decorators.framework_decorators import cupy as cupy
+from arraybridge.decorators.framework_decorators import jax as jax
+from arraybridge.decorators.framework_decorators import memory_types
+from arraybridge.decorators.framework_decorators import numpy as numpy
+from arraybridge.decorators.framework_decorators import pyclesperanto as pyclesperanto
+from arraybridge.decorators.framework_decorators import tensorflow as tensorflow
+from arraybridge.decorators.framework_decorators import torch as torch
+from arraybridge.devices.default_device import get_device, set_device, use_device
 from arraybridge.devices.inventory import device_info, devices, gpu_available
 from arraybridge.errors import (
     ArrayNotSupportedError,
@@ -46,36 +52,30 @@ from arraybridge.errors import (
     UnknownFrameworkError,
 )
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.hostmemory import aligned
+from arraybridge.frameworks.host_memory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
-from arraybridge.functions.decorators import cupy as cupy
-from arraybridge.functions.decorators import jax as jax
-from arraybridge.functions.decorators import memory_types
-from arraybridge.functions.decorators import numpy as numpy
-from arraybridge.functions.decorators import pyclesperanto as pyclesperanto
-from arraybridge.functions.decorators import tensorflow as tensorflow
-from arraybridge.functions.decorators import torch as torch
-from arraybridge.options import settings
+from arraybridge.settings import settings
+from arraybridge.tracing.trace_log import trace
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
+    from arraybridge.benchmarking import benchmark, compare
     from arraybridge.carriers.chunks import chunks
+    from arraybridge.decorators.dtype_conversion import DtypeConversion
+    from arraybridge.decorators.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.devices.namespaces import array_namespace
-    from arraybridge.functions.dtypes import DtypeConversion
-    from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
-    from arraybridge.lines.device_map import device_map
-    from arraybridge.lines.pipeline import Pipeline
-    from arraybridge.lines.prefetch import prefetch
-    from arraybridge.measure import benchmark, compare
     from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
+    from arraybridge.memory.oom_recovery import is_oom_error, run_with_oom_recovery, split_and_retry
     from arraybridge.memory.pools import BufferPool, pinned
-    from arraybridge.memory.recovery import is_oom_error, run_with_oom_recovery, split_and_retry
-    from arraybridge.memory.shared import shared
+    from arraybridge.memory.shared_memory import shared
     from arraybridge.memory.stats import memory_stats
-    from arraybridge.offload.decorator import gpu
+    from arraybridge.offload.gpu_decorator import gpu
+    from arraybridge.parallel.device_map import device_map
+    from arraybridge.parallel.pipeline import Pipeline
+    from arraybridge.parallel.prefetch import prefetch
 
 # In the order in which people need them. The decorators that are named after a framework are missing, so that
 # `from arraybridge import *` does not replace the modules `numpy` and `torch`; import them by name.
@@ -165,26 +165,26 @@ _use_pocl_wheel()
 _MODULES = {
     "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",
-    "timeline.route": "Route",
-    "conversion.trace": "TraceLog",
+    "tracing.route": "Route",
+    "tracing.trace_log": "TraceLog",
     "devices.inventory": "FoundDevice least_used_gpu",
     "devices.namespaces": "array_namespace",
-    "functions.decorators": "mlx paddle",
-    "functions.dtypes": "DtypeConversion",
-    "functions.slices": "process_slices stack_slices unstack_slices",
-    "lines.device_map": "device_map",
-    "lines.pipeline": "Pipeline PipelineReport StageReport",
-    "lines.prefetch": "prefetch",
-    "lines.processes": "ProcessDiedError",
-    "measure": "benchmark Timing compare Comparison SizeComparison",
+    "decorators.framework_decorators": "mlx paddle",
+    "decorators.dtype_conversion": "DtypeConversion",
+    "decorators.slices": "process_slices stack_slices unstack_slices",
+    "parallel.device_map": "device_map",
+    "parallel.pipeline": "Pipeline PipelineReport StageReport",
+    "parallel.prefetch": "prefetch",
+    "parallel.worker_processes": "ProcessDiedError",
+    "benchmarking": "benchmark Timing compare Comparison SizeComparison",
     "memory.cleanup": "coexist Coexistence free_memory gpu_context SharedPoolError share_gpu_memory"
     " cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
     "memory.pools": "BufferPool PoolLimitError pinned",
-    "memory.recovery": "is_oom_error run_with_oom_recovery split_and_retry",
-    "memory.shared": "shared SharedMemoryGoneError",
+    "memory.oom_recovery": "is_oom_error run_with_oom_recovery split_and_retry",
+    "memory.shared_memory": "shared SharedMemoryGoneError",
     "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
-    "offload.decorator": "gpu stay_on_gpu",
+    "offload.gpu_decorator": "gpu stay_on_gpu",
     "reasons": "Reason",
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names.split()}

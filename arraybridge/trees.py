@@ -29,7 +29,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Pytree
-from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
+from arraybridge.frameworks.protocol_producers import is_foreign_array, offers_alone
 from arraybridge.types import exact_key, new_cache, remember
 
 # -- what a value is -----------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.registry import framework
-from arraybridge.offload import call as room
-from arraybridge.offload.call import Arguments, BackendCard, Offload
-from arraybridge.offload.decorator import gpu
-from arraybridge.offload.timings import CARD, CPU
+from arraybridge.offload import gpu_call as room
+from arraybridge.offload.cost_model import CARD, CPU
+from arraybridge.offload.gpu_call import Arguments, BackendCard, Offload
+from arraybridge.offload.gpu_decorator import gpu
 from arraybridge.types import Device
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 

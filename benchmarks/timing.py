@@ -126,7 +126,7 @@ def pyplot() -> Any:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from arraybridge import show  # not at the top: in some processes the peer has that name
+    from arraybridge import formatting  # not at the top: in some processes the peer has that name
 
-    plt.rcParams.update(show.PICTURE)
+    plt.rcParams.update(formatting.PICTURE)
     return plt

@@ -26,7 +26,7 @@ sys.path.insert(0, str(CHECKOUT))
 import matplotlib as mpl  # noqa: E402
 
 import arraybridge  # noqa: E402
-from arraybridge import show  # noqa: E402
+from arraybridge import formatting  # noqa: E402
 
 # It calls Sphinx by a name that a later Sphinx will drop, and says so a hundred times.
 warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")
@@ -86,7 +86,7 @@ copybutton_prompt_is_regexp = True
 # -- the gallery ---------------------------------------------------------------------------------------
 
 # Pictures of the gallery look as all others.
-mpl.rcParams.update(show.PICTURE)
+mpl.rcParams.update(formatting.PICTURE)
 
 # A program runs again when its text has changed; to run all of them, delete docs/gallery/. The titles in a
 # picture are its alternative text.

@@ -21,7 +21,7 @@ from arraybridge.frameworks import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-#: How the card is emulated ("lazy", "at-once" or "guarded", see tests/card); "" on any other machine.
+#: How the card is emulated ("lazy", "at-once" or "guarded", see tests/emulated_gpu); "" on any other machine.
 EMULATED = os.environ.get("ARRAYBRIDGE_EMULATED_CARD", "")
 
 
@@ -61,7 +61,7 @@ def jax_with(devices: int) -> Any:
 
 
 def needs_kernels_of(*names: str) -> None:
-    """Skip the test on an emulated card (tests/card) unless it runs the kernels of all of these.
+    """Skip the test on an emulated card (tests/emulated_gpu) unless it runs the kernels of all of these.
 
     It compiles CuPy's own kernels. Those of torch, XLA and CUDA's libraries are machine code for a card.
 
@@ -110,7 +110,7 @@ def run_python(
     assert package is not None
     assert package.origin is not None
     paths = [str(Path(package.origin).parent.parent), str(SCRIPTS.parent.parent)]
-    # What tools/card.sh brought along for this Python stays reachable.
+    # What tools/gpu_check.sh brought along for this Python stays reachable.
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     environment = {
         **os.environ,

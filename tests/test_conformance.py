@@ -11,7 +11,7 @@ import arraybridge
 from arraybridge.frameworks.base import Batching, Devices, component
 from arraybridge.testing import FrameworkCheckError, check_framework
 from arraybridge.types import Device
-from tests.functions.cases import Box, BoxFramework
+from tests.decorators.cases import Box, BoxFramework
 from tests.helpers import require
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 import arraybridge
-from arraybridge import machine
+from arraybridge import hardware
 from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -52,8 +52,8 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
     if page.stem == "dask":
         # Where there are cards, cluster() would want dask-cuda.
-        monkeypatch.setattr(machine, "cards", lambda: ())
-        from tests.dask.patience import let_workers_end
+        monkeypatch.setattr(hardware, "cards", lambda: ())
+        from tests.dask.timeouts import let_workers_end
 
         let_workers_end()
     document = sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page)

@@ -160,7 +160,7 @@ def failures_of(source: str, target: str, dtype: str) -> list[str]:
     for layout in data.LAYOUTS:
         for copy in (None, True, False):
             if copy and source == target == "tensorflow" and layout in ("offset", "unaligned"):
-                continue  # a wrong step here ends the process: tests/deadly/misaligned_tensorflow.py
+                continue  # a wrong step here ends the process: tests/crashes/misaligned_tensorflow.py
             try:
                 check_case(source, target, layout, dtype, copy)
             except (*WRONG, MemoryConversionError, pytest.fail.Exception) as error:

@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from arraybridge import CopyRequiredError, Framework, Route, convert_memory, explain, register, trace
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, TEXTS, Cause, Reason, as_cause
-from arraybridge.timeline.savings import ADVICE, WITHOUT_ADVICE, Copy, advice_for
+from arraybridge.tracing.copy_advice import ADVICE, WITHOUT_ADVICE, Copy, advice_for
 from tests.helpers import registry_kept, require
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import host_memory
 from arraybridge.reasons import Cause, Reason
 
 
@@ -57,4 +57,4 @@ class _UnreadVariable:
 
     def __getitem__(self, key: Any) -> np.ndarray:
         values = np.asarray(self._variable[key].values)
-        return values if values.flags.owndata else hostmemory.fresh(values)
+        return values if values.flags.owndata else host_memory.fresh(values)

@@ -15,7 +15,7 @@ import numpy as np
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.errors import MemoryConversionError, told, warn
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.foreign import is_foreign_array
+from arraybridge.frameworks.protocol_producers import is_foreign_array
 from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["carrier_of", "register_carrier"]

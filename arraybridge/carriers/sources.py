@@ -9,10 +9,10 @@ import numpy as np
 from arraybridge.carriers.carrier import Carrier, refused
 from arraybridge.carriers.registry import carrier_of, why_not_recognized
 from arraybridge.errors import MemoryConversionError, told
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import host_memory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
 from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.protocol_producers import foreign_framework, is_foreign_array, unknown_array
 from arraybridge.reasons import as_cause
 
 __all__ = ["advise_about", "is_array", "source_of"]
@@ -23,7 +23,9 @@ class _ToRead(NumpyFramework):
 
     def to_host(self, x: Any) -> np.ndarray:
         values = np.asarray(x[...])
-        return hostmemory.fresh(values) if isinstance(x, np.ndarray) or not values.flags.writeable else values
+        return (
+            host_memory.fresh(values) if isinstance(x, np.ndarray) or not values.flags.writeable else values
+        )
 
     host_view = copy = to_host
 

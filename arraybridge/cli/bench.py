@@ -20,10 +20,10 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge import compare
+from arraybridge.benchmarking.standard_functions import STANDARD
 from arraybridge.cli import output
 from arraybridge.errors import MemoryConversionError
-from arraybridge.measure.standard import STANDARD
-from arraybridge.show import format_bytes, format_seconds
+from arraybridge.formatting import format_bytes, format_seconds
 
 Json = dict[str, Any]
 Call = Callable[[], object]

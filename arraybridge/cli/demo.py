@@ -13,8 +13,8 @@ from rich.markup import escape
 import arraybridge
 from arraybridge.cli import output
 from arraybridge.errors import first_line
+from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.frameworks import registry
-from arraybridge.show import format_bytes, format_seconds
 from arraybridge.testing import inject_oom
 
 Json = dict[str, Any]

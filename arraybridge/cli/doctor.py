@@ -1,7 +1,7 @@
 """``arraybridge doctor``: what is installed, what each framework sees, what will go wrong, and the fix.
 
 `FAULTS` is the table of what is looked for. The facts that it looks at are gathered in processes apart
-(`arraybridge.cli.look`), so that a broken framework is reported and harms nothing.
+(`arraybridge.cli.probe`), so that a broken framework is reported and harms nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.markup import escape
 
 import arraybridge
-from arraybridge import machine
+from arraybridge import hardware
 from arraybridge.cli import output
-from arraybridge.cli.look import COMPANIONS
+from arraybridge.cli.probe import COMPANIONS
+from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
 from arraybridge.frameworks.registry import can_find, install_command
-from arraybridge.show import format_bytes
 
 Json = dict[str, Any]
 _SEVERITIES = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -64,8 +64,8 @@ class Findings(NamedTuple):
         folder: the working directory, which is searched for modules first.
     """
 
-    driver: machine.Driver = machine.Driver()
-    cards: Sequence[machine.Card] = ()
+    driver: hardware.Driver = hardware.Driver()
+    cards: Sequence[hardware.Card] = ()
     looks: Mapping[str, Json] = {}
     trials: Sequence[Json] = ()
     versions: Mapping[str, str] = {}
@@ -348,7 +348,7 @@ def gather(seconds: float) -> Findings:
     for name, look in looks.items():  # one that does not import says nothing itself
         look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
-    return Findings(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
+    return Findings(hardware.driver(), hardware.cards(), every, narrowed, versions, os.environ, Path.cwd())
 
 
 def _sound_looks(trials: Sequence[Json]) -> dict[str, Json]:
@@ -394,7 +394,7 @@ def _with_companions(installed: Sequence[str], seconds: float) -> list[Json]:
 
 def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]:
     """Try several orders at once, each in a process of its own; all end with this function."""
-    command = [sys.executable, "-m", "arraybridge.cli.look", str(seconds)]
+    command = [sys.executable, "-m", "arraybridge.cli.probe", str(seconds)]
     processes = [
         subprocess.Popen(
             [*command, *order],

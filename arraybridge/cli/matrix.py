@@ -19,9 +19,9 @@ from rich.progress import Progress
 import arraybridge
 from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
+from arraybridge.formatting import Cell, format_bytes, format_seconds, html_table, page, picture
 from arraybridge.frameworks import dtype_names
 from arraybridge.frameworks.registry import can_find
-from arraybridge.show import Cell, format_bytes, format_seconds, html_table, page, picture
 from arraybridge.types import Device
 
 Json = dict[str, Any]

@@ -15,12 +15,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from arraybridge import MemoryCollector, machine, memory_stats
+from arraybridge import MemoryCollector, hardware, memory_stats
 from arraybridge.cli import output
+from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.accelerators import Holding
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
-from arraybridge.show import format_bytes
 
 _HISTORY = 24
 _BARS = "▁▂▃▄▅▆▇█"
@@ -98,7 +98,7 @@ def take_reading() -> MemoryStats:
     seen = programs()
     frameworks = {pid: " + ".join(names) for pid, (names, _) in seen.items()}
     holders: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
-    holders |= {f"gpu:{card.index}": machine.reading(card).holders for card in machine.cards()}
+    holders |= {f"gpu:{card.index}": hardware.reading(card).holders for card in hardware.cards()}
     stats = memory_stats()
     held = ((one, _holdings(one, holders.get(one.device, {}), frameworks)) for one in stats.devices)
     return MemoryStats(tuple(one._replace(holdings=rows) for one, rows in held), stats.note)

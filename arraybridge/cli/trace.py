@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from arraybridge.cli import output
-from arraybridge.conversion.trace import everywhere
-from arraybridge.timeline.events import as_own
-from arraybridge.timeline.files import page
+from arraybridge.tracing.events import as_own
+from arraybridge.tracing.export import page
+from arraybridge.tracing.trace_log import everywhere
 
 __all__ = ["trace"]
 

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
-from arraybridge.conversion import plans, trace
+from arraybridge.conversion import plan_cache
 from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
-from arraybridge.conversion.plans import by_form
-from arraybridge.conversion.trace import open_logs
+from arraybridge.conversion.plan_cache import by_form
+from arraybridge.conversion.recorded import convert_and_record
 from arraybridge.errors import DeviceNotFoundError
-from arraybridge.frameworks import foreign, registry
-from arraybridge.options import chosen_device
-from arraybridge.timeline.route import Route
+from arraybridge.frameworks import protocol_producers, registry
+from arraybridge.settings import chosen_device
+from arraybridge.tracing import trace_log
+from arraybridge.tracing.route import Route
+from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
@@ -184,25 +186,25 @@ def convert_memory(  # type: ignore[misc]
     ):
         try:
             return by_form[source_type][type(data)](data)
-        except plans.declined:
+        except plan_cache.declined:
             pass  # not planned yet, or an array that needs care
-    listeners = trace.listeners() if open_logs else None
+    listeners = trace_log.listeners() if open_logs else None
     form: Any = None
     if listeners is None and gpu_id is None:
         # With types, since equal forms have to mean the same call, and 1 == True == tf.float32.
         form = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         try:
             return by_form[form][type(data)](data)
-        except plans.declined:
+        except plan_cache.declined:
             pass
     request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
     decision = decide(data, request)
     if listeners is None:
         result = decision()
         if form is not None:
-            plans.keep(form, request, data, decision)
+            plan_cache.keep(form, request, data, decision)
         return result
-    return trace.recorded(decision, listeners)
+    return convert_and_record(decision, listeners)
 
 
 convert = convert_memory
@@ -296,9 +298,9 @@ def detect_memory_type(x: Any) -> str:
         return owner.name
     if carrier_of(x) is not None:
         return source_of(x)[0].name
-    if not foreign.is_foreign_array(x):
+    if not protocol_producers.is_foreign_array(x):
         source_of(x)  # raises the error
-    return "cupy" if foreign.is_on_card(x) else "numpy"
+    return "cupy" if protocol_producers.is_on_card(x) else "numpy"
 
 
 def device_of(x: Any) -> Device:

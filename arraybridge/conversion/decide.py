@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
-from arraybridge.conversion.destination import check_placement, shares_cards, target_device
+from arraybridge.conversion.placement import check_placement, shares_cards, target_device
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
     CopyRequiredError,
@@ -22,14 +22,14 @@ from arraybridge.errors import (
     nearest,
     told,
 )
-from arraybridge.frameworks import dtype_names, hostmemory, readonly, registry
+from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
+from arraybridge.frameworks.accelerators import itself
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
-from arraybridge.frameworks.foreign import refuse_to_fetch
-from arraybridge.frameworks.parts import itself
+from arraybridge.frameworks.protocol_producers import refuse_to_fetch
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
-from arraybridge.timeline import events
-from arraybridge.timeline.route import Method, Route
+from arraybridge.tracing import events
+from arraybridge.tracing.route import Method, Route
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]
@@ -329,11 +329,11 @@ class _Choice:
         if objection and (self.cast is None or target.cannot_view(memory)):
             if not target.alignment:  # it copies by itself
                 return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
-            copy = hostmemory.fresh if target.alignment > 1 else hostmemory.compact
+            copy = host_memory.fresh if target.alignment > 1 else host_memory.compact
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
-            view = _then(view, readonly.lend)  # which remembers what is read-only
+            view = _then(view, read_only.lend)  # which remembers what is read-only
         return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> Cause | None:
@@ -349,7 +349,7 @@ class _Choice:
             return self._scalar_objection()
         guarded = not memory.flags.writeable
         if not source.mutable:  # to NumPy, all that it shows is read-only
-            guarded = readonly.is_lent(hostmemory.address(memory))
+            guarded = read_only.is_lent(host_memory.address(memory))
         if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return Cause(Reason.READ_ONLY, framework=target.name)
@@ -509,7 +509,7 @@ def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Memory that nobody else refers to, in a form that the target can view."""
-    return memory if not target.alignment or not target.cannot_view(memory) else hostmemory.fresh(memory)
+    return memory if not target.alignment or not target.cannot_view(memory) else host_memory.fresh(memory)
 
 
 def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:

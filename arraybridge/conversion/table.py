@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from arraybridge.frameworks.accelerators import itself
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import itself
 
 FastFunction = Callable[[Any], Any]
 #: Builds the fast converter of a pair for arrays that need no care, or None where each needs it.

@@ -10,7 +10,7 @@
 array([0. , 0.5, 1. , 1.5, 2. , 2.5])
 
 Dask does the scheduling, the transport and the chunking; what is added is what happens inside a block, and
-what Dask has to know of arrays (`arraybridge.dask.arrays`). Install it with the extra ``dask``.
+what Dask has to know of arrays (`arraybridge.dask.array_registration`). Install it with the extra ``dask``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from arraybridge.errors import FrameworkNotInstalledError
 
 if TYPE_CHECKING:
-    from arraybridge.dask.blocks import BlockError, from_dask, map_blocks, map_overlap, to_dask
-    from arraybridge.dask.workers import cluster, prepare, recoveries
+    from arraybridge.dask.block_functions import BlockError, from_dask, map_blocks, map_overlap, to_dask
+    from arraybridge.dask.cluster_workers import cluster, prepare, recoveries
 
 __all__ = [
     "BlockError",
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
     try:
-        from arraybridge.dask import blocks, workers
+        from arraybridge.dask import block_functions, cluster_workers
     except ImportError as error:
         raise FrameworkNotInstalledError(
             "arraybridge.dask needs Dask and distributed.",
@@ -48,4 +48,4 @@ def __getattr__(name: str) -> Any:
             advice='Run pip install "dask[array]" distributed cloudpickle, or pip install ".[dask]" in a'
             " checkout of arraybridge.",
         ) from error
-    return getattr(workers if name in ("cluster", "prepare", "recoveries") else blocks, name)
+    return getattr(cluster_workers if name in ("cluster", "prepare", "recoveries") else block_functions, name)

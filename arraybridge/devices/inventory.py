@@ -9,11 +9,11 @@ from typing import Any
 
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.base import CPU, Framework
-from arraybridge.frameworks.parts import DeviceDetails
 from arraybridge.frameworks.registry import loaded
-from arraybridge.options import missing_gpu
 from arraybridge.reasons import Reason
+from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, FrameworkLike
 
 __all__ = [
@@ -63,13 +63,15 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
-    from arraybridge import machine  # it and the next cost 2 ms, which `import arraybridge` saves
+    from arraybridge import hardware  # it and the next cost 2 ms, which `import arraybridge` saves
     from arraybridge.memory.stats import memory_stats
 
     owners: dict[Device, list[Framework]] = {}
     if framework is None:
         frameworks = loaded()
-        owners |= {Device("gpu", card.index): [] for card in machine.cards()}  # also where none has opened it
+        owners |= {
+            Device("gpu", card.index): [] for card in hardware.cards()
+        }  # also where none has opened it
     elif isinstance(framework, str) and framework == "all":
         frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
     else:
@@ -79,7 +81,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
-    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in machine.cards()}  # OpenCL knows no more
+    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in hardware.cards()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
@@ -159,10 +161,10 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
-    from arraybridge import machine  # as in `devices`
+    from arraybridge import hardware  # as in `devices`
 
     visible = (device for one in loaded() for device in one.devices.visible_devices())
-    return bool(machine.cards()) or any(device.kind == "gpu" for device in visible)
+    return bool(hardware.cards()) or any(device.kind == "gpu" for device in visible)
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
@@ -212,12 +214,12 @@ def device_info() -> DeviceInfo:
     >>> sorted(info)
     ['available', 'backend', 'memory', 'names', 'versions']
     """
-    from arraybridge import machine  # as in `devices`
+    from arraybridge import hardware  # as in `devices`
 
     gpus = [device for device in devices() if device.kind == "gpu"]
     return DeviceInfo(
         available=bool(gpus),
-        backend="cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
+        backend="cuda" if hardware.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
         versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},

@@ -1,7 +1,7 @@
 """What a framework may have besides: derivatives that other frameworks go through (``grad="flow"``).
 
 The caller is the framework that differentiates, the callee the one that a function is written in. `Autodiff`
-says what a framework does as either of them; `arraybridge.functions.gradients` stands between the two.
+says what a framework does as either of them; `arraybridge.decorators.gradient_flow` stands between the two.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from arraybridge.errors import (
     MissingGpuWarning,
     warn,
 )
-from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols, readonly
+from arraybridge.frameworks import dlpack_capsules, dtype_names, host_memory, protocols, read_only
+from arraybridge.frameworks.accelerators import DeviceDetails, GpuMemory, Holding, Streams
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import DeviceDetails, GpuMemory, Holding, Streams
-from arraybridge.options import missing_gpu
 from arraybridge.reasons import Cause, Reason
+from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, hooks
 
 if TYPE_CHECKING:
@@ -397,9 +397,9 @@ class Memory(Component):
 
     def free_memory_of(self, device: Device) -> int:
         """Return the bytes that the framework can still allocate on a GPU with its cache; 0 if unknown."""
-        from arraybridge import machine  # costs 1 ms, which `import arraybridge` saves
+        from arraybridge import hardware  # costs 1 ms, which `import arraybridge` saves
 
-        free = machine.free_memory(device.index) if device.kind == "gpu" else None
+        free = hardware.free_memory(device.index) if device.kind == "gpu" else None
         if free is None:
             memory = self.card_memory(device)
             free = 0 if memory is None else memory.free
@@ -438,7 +438,7 @@ class Batching(Component):
         """Return ``x[start:stop]`` along ``axis``, as a view if the framework has views."""
         framework = self.framework
         values = framework.to_host(x)[_rows(axis, len(framework.shape(x)), start, stop)]
-        return framework.from_host(hostmemory.fresh(values), framework.devices.device_of(x))
+        return framework.from_host(host_memory.fresh(values), framework.devices.device_of(x))
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         """Return a new array that joins arrays of one device along ``axis``."""
@@ -454,7 +454,7 @@ class Batching(Component):
         if namespace is None:
             host = on_host([self.framework.to_host(x) for x in arrays], axis)
             return self.framework.from_host(
-                hostmemory.fresh(host), self.framework.devices.device_of(arrays[0])
+                host_memory.fresh(host), self.framework.devices.device_of(arrays[0])
             )
         with self.framework.runtime.beside(arrays[0]):
             return getattr(namespace, name)(arrays, axis=axis)
@@ -463,7 +463,7 @@ class Batching(Component):
         """Return the arrays along the first axis, as views if the framework has views."""
         framework = self.framework
         device = framework.devices.device_of(x)
-        return [framework.from_host(hostmemory.fresh(plane), device) for plane in framework.to_host(x)]
+        return [framework.from_host(host_memory.fresh(plane), device) for plane in framework.to_host(x)]
 
     def room(self, part: Any, shape: tuple[int, ...]) -> Any:
         """Return an empty array like ``part`` with another shape, to which parts are assigned by index.
@@ -474,7 +474,7 @@ class Batching(Component):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         """Return an uninitialized array."""
-        return self.framework.from_host(hostmemory.packed(shape, dtype_names.np_dtype(dtype)), device)
+        return self.framework.from_host(host_memory.packed(shape, dtype_names.np_dtype(dtype)), device)
 
     def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a view of the first bytes of ``memory`` as another array; None without such views."""
@@ -557,7 +557,7 @@ class Framework(ABC):
     mutable: ClassVar[bool] = True
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
-    max_rank: ClassVar[int] = hostmemory.MAX_RANK
+    max_rank: ClassVar[int] = host_memory.MAX_RANK
     has_host: ClassVar[bool] = True
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
@@ -606,12 +606,12 @@ class Framework(ABC):
         """
         if not self.has_host or not hasattr(x, "__dlpack__"):
             raise NotImplementedError(f"{self.name} shows no host memory")
-        view = capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
-        return readonly.writable_alias(view) if self.mutable else view
+        view = dlpack_capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
+        return read_only.writable_alias(view) if self.mutable else view
 
     def to_host(self, x: Any) -> np.ndarray:
         """Return a copy of the values in host memory that nothing else refers to, complete on return."""
-        return hostmemory.fresh(self.host_view(x))
+        return host_memory.fresh(self.host_view(x))
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         """Return an array on ``device`` with the values of ``view``.
@@ -623,9 +623,9 @@ class Framework(ABC):
         then `Devices.to_device` for another device.
         """
         if device != CPU:
-            on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
+            on_host = self.from_host(host_memory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self.devices.to_device(on_host, device)
-        capsule = capsules.capsule(view)
+        capsule = dlpack_capsules.capsule(view)
         return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
@@ -642,7 +642,7 @@ class Framework(ABC):
         objection = self.interchange.cannot_stride(view.shape, view.strides, view.dtype.itemsize)
         if objection:
             return objection
-        if self.alignment > 1 and hostmemory.address(view) % self.alignment:
+        if self.alignment > 1 and host_memory.address(view) % self.alignment:
             return Cause(Reason.MISALIGNED, framework=self.name, alignment=self.alignment)
         return None
 
@@ -655,7 +655,7 @@ class Framework(ABC):
     def cast(self, x: Any, dtype: str) -> Any:
         """Return ``x`` cast to another dtype by the rules of this framework."""
         values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
-        return self.from_host(hostmemory.fresh(values), self.devices.device_of(x))
+        return self.from_host(host_memory.fresh(values), self.devices.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Raise for a dtype or a rank that this framework does not have.

@@ -13,8 +13,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arraybridge import machine
-from arraybridge.frameworks import cardmemory, dtype_names, hostmemory, protocols
+from arraybridge import hardware
+from arraybridge.frameworks import dtype_names, gpu_memory, host_memory, protocols
+from arraybridge.frameworks.accelerators import GpuMemory, Holding, Mark, Streams
 from arraybridge.frameworks.base import (
     Devices,
     Framework,
@@ -25,7 +26,6 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
 )
-from arraybridge.frameworks.parts import GpuMemory, Holding, Mark, Streams
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -34,7 +34,7 @@ def _is_capturing() -> bool:
     return bool(cupy.cuda.get_current_stream().is_capturing())
 
 
-cardmemory.captures.append(_is_capturing)
+gpu_memory.captures.append(_is_capturing)
 
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
@@ -63,7 +63,7 @@ class CupyDevices(Devices):
         if not _is_asleep():
             return self._counted()
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
-        return tuple(Device("gpu", card.index) for card in machine.cards_for(cuda))
+        return tuple(Device("gpu", card.index) for card in hardware.cards_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
         """Return the GPUs that CUDA or ROCm counts. Wakes the driver."""
@@ -133,7 +133,7 @@ class CupyInterchange(Interchange):
         if source.interchange.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             with on_card(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
-        cardmemory.release()
+        gpu_memory.release()
         # torch refuses to lend from a card that is not the current one.
         with on_card(device.index), source.devices.selected(device):
             lent = source.interchange.exported(x, device)
@@ -264,7 +264,7 @@ class CupyFramework(Framework):
     # -- host memory ------------------------------------------------------------------------------
 
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
-        host = hostmemory.packed(x.shape, x.dtype)
+        host = host_memory.packed(x.shape, x.dtype)
         with on_card(x.device.id):
             # Blocks until the copy, ordered after this thread's current stream, has arrived.
             return x.get(out=host) if x.size else host
@@ -291,9 +291,9 @@ class CupyFramework(Framework):
 
     def _opened(self) -> list[int]:
         """Numbers of the cards on which this process has a context; selecting another would create one."""
-        if not cardmemory.is_awake():  # which asking CuPy would wake
+        if not gpu_memory.is_awake():  # which asking CuPy would wake
             return []
-        return [device.index for device in self.devices.available() if cardmemory.has_context(device.index)]
+        return [device.index for device in self.devices.available() if gpu_memory.has_context(device.index)]
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
         """Take memory from now on as torch's `allocator` does; a RuntimeError where it holds its own."""
@@ -316,7 +316,7 @@ def _is_asleep() -> bool:
 
     Most of CUDA's queries initialize it, among them the count of GPUs.
     """
-    return not cupy.cuda.runtime.is_hip and not cardmemory.is_awake()
+    return not cupy.cuda.runtime.is_hip and not gpu_memory.is_awake()
 
 
 @contextmanager
@@ -330,12 +330,12 @@ def on_card(index: int) -> Iterator[None]:
     before = runtime.getDevice()
     if before == index:
         yield
-    elif runtime.is_hip or cardmemory.has_context(before):
+    elif runtime.is_hip or gpu_memory.has_context(before):
         with cupy.cuda.Device(index):
             yield
     else:
         try:
-            with cardmemory.primary_context(index):
+            with gpu_memory.primary_context(index):
                 yield
         finally:
             if runtime.getDevice() != before:
@@ -347,7 +347,7 @@ def _device_at(address: int) -> int:
     runtime = cupy.cuda.runtime
     known = None
     if not runtime.is_hip:
-        known = cardmemory.device_at(address)
+        known = gpu_memory.device_at(address)
     elif address:
         known = runtime.pointerGetAttributes(address).device
     return runtime.getDevice() if known is None else known
@@ -357,7 +357,7 @@ def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device
     """The same memory, in an array with whose end the loan ends in order."""
     if not x.size:
         return x
-    owner = cardmemory.loan(x, lender, borrower, device)
+    owner = gpu_memory.loan(x, lender, borrower, device)
     memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
@@ -436,7 +436,7 @@ class CupyStreams(Streams):
     def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
         # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
         # while this thread still reads it: the block is kept until this thread's work is done.
-        cardmemory.release()
+        gpu_memory.release()
         return _on_loan(x, Streams(), self, Device("gpu", x.device.id))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from arraybridge.frameworks import autodiff, dtype_names, hostmemory
+from arraybridge.frameworks import autodiff, dtype_names, host_memory
+from arraybridge.frameworks.accelerators import Holding
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -22,7 +23,6 @@ from arraybridge.frameworks.base import (
     component,
     refuse,
 )
-from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 
@@ -116,7 +116,7 @@ class MlxFramework(Framework):
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         if not view.dtype.isnative or any(step < 0 for step in view.strides):
-            view = hostmemory.fresh(view)  # MLX takes neither
+            view = host_memory.fresh(view)  # MLX takes neither
         with mx.stream(_DEVICES[device.kind]):
             # Without its dtype, float64 would come in as float32 and complex128 as complex64.
             return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))

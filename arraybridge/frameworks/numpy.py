@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arraybridge.errors import literal
-from arraybridge.frameworks import dtype_names, hostmemory
+from arraybridge.frameworks import dtype_names, host_memory
+from arraybridge.frameworks.accelerators import itself
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -29,7 +30,6 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
     refuse_sub_byte,
 )
-from arraybridge.frameworks.parts import itself
 from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
@@ -43,7 +43,7 @@ class NumpyObservation(Observation):
     has_strides = True
 
     def read(self, owner: Framework, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
-        return x.dtype, x.nbytes, hostmemory.address(x), CPU
+        return x.dtype, x.nbytes, host_memory.address(x), CPU
 
 
 class NumpyDevices(Devices):
@@ -62,13 +62,13 @@ class NumpyFastPath(FastPath):
         flags = x.flags
         layout = x.ndim if flags.c_contiguous and x.size else (x.shape, x.strides)
         if alignment > 1 or x.itemsize == 16:  # torch minds the alignment of complex128
-            return x.dtype, flags.writeable, layout, hostmemory.address(x) % hostmemory.ALIGNMENT
+            return x.dtype, flags.writeable, layout, host_memory.address(x) % host_memory.ALIGNMENT
         return x.dtype, flags.writeable, layout
 
     def fast_export(self, x: np.ndarray) -> Any:
         # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
         # empty, which then takes the careful path.
-        if ctypes.addressof(_first_byte(x)) % hostmemory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
+        if ctypes.addressof(_first_byte(x)) % host_memory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
             raise NotImplementedError
         return x.__dlpack__()
 
@@ -180,7 +180,7 @@ class NumpyFramework(Framework):
 
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
-            return hostmemory.compact(x)  # which the others can share, where it is large
+            return host_memory.compact(x)  # which the others can share, where it is large
         return x.copy()
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:

@@ -14,7 +14,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import autodiff, dtype_names, hostmemory
+from arraybridge.frameworks import autodiff, dtype_names, host_memory
+from arraybridge.frameworks.accelerators import Holding
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -25,7 +26,6 @@ from arraybridge.frameworks.base import (
     component,
     refuse,
 )
-from arraybridge.frameworks.parts import Holding
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -139,7 +139,7 @@ class PaddleFramework(Framework):
         return int(x.size) * int(x.element_size())
 
     def to_host(self, x: Any) -> np.ndarray:
-        return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+        return host_memory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
     def copy(self, x: Any) -> Any:
         return self.devices.to_device(x, self.devices.device_of(x))

@@ -15,13 +15,13 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
-from arraybridge.conversion.destination import check_gpu_id
+from arraybridge.conversion.placement import check_gpu_id
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
-from arraybridge.frameworks import cardmemory, registry
+from arraybridge.frameworks import gpu_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
-from arraybridge.options import missing_gpu
 from arraybridge.reasons import Reason
+from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, FrameworkLike, GpuId
 
 __all__ = [
@@ -105,7 +105,7 @@ cleanup_torch_gpu = partial(_freed, "torch")
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
     """Collect garbage, then free the caches of these frameworks; returns the bytes given back."""
     gc.collect()
-    cardmemory.settle()  # what frameworks have lent one another, and is read no more
+    gpu_memory.settle()  # what frameworks have lent one another, and is read no more
     freed = 0
     for one in frameworks:
         device = None if index is None else one.devices.accelerator(index)

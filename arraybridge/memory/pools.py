@@ -14,9 +14,9 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
-from arraybridge.conversion.destination import resolve_device
+from arraybridge.conversion.placement import resolve_device
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import dtype_names, hostmemory, registry
+from arraybridge.frameworks import dtype_names, host_memory, registry
 from arraybridge.frameworks.base import CPU, Batching, Framework
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
@@ -119,7 +119,7 @@ class BufferPool:
                 if not has_views:
                     memory = owner.batching.empty(extents, name, device)
                 elif device == CPU:
-                    memory = hostmemory.packed((nbytes,), np.dtype(np.uint8))
+                    memory = host_memory.packed((nbytes,), np.dtype(np.uint8))
                 else:
                     memory = owner.batching.empty((max(1, nbytes),), "uint8", device)
                 buffer = _Buffer(place, nbytes, owner, memory)
@@ -209,7 +209,7 @@ def _checked(
             f"{owner.name} arrays are immutable, so that there is nothing to use again; take the buffer"
             " as 'numpy', 'torch' or 'cupy'"
         )
-    extents = hostmemory.extents(shape)
+    extents = host_memory.extents(shape)
     with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)

@@ -1,7 +1,7 @@
 """Who holds what: memory of every framework, device and process, now and at most, and the load of the cards.
 
 A reading imports no framework and opens no accelerator: a framework that has not opened a card holds nothing
-on it. What the cards themselves say comes from `arraybridge.machine`.
+on it. What the cards themselves say comes from `arraybridge.hardware`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
-from arraybridge import machine
+from arraybridge import hardware
+from arraybridge.formatting import Contents, Table, format_bytes
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.accelerators import Holding
 from arraybridge.frameworks.registry import loaded
-from arraybridge.show import Contents, Table, format_bytes
 from arraybridge.types import Device
 
 __all__ = [
@@ -105,7 +105,7 @@ def holdings() -> list[Holding]:
 
     Opens nothing, and costs next to nothing.
     """
-    process = machine.own_memory()
+    process = hardware.own_memory()
     own = Holding("cpu", "this process", process.used, peak=process.peak)
     return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
@@ -128,19 +128,19 @@ def memory_stats() -> MemoryStats:
     for one in holdings():
         by_device.setdefault(one.device, []).append(one)
     own = by_device["cpu"][0]
-    host = machine.host_memory()
+    host = hardware.host_memory()
     others = Holding("cpu", "other processes", max(0, host.total - host.available - (own.used or 0)))
     rows = (*by_device.pop("cpu"), others)
     devices = [DeviceMemory("cpu", "", "", total=host.total, free=host.available, holdings=rows)]
-    devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
+    devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in hardware.cards()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
-    driver = machine.driver()
+    driver = hardware.driver()
     return MemoryStats(tuple(devices), f"{driver.reason}." if driver.is_silent else "")
 
 
-def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
+def _read_card(card: hardware.Card, rows: list[Holding]) -> DeviceMemory:
     device = f"gpu:{card.index}"
-    now = machine.reading(card)
+    now = hardware.reading(card)
     own = now.holders.get(os.getpid())
     ours = _reserved(rows)
     if now.used is None:  # a card that shares the host's memory
@@ -202,7 +202,7 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     >>> for card in gpu_utilization():
     ...     print(card.device, card.load)  # doctest: +SKIP
     """
-    readings = [(card, machine.reading(card)) for card in machine.cards()]
+    readings = [(card, hardware.reading(card)) for card in hardware.cards()]
     return tuple(
         GpuLoad(
             f"gpu:{card.index}",

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory, explain
-from arraybridge.conversion.trace import trace
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError, first_line
-from arraybridge.frameworks import dtype_names, hostmemory, registry
+from arraybridge.formatting import Contents, Table
+from arraybridge.frameworks import dtype_names, host_memory, registry
+from arraybridge.frameworks.accelerators import itself
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import itself
-from arraybridge.memory.recovery import split_and_retry
-from arraybridge.show import Contents, Table
-from arraybridge.testing.oom import inject_oom
-from arraybridge.timeline.route import Route
+from arraybridge.memory.oom_recovery import split_and_retry
+from arraybridge.testing.simulated_oom import inject_oom
+from arraybridge.tracing.route import Route
+from arraybridge.tracing.trace_log import trace
 from arraybridge.types import Device, FrameworkLike
 
 
@@ -229,7 +229,7 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
 
 def _at(values: np.ndarray, offset: int) -> np.ndarray:
     """A C-contiguous copy ``offset`` bytes behind a multiple of 64."""
-    memory = hostmemory.packed((values.nbytes + 64,), np.dtype(np.uint8))
+    memory = host_memory.packed((values.nbytes + 64,), np.dtype(np.uint8))
     result = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
     result[...] = values
     return result
@@ -265,7 +265,7 @@ class Subject:
     def make(self, values: np.ndarray) -> Any:
         if self._make is not None:
             return self._make(values)
-        return self.framework.from_host(hostmemory.fresh(values), self.framework.devices.default_device())
+        return self.framework.from_host(host_memory.fresh(values), self.framework.devices.default_device())
 
     def to(self, values: Any, **options: Any) -> Any:
         return convert_memory(values, self.name, **options)
@@ -394,7 +394,7 @@ def layouts(s: Subject, layout: str, dtype: str) -> None:
     _arrives(s, layout=layout, dtype=dtype)
 
 
-_RANKS = [(1,) * rank for rank in (1, 2, 3, 4, 5, 8, 9, 10, 32, 33, 64) if rank <= hostmemory.MAX_RANK]
+_RANKS = [(1,) * rank for rank in (1, 2, 3, 4, 5, 8, 9, 10, 32, 33, 64) if rank <= host_memory.MAX_RANK]
 
 
 @_promise(shape=[(), (0,), (0, 3), (3, 0, 2), (1, 5), (2, 3, 4), *_RANKS])

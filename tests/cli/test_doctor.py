@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from arraybridge.cli.doctor import FAULTS, Findings, problems_of
 from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
-from arraybridge.machine import Card, Driver
+from arraybridge.hardware import Card, Driver
 from tests.cli.programs import Site, environment
 from tests.helpers import require
 

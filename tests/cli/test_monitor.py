@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from arraybridge import machine
+from arraybridge import hardware
 from arraybridge.cli import monitor
-from arraybridge.machine import Card
+from arraybridge.hardware import Card
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 from tests.cli.programs import call_cli
 
@@ -85,10 +85,10 @@ def beside_a_card(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
     )
     card = Card(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB)
     programs = {11: (["jax", "torch"], GIB), 12: (["torch"], GIB), 13: (["torch"], 2 * GIB)}
-    reading = machine.Reading(24 * GIB, 18 * GIB, 87, 61, {11: GIB, 14: GIB})
+    reading = hardware.Reading(24 * GIB, 18 * GIB, 87, 61, {11: GIB, 14: GIB})
     monkeypatch.setattr(monitor, "memory_stats", lambda: MemoryStats(devices))
-    monkeypatch.setattr(machine, "cards", lambda: (card,))
-    monkeypatch.setattr(machine, "reading", {card: reading}.__getitem__)
+    monkeypatch.setattr(hardware, "cards", lambda: (card,))
+    monkeypatch.setattr(hardware, "reading", {card: reading}.__getitem__)
     monkeypatch.setattr(monitor, "programs", lambda: programs)
     return monitor.take_reading()
 

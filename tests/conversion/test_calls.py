@@ -30,7 +30,7 @@ from arraybridge import (
 )
 from arraybridge.frameworks.base import component
 from tests import matrix_data as data
-from tests.cards import CardDevices, CardFramework
+from tests.fake_gpu import CardDevices, CardFramework
 from tests.helpers import jax_with, registry_kept, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")

@@ -9,7 +9,7 @@ from distributed import Client
 
 from arraybridge.dask import cluster
 from tests.dask.functions import QUIET
-from tests.dask.patience import let_workers_end
+from tests.dask.timeouts import let_workers_end
 
 let_workers_end()
 

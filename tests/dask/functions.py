@@ -179,7 +179,7 @@ def loaded(*names: str) -> list[str]:
 
 
 def only_card() -> int | None:
-    return importlib.import_module("arraybridge.conversion.destination").only_card
+    return importlib.import_module("arraybridge.conversion.placement").only_card
 
 
 # -- what tests begin and end with ------------------------------------------------------------------------

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Device, array_namespace, devices, get_device, machine, set_device, use_device
+from arraybridge import Device, array_namespace, devices, get_device, hardware, set_device, use_device
 from arraybridge.devices import inventory as module
+from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.base import Framework, Memory, component
-from arraybridge.frameworks.parts import DeviceDetails
-from arraybridge.machine import Card
-from tests.cards import CardFramework
+from arraybridge.hardware import Card
+from tests.fake_gpu import CardFramework
 from tests.helpers import jax_with, require, run_python
-from tests.test_machine import FakeNvml, plant
+from tests.test_hardware import FakeNvml, plant
 
 FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
 SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
@@ -111,7 +111,7 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cards", lambda: ())
+    monkeypatch.setattr(hardware, "cards", lambda: ())
     monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None
@@ -126,7 +126,7 @@ def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.Monke
     assert list(listed) == ["cpu", "gpu:0", "gpu:1"]
     assert (listed["gpu:1"].name, listed["gpu:1"].frameworks) == ("Card B", ())
     assert arraybridge.least_used_gpu() == 0  # the first of equals
-    monkeypatch.setattr(machine._nvml().library, "free", {"GPU-aaaa": 3})
+    monkeypatch.setattr(hardware._nvml().library, "free", {"GPU-aaaa": 3})
     assert arraybridge.least_used_gpu() == 1
     info = arraybridge.device_info()
     assert (info["available"], info["backend"]) == (True, "cuda")

@@ -12,7 +12,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError, CopyRequiredError, convert_memory, explain, trace
-from arraybridge.frameworks import capsules, dtype_names
+from arraybridge.frameworks import dlpack_capsules, dtype_names
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -85,7 +85,7 @@ class StaysOnDevice(Producer):
 
     def __dlpack__(self, **_: Any) -> Any:
         capsule = self._export(None)
-        ctypes.c_int32.from_address(capsules._tensor_of(capsule) + 8).value = self.device
+        ctypes.c_int32.from_address(dlpack_capsules._tensor_of(capsule) + 8).value = self.device
         return capsule
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks import capsules
+from arraybridge.frameworks import dlpack_capsules
 from tests.helpers import require
 
 
@@ -25,7 +25,7 @@ def test_without_the_first_the_public_import_shares_as_well(
     monkeypatch.setattr(room, "_import_capsule", None)
     framework = room.JaxFramework()
     with pytest.raises(NotImplementedError):  # and the careful way is taken
-        framework.fast_path.fast_adopt(capsules.capsule(memory))
+        framework.fast_path.fast_adopt(dlpack_capsules.capsule(memory))
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype
     assert shared.unsafe_buffer_pointer() == memory.ctypes.data

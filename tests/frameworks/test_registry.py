@@ -17,7 +17,7 @@ import pytest
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type, register
 from arraybridge.frameworks import registry
-from tests.cards import CardArray, CardFramework
+from tests.fake_gpu import CardArray, CardFramework
 from tests.helpers import registry_kept, require, run_python
 
 SCRIPTS = Path(__file__).parents[1] / "conversion" / "scripts"

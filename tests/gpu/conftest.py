@@ -13,16 +13,16 @@ from tests.helpers import EMULATED
 @pytest.fixture(autouse=True)
 def _current_device_is_restored() -> Iterator[None]:
     """Notice a device that is still selected after the test, and a context that was pushed and not popped."""
-    from arraybridge.frameworks import cardmemory
+    from arraybridge.frameworks import gpu_memory
 
     yield
     cupy = sys.modules.get("cupy")
-    if cupy is None or not cardmemory.is_awake():
+    if cupy is None or not gpu_memory.is_awake():
         return
     # PyTorch leaves CUDA's device where its last tensor was, if the other device has no context.
-    if "torch" not in sys.modules or cardmemory.has_context(0):
+    if "torch" not in sys.modules or gpu_memory.has_context(0):
         assert cupy.cuda.runtime.getDevice() == 0
     if EMULATED:
-        from tests.card import books
+        from tests.emulated_gpu import books
 
         assert books.pushed_contexts() == 0

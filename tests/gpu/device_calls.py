@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import arraybridge as ab
-from arraybridge.frameworks import base, cardmemory
-from arraybridge.frameworks.foreign import FOREIGN_HOST
-from arraybridge.frameworks.parts import Streams
+from arraybridge.frameworks import base, gpu_memory
+from arraybridge.frameworks.accelerators import Streams
+from arraybridge.frameworks.protocol_producers import FOREIGN_HOST
 from tests.gpu.forked import print_results_of_each
 
 FIRST, SECOND = ab.Device("gpu", 0), ab.Device("gpu", 1)
@@ -420,7 +420,7 @@ def expected(call: str, framework: str) -> Any:
 def _pushed_contexts() -> int:
     if not os.environ.get("ARRAYBRIDGE_EMULATED_CARD"):
         return 0
-    from tests.card import books
+    from tests.emulated_gpu import books
 
     return books.pushed_contexts()
 
@@ -438,7 +438,7 @@ def _outcome(name: str, call: Call, before: Callable[[], None]) -> Outcome:
             raise
     is_array = s.own.owns(result)
     current = s.current()
-    first_is_open = cardmemory.has_context(0)
+    first_is_open = gpu_memory.has_context(0)
     pushed = _pushed_contexts()
     if is_array:  # only now, since reading the values may open a device
         result = [str(s.devices.device_of(result)), s.own.to_host(result).tolist()]

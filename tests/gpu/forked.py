@@ -29,9 +29,9 @@ def print_results_of_each(functions: Mapping[str, Callable[[], Any]]) -> None:
 
     The result of a function that raises is the traceback, and that of a process that crashed its exit status.
     """
-    from arraybridge.frameworks import cardmemory
+    from arraybridge.frameworks import gpu_memory
 
-    assert not cardmemory.is_awake(), "a fork of this process cannot use CUDA"
+    assert not gpu_memory.is_awake(), "a fork of this process cannot use CUDA"
     # NumPy's BLAS has started threads, which nothing here uses.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     print(json.dumps({name: _result_in_fork(function) for name, function in functions.items()}))

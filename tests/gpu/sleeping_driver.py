@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import arraybridge as ab
-from arraybridge import machine
-from arraybridge.frameworks import cardmemory
+from arraybridge import hardware
+from arraybridge.frameworks import gpu_memory
 from tests.gpu.forked import print_results_of_each
 
-LAST = ab.Device("gpu", max(0, len(machine.cards()) - 1))
+LAST = ab.Device("gpu", max(0, len(hardware.cards()) - 1))
 HOST = np.ones((4, 4), np.float32)
 
 
@@ -105,7 +105,7 @@ def wakes(query: Callable[[], Any]) -> Callable[[], bool]:
 
     def is_awake_afterwards() -> bool:
         query()
-        return cardmemory.is_awake()
+        return gpu_memory.is_awake()
 
     return is_awake_afterwards
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import detect_memory_type, device_of, machine
+from arraybridge import detect_memory_type, device_of, hardware
 from tests.helpers import require
 
 # What dask-cuda and the packages behind it announce when they are first imported is not of arraybridge.
@@ -38,7 +38,7 @@ ADDRESS = "127.0.0.1:0"  # a free port
 def one_a_card() -> Iterator[Client]:
     require("dask_cuda")
     with cluster(dashboard_address=ADDRESS) as started, Client(started, set_as_default=False) as client:
-        client.wait_for_workers(len(machine.cards()), timeout=120)
+        client.wait_for_workers(len(hardware.cards()), timeout=120)
         yield client
 
 
@@ -79,7 +79,7 @@ def test_a_worker_for_each_card(one_a_card: Client) -> None:
     from dask_cuda import LocalCUDACluster
 
     assert isinstance(one_a_card.cluster, LocalCUDACluster)
-    assert len(one_a_card.scheduler_info()["workers"]) == len(machine.cards())
+    assert len(one_a_card.scheduler_info()["workers"]) == len(hardware.cards())
     assert set(one_a_card.nthreads().values()) == {1}
     assert set(one_a_card.run(functions.only_card).values()) == {0}
     first = set()
@@ -88,7 +88,7 @@ def test_a_worker_for_each_card(one_a_card: Client) -> None:
         assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
         first.add(found["CUDA_VISIBLE_DEVICES"].partition(",")[0])
     # Each begins with a card of its own.
-    assert len(first) == len(machine.cards())
+    assert len(first) == len(hardware.cards())
 
 
 @pytest.mark.parametrize("gpu_id", [0, 1, "auto"])

@@ -16,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map, pinned, prefetch
-from arraybridge.frameworks import cardmemory
+from arraybridge.frameworks import gpu_memory
 from tests.gpu import test_ordering
 from tests.gpu.test_ordering import (
     GPU,
@@ -182,7 +182,7 @@ def test_memory_that_was_kept_is_dropped_after_it_was_read() -> None:
         z = y + 0
         del x, y
         gc.collect()
-    cardmemory.settle()
+    gpu_memory.settle()
     gc.collect()
     with made:
         assert overwrite(address), NOTHING_SHOWN

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.offload.decorator import gpu, stay_on_gpu
+from arraybridge.offload.gpu_decorator import gpu, stay_on_gpu
 from tests.helpers import needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu

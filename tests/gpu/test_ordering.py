@@ -17,9 +17,9 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map, prefetch
-from arraybridge.frameworks import cardmemory
+from arraybridge.frameworks import gpu_memory
 from arraybridge.frameworks.base import Interchange, component
-from arraybridge.frameworks.foreign import FOREIGN_HOST
+from arraybridge.frameworks.protocol_producers import FOREIGN_HOST
 from arraybridge.types import Device
 from tests.helpers import EMULATED, needs_kernels_of, require
 
@@ -467,7 +467,7 @@ def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target:
     reader.synchronize()
     assert is_all(z, 3)
     used = cupy.get_default_memory_pool().used_bytes()
-    cardmemory.settle()
+    gpu_memory.settle()
     gc.collect()
     assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "it is kept for good"
 

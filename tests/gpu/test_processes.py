@@ -8,7 +8,7 @@ import pytest
 import arraybridge
 from arraybridge import device_map
 from tests.helpers import EMULATED, require
-from tests.lines import functions
+from tests.parallel import functions
 
 pytestmark = pytest.mark.gpu
 

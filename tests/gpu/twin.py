@@ -13,8 +13,8 @@ import numpy as np
 
 import arraybridge
 from arraybridge.frameworks import base
+from arraybridge.frameworks.accelerators import Mark
 from arraybridge.frameworks.cupy import CupyStreams, on_card
-from arraybridge.frameworks.parts import Mark
 from arraybridge.types import Device
 
 

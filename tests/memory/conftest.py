@@ -8,7 +8,7 @@ import pytest
 
 import arraybridge
 from arraybridge.frameworks import registry
-from tests.memory.fake import FakeFramework
+from tests.memory.fake_framework import FakeFramework
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from distributed.protocol import deserialize, serialize
 
 from arraybridge import shared
 from arraybridge.dask import cluster
-from tests.lines.functions import filled
+from tests.parallel.functions import filled
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 import arraybridge
 from arraybridge import shared
-from arraybridge.memory import shared as module
+from arraybridge.memory import shared_memory as module
 
 
 def hashed(count: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from arraybridge import shared
-from tests.lines.functions import fill, filled, make_shared
+from tests.parallel.functions import fill, filled, make_shared
 
 
 def give_back(connection: Connection) -> None:

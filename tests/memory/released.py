@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from arraybridge import device_map
-from tests.lines.functions import same
+from tests.parallel.functions import same
 
 
 def items() -> Iterator[np.ndarray]:

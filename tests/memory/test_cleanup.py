@@ -12,7 +12,7 @@ import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context
 from arraybridge.types import Device
 from tests.helpers import require
-from tests.memory.fake import FakeFramework
+from tests.memory.fake_framework import FakeFramework
 
 SINGLE = {
     "torch": arraybridge.cleanup_torch_gpu,

@@ -13,7 +13,7 @@ import arraybridge
 from arraybridge import BufferPool, PoolLimitError, free_memory, pinned
 from arraybridge.testing import inject_oom
 from tests.helpers import require
-from tests.memory.fake import FakeFramework
+from tests.memory.fake_framework import FakeFramework
 
 # -- BufferPool ----------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import pytest
 import arraybridge
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
 from tests.helpers import asked
-from tests.memory.fake import FakeFramework
-from tests.test_machine import FAST, SLOW, FakeNvml, plant
+from tests.memory.fake_framework import FakeFramework
+from tests.test_hardware import FAST, SLOW, FakeNvml, plant
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from arraybridge.frameworks import registry
-from arraybridge.offload import call
+from arraybridge.offload import gpu_call
 from arraybridge.types import Device
 from tests.helpers import registry_kept
-from tests.offload.fakecard import Clock, FakeCard, Machine
+from tests.offload.simulated_gpu import Clock, FakeCard, Machine
 
 
 @pytest.fixture(autouse=True)
 def of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What one test plants is not there for the next."""
-    monkeypatch.setattr(call, "clock", call.clock)
+    monkeypatch.setattr(gpu_call, "clock", gpu_call.clock)
     yield
-    call._found.clear()
+    gpu_call._found.clear()
 
 
 @pytest.fixture

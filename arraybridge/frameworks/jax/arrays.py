@@ -16,17 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend as jax_backend
 
-from arraybridge import machine
+from arraybridge import hardware
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import (
-    capsules,
-    cardmemory,
+    dlpack_capsules,
     dtype_names,
-    exhausted,
-    hostmemory,
+    gpu_memory,
+    host_memory,
     protocols,
-    readonly,
+    read_only,
+    resource_exhausted,
 )
+from arraybridge.frameworks.accelerators import Holding
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -47,7 +48,6 @@ from arraybridge.frameworks.base import (
     refuse_sub_byte,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -137,7 +137,7 @@ class JaxInterchange(Interchange):
         return _NOT_COMPACT
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
-        cardmemory.release()
+        gpu_memory.release()
         # torch refuses to lend from a card that is not the current one.
         with source.devices.selected(device), _x64(True):
             # Hands the producer JAX's stream for external events, and copies nothing.
@@ -252,7 +252,7 @@ class JaxDevices(Devices):
         if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
             return self.available()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if _plugins() else ())))
+        return (*cpus, *(Device("gpu", card.index) for card in (hardware.cards() if _plugins() else ())))
 
     def read_device(self, x: Any) -> Device | None:
         return _as_device(x) if isinstance(x, jax.Device) else None
@@ -276,8 +276,8 @@ class JaxMemory(Memory):
 
     def is_oom_text(self, text: str) -> bool:
         if text.startswith(_EXHAUSTED):
-            return exhausted.is_memory(text.removeprefix(_EXHAUSTED))
-        return _OOM.match(text) is not None and not exhausted.is_other(text)
+            return resource_exhausted.is_memory(text.removeprefix(_EXHAUSTED))
+        return _OOM.match(text) is not None and not resource_exhausted.is_other(text)
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
@@ -354,7 +354,7 @@ class JaxFastPath(FastPath):
         if alignment > 1:
             memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
         shape = x.shape
-        is_lent = bool(readonly.lent) and readonly.is_lent(x.unsafe_buffer_pointer())
+        is_lent = bool(read_only.lent) and read_only.is_lent(x.unsafe_buffer_pointer())
         return x.dtype, shape if 0 in shape else len(shape), _cpu_alone() or x.sharding, is_lent
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
@@ -375,7 +375,7 @@ class JaxFastPath(FastPath):
 
 class JaxFramework(Framework):
     name = "jax"
-    alignment = hostmemory.ALIGNMENT
+    alignment = host_memory.ALIGNMENT
     mutable = False
     dtypes = _DTYPES
     autodiff = jax_autodiff.AUTODIFF
@@ -421,18 +421,18 @@ class JaxFramework(Framework):
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
             # Its axes lie in another order in memory, where np.asarray(x) would copy, or buffers have no
             # format for its dtype.
-            return capsules.from_capsule(x.__dlpack__(), x.dtype)
+            return dlpack_capsules.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
         if self.devices.device_of(x).kind == "cpu" and not self.interchange.must_copy(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
-        return readonly.writable_alias(np.asarray(self.devices.to_device(x, CPU)))
+        return read_only.writable_alias(np.asarray(self.devices.to_device(x, CPU)))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        capsule = capsules.capsule(view)
+        capsule = dlpack_capsules.capsule(view)
         native = self.devices.native_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
@@ -489,7 +489,7 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
-    cardmemory.keep_after(lent, x, begin, jax.block_until_ready)
+    gpu_memory.keep_after(lent, x, begin, jax.block_until_ready)
 
 
 def _add_one(x: jax.Array) -> jax.Array:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import cardmemory, protocols
+from arraybridge.frameworks import gpu_memory, protocols
+from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.base import (
     Batching,
     Devices,
@@ -28,10 +29,9 @@ from arraybridge.frameworks.base import (
     component,
     is_c_contiguous,
 )
-from arraybridge.frameworks.parts import DeviceDetails
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
-from arraybridge.machine import cards
+from arraybridge.hardware import cards
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -73,14 +73,14 @@ class ImageInterchange(Interchange):
         return protocols.Importable(x.__dlpack__(), (2, device.index))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        cardmemory.release()
+        gpu_memory.release()
         with source.devices.selected(device):
             source.interchange.settle(x)
             native = self.framework.natives[device.index]
             exported = source.interchange.exported(x, device)
             lent = self.framework._cle.from_dlpack(exported, device=native, copy=False)
         begin = partial(self.framework.batching.empty, (1, 1, 1), "float32", device)
-        cardmemory.keep_after(lent, x, begin, self.settle)
+        gpu_memory.keep_after(lent, x, begin, self.settle)
         return lent
 
 

@@ -15,8 +15,8 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError, text_of
-from arraybridge.frameworks import capsules
-from arraybridge.frameworks.parts import DeviceDetails
+from arraybridge.frameworks import dlpack_capsules
+from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.registry import is_imported
 
 __all__ = ["use_pocl_wheel"]
@@ -131,7 +131,7 @@ def use_huge_pages(x: Any) -> None:
         return
     import pyopencl as cl
 
-    buffer = cl.Buffer.from_int_ptr(capsules.lent_at(x.__dlpack__()), retain=True)
+    buffer = cl.Buffer.from_int_ptr(dlpack_capsules.lent_at(x.__dlpack__()), retain=True)
     queue = cl.CommandQueue(buffer.context)
     flags = cl.map_flags.WRITE_INVALIDATE_REGION
     memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, x.shape, x.dtype)

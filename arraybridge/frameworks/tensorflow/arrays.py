@@ -14,14 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.frameworks import (
-    capsules,
-    cardmemory,
+    dlpack_capsules,
     dtype_names,
-    exhausted,
-    hostmemory,
+    gpu_memory,
+    host_memory,
     protocols,
-    readonly,
+    read_only,
+    resource_exhausted,
 )
+from arraybridge.frameworks.accelerators import Holding
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -40,7 +41,6 @@ from arraybridge.frameworks.base import (
     wider,
 )
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -91,7 +91,7 @@ class TensorflowObservation(Observation):
         if device.kind != "cpu":
             return super().read(owner, x)
         view = owner.host_view(x)
-        return view.dtype, view.nbytes, hostmemory.address(view), device
+        return view.dtype, view.nbytes, host_memory.address(view), device
 
 
 class TensorflowInterchange(Interchange):
@@ -99,13 +99,13 @@ class TensorflowInterchange(Interchange):
 
     def address(self, x: Any) -> int:
         self.framework.check(x)  # a capsule of strings ends the process
-        return capsules.lent_at(x.__dlpack__())
+        return dlpack_capsules.lent_at(x.__dlpack__())
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        cardmemory.release()
+        gpu_memory.release()
         # torch refuses to lend from a card that is not the current one; this import knows no stream.
         with source.devices.selected(device):
             source.interchange.settle(x)
@@ -194,14 +194,14 @@ class TensorflowDevices(Devices):
 class TensorflowMemory(Memory):
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, tf.errors.ResourceExhaustedError):
-            return exhausted.is_memory(str(error))
+            return resource_exhausted.is_memory(str(error))
         if not isinstance(error, (tf.errors.InternalError, tf.errors.UnknownError)):
             return False
         text = str(error)
-        return _OOM.search(text) is not None and not exhausted.is_other(text)
+        return _OOM.search(text) is not None and not resource_exhausted.is_other(text)
 
     def is_oom_text(self, text: str) -> bool:
-        return _OOM_TEXT.match(text) is not None and not exhausted.is_other(text)
+        return _OOM_TEXT.match(text) is not None and not resource_exhausted.is_other(text)
 
     def usage(self) -> list[Holding]:
         # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
@@ -255,7 +255,7 @@ class TensorflowFastPath(FastPath):
         if not x.backing_device.endswith(_CPU):
             raise NotImplementedError
         memory = self.fast_view(x)
-        is_lent = bool(readonly.lent) and readonly.is_lent(hostmemory.address(memory))
+        is_lent = bool(read_only.lent) and read_only.is_lent(host_memory.address(memory))
         return _numpy.fast_path.fast_facts(memory, alignment), is_lent
 
     def fast_view(self, x: Any) -> np.ndarray:
@@ -274,7 +274,7 @@ class TensorflowFastPath(FastPath):
 class TensorflowFramework(Framework):
     name = "tensorflow"
     errors = (tf.errors.OpError,)
-    alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
+    alignment = host_memory.ALIGNMENT  # most operations end the process on memory with less
     mutable = False
     dtypes = _DTYPES
     autodiff = tensorflow_autodiff.AUTODIFF
@@ -329,7 +329,7 @@ class TensorflowFramework(Framework):
             return super().from_host(view, device)
         if view.dtype.isbuiltin == 2 and dtype_names.name_of(view.dtype) in _FLOAT8:
             return tf.constant(view)
-        return tf.experimental.dlpack.from_dlpack(capsules.capsule(view))
+        return tf.experimental.dlpack.from_dlpack(dlpack_capsules.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         if dtype_names.name_of(view.dtype) in _FLOAT8:
@@ -348,7 +348,7 @@ class TensorflowFramework(Framework):
     def cast(self, x: Any, dtype: str) -> Any:
         if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.devices.device_of(x).kind == "cpu":
             memory = self.host_view(x)
-            if memory.size and hostmemory.address(memory) % self.alignment:
+            if memory.size and host_memory.address(memory) % self.alignment:
                 x = self.copy(x)  # tf.cast ends the process on memory that was imported misaligned
         return tf.cast(x, dtype)
 
@@ -379,7 +379,7 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:
     def wait(y: Any) -> None:
         y.numpy()
 
-    cardmemory.keep_after(lent, x, begin, wait)
+    gpu_memory.keep_after(lent, x, begin, wait)
 
 
 def _known_shape(x: Any) -> tf.TensorShape:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import capsules, hostmemory, registry
+from arraybridge.frameworks import dlpack_capsules, host_memory, registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.reasons import as_cause
 
@@ -89,11 +89,11 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     """A tensor of an array in the host's memory, shared where TensorFlow can."""
     framework = registry.framework("tensorflow")
-    view = capsules.from_dlpack(x)
+    view = dlpack_capsules.from_dlpack(x)
     objection = as_cause(framework.cannot_view(view))
     if objection and copy is False:
         raise BufferError(f"TensorFlow cannot share it: {objection.text}")
-    return framework.from_host(hostmemory.fresh(view) if objection or copy else view, CPU)
+    return framework.from_host(host_memory.fresh(view) if objection or copy else view, CPU)
 
 
 linalg = SimpleNamespace(

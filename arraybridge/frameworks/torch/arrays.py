@@ -18,8 +18,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils import dlpack as torch_dlpack
 
-from arraybridge import machine
-from arraybridge.frameworks import capsules, cardmemory, dtype_names, hostmemory, protocols, readonly
+from arraybridge import hardware
+from arraybridge.frameworks import dlpack_capsules, dtype_names, gpu_memory, host_memory, protocols, read_only
+from arraybridge.frameworks.accelerators import GpuMemory, Holding, Streams
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -37,7 +38,6 @@ from arraybridge.frameworks.base import (
     refuse_cast,
     refuse_dtype,
 )
-from arraybridge.frameworks.parts import GpuMemory, Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.observation import TorchObservation
 from arraybridge.frameworks.torch.streams import TorchStreams, on_device
@@ -178,7 +178,7 @@ class TorchInterchange(Interchange):
             return torch.from_dlpack(x)
         if not self.framework.streams.has_queues:
             return torch.from_dlpack(x)
-        cardmemory.release()
+        gpu_memory.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
         with source.devices.selected(device), on_device(device.index):
             # This hands the producer the current stream of this thread on that device.
@@ -236,7 +236,7 @@ class TorchDevices(Devices):
     def visible_devices(self) -> tuple[Device, ...]:
         if not _is_asleep():
             return self._counted()
-        return (CPU, *(Device("gpu", card.index) for card in machine.cards_for(_CUDA)))
+        return (CPU, *(Device("gpu", card.index) for card in hardware.cards_for(_CUDA)))
 
     def _counted(self) -> tuple[Device, ...]:
         """Return the CPU and the accelerators that PyTorch counts. Wakes CUDA's driver."""
@@ -341,7 +341,7 @@ class TorchMemory(Memory):
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
             for i in _numbers():
-                if torch.version.hip or cardmemory.has_context(i):  # any other would be opened
+                if torch.version.hip or gpu_memory.has_context(i):  # any other would be opened
                     torch.cuda.synchronize(i)
         elif self.framework.devices.is_started():
             torch.accelerator.synchronize()
@@ -383,7 +383,7 @@ class TorchFastPath(FastPath):
         if address < _LOWEST:
             raise NotImplementedError
         layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
-        place = address % hostmemory.ALIGNMENT if alignment > 1 else 0
+        place = address % host_memory.ALIGNMENT if alignment > 1 else 0
         return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
 
     def fast_view(self, x: torch.Tensor) -> np.ndarray:
@@ -407,13 +407,13 @@ class TorchFastPath(FastPath):
 
     def fast_export(self, x: torch.Tensor) -> Any:
         address = x.data_ptr()
-        if address % hostmemory.ALIGNMENT or address < _LOWEST or x.dtype not in REAL or x.requires_grad:
+        if address % host_memory.ALIGNMENT or address < _LOWEST or x.dtype not in REAL or x.requires_grad:
             raise NotImplementedError
         return x.numpy().__dlpack__()
 
     def fast_adopt(self, capsule: Any) -> torch.Tensor:
         tensor: torch.Tensor = torch_dlpack.from_dlpack(capsule)
-        if readonly.lent and readonly.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
+        if read_only.lent and read_only.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
 
@@ -485,11 +485,11 @@ class TorchFramework(Framework):
         if device.kind != "cpu":
             return super().from_host(view, device)
         # from_numpy minds strides along one element, and which of two C types of one size it is.
-        return torch_dlpack.from_dlpack(capsules.capsule(view))
+        return torch_dlpack.from_dlpack(dlpack_capsules.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
-        if view.dtype.itemsize == 16 and view.size and hostmemory.address(view) % 16:
+        if view.dtype.itemsize == 16 and view.size and host_memory.address(view) % 16:
             return Cause(Reason.MISALIGNED_ELEMENTS, framework=self.name, dtype=view.dtype.name, alignment=16)
         return super().cannot_view(view)
 
@@ -530,7 +530,7 @@ def _is_asleep() -> bool:
 
     After that, this process cannot be forked. Most queries initialize it, ``is_available`` among them.
     """
-    return _CUDA > 0 and not cardmemory.is_awake()
+    return _CUDA > 0 and not gpu_memory.is_awake()
 
 
 def _numbers(device: Device | None = None) -> list[int]:
@@ -581,7 +581,7 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
         "data": (shown.data_ptr(), False),
         "version": 2,
     }
-    owner = cardmemory.loan(lent, lender, borrower, device)
+    owner = gpu_memory.loan(lent, lender, borrower, device)
     exported = protocols.Exported(owner, __cuda_array_interface__=interface)
     return torch.as_tensor(exported, device=lent.device).view(lent.dtype)
 
@@ -594,7 +594,7 @@ def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
     interface = x.__cuda_array_interface__
     address, is_read_only = interface["data"]
     writable = protocols.Exported(x, __cuda_array_interface__={**interface, "data": (address, False)})
-    index = cardmemory.device_at(address)
+    index = gpu_memory.device_at(address)
     # With any other device, PyTorch copies; without one, it opens the current device to find out.
     tensor = torch.as_tensor(writable, device=None if index is None else f"cuda:{index}")
     stream = interface.get("stream")

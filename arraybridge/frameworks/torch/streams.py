@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from arraybridge.frameworks import cardmemory
-from arraybridge.frameworks.parts import Mark, Streams
+from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks.accelerators import Mark, Streams
 from arraybridge.types import Device
 
 if torch.backends.cuda.is_built():
-    cardmemory.captures.append(torch.cuda.is_current_stream_capturing)
+    gpu_memory.captures.append(torch.cuda.is_current_stream_capturing)
 
 
 @contextmanager
@@ -25,11 +25,11 @@ def on_device(index: int) -> Iterator[None]:
     and with it CuPy's, stays the other one.
     """
     before = torch.cuda.current_device()
-    if before == index or torch.version.hip or cardmemory.has_context(before):
+    if before == index or torch.version.hip or gpu_memory.has_context(before):
         with torch.cuda.device(index):
             yield
     else:
-        with cardmemory.primary_context(index), torch.cuda.device(index):
+        with gpu_memory.primary_context(index), torch.cuda.device(index):
             yield
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 import arraybridge
 from arraybridge import Device
+from arraybridge.frameworks.accelerators import DeviceDetails, Holding
 from arraybridge.frameworks.base import Devices, Memory, Runtime, component
-from arraybridge.frameworks.parts import DeviceDetails, Holding
 from arraybridge.frameworks.registry import Facts
 
 __version__ = "3.2.1"

@@ -1,0 +1,112 @@
+"""`compare`: whether the CPU or the GPU takes less for the same call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, overload
+
+from arraybridge.benchmarking.reports import Comparison, SizeComparison
+from arraybridge.benchmarking.standard_functions import array_of
+from arraybridge.benchmarking.timing import Timing, benchmark
+from arraybridge.carriers.sources import source_of
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.devices.default_device import use_device
+from arraybridge.devices.inventory import framework_for_numpy_code, gpu_available
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU
+from arraybridge.parallel.current_device import working_on
+from arraybridge.parallel.function_devices import placement
+from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.types import Device
+
+_Functions: TypeAlias = "Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]"
+_Make: TypeAlias = "Callable[[int], Any]"
+
+
+@overload
+def compare(
+    fn: Callable[..., Any], *args: Any, sizes: None = None, seconds: float = 0.5, runs: int | None = None
+) -> Comparison: ...
+@overload
+def compare(
+    fn: _Functions, *, sizes: Iterable[int], make: _Make = ..., seconds: float = 0.5, runs: int | None = None
+) -> SizeComparison: ...
+def compare(
+    fn: Any,
+    *args: Any,
+    sizes: Iterable[int] | None = None,
+    make: _Make = array_of,
+    seconds: float = 0.5,
+    runs: int | None = None,
+) -> Comparison | SizeComparison:
+    """The same call on the CPU and on the GPU, with the speed-up; on a machine without a GPU, the CPU alone.
+
+    A decorated function or one with ``@gpu`` gets the arguments as they are, so that its transfers count. For
+    any other function the arrays are moved first, and the transfers do not count: arrays of a framework
+    within it, NumPy's to CuPy, PyTorch or JAX, the first that has a card. Write such a function for both, as
+    with `array_namespace`.
+
+    Args:
+        fn: the function; with ``sizes`` also several, in a list or, by name, in a dictionary.
+        args: its arguments.
+        sizes: numbers of elements to compare at; a `SizeComparison` comes back.
+        make: with ``sizes``: the function's argument for a size. Left out, that many float32, 1-D.
+        seconds: as of `benchmark`, for each device.
+        runs: as of `benchmark`, for each device.
+
+    Raises:
+        as `benchmark`.
+
+    >>> import numpy as np
+    >>> result = compare(np.sort, np.arange(100), runs=5)
+    >>> result.cpu.runs
+    5
+    >>> print(compare(np.sort, sizes=[10, 1000], runs=5).crossover())  # on a machine without a GPU
+    None
+    """
+    if sizes is None:
+        return _compared(fn, args, seconds, runs)
+    counts = sorted(set(sizes))
+    if args or not counts or counts[0] < 1:
+        raise ValueError("compare(fn, sizes=[…]) takes sizes over 0, and no arguments beside them")
+    several = fn if isinstance(fn, Sequence) else [fn]
+    functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
+    pairs = [(name, one, size) for name, one in functions.items() for size in counts]
+    rows = ((name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
+    return SizeComparison(tuple(rows))
+
+
+def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> Comparison:
+    if not callable(fn):
+        raise TypeError(f"compare takes a function and its arguments, or functions, and {fn!r} is none")
+    placed = placement(fn)
+    converts = placed is not None and placed.converts
+
+    def on(device: Device, values: tuple[Any, ...]) -> Timing:
+        with use_device(device), working_on(device):
+            return benchmark(fn, *values, seconds=seconds, runs=runs)
+
+    cpu = on(CPU, args if converts else _moved(args, CPU, None))
+    if not gpu_available():
+        return Comparison(cpu, None, "there is no GPU here, so that only the CPU was measured")
+    card = Device("gpu", 0)
+    if converts:
+        return Comparison(cpu, on(card, args), "transfers are included")
+    target = framework_for_numpy_code(card)
+    if target is None and any(source_of(x)[0].devices.has_only_host for x in arrays_of(args)):
+        names = ", ".join(registry.for_numpy_code())
+        return Comparison(cpu, None, f"none of {names} is installed for the card: only the CPU was measured")
+    return Comparison(cpu, on(card, _moved(args, card, target)), "transfers are not included")
+
+
+def _moved(args: tuple[Any, ...], device: Device, instead_of_numpy: str | None) -> tuple[Any, ...]:
+    def place(x: Any) -> Any:
+        source, _ = source_of(x)
+        name = instead_of_numpy if source.devices.has_only_host and instead_of_numpy else source.name
+        if device == CPU and not source.has_host:
+            name = "numpy"  # CuPy's and pyclesperanto's arrays have no home on the host
+        has_only_host = registry.framework(name).devices.has_only_host
+        return convert_memory(x, name, device=None if has_only_host else device)
+
+    moved: tuple[Any, ...] = map_arrays(args, place)
+    return moved

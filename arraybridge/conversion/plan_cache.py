@@ -1,0 +1,147 @@
+"""The plan cache: decisions that later calls with the same signature and plan key reuse.
+
+1. A *form* is the call signature without the array: the target, a declared source and the options.
+2. `by_form` maps a form and the type of the array to a plan, a function that converts such arrays.
+3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
+   handling. Then it computes the plan key of the array (`FastPath.fast_facts`), and runs the function for
+   that key.
+4. For the most common calls, which pass only a target, `by_form` has the fast converter under that name.
+
+Never cached: arrays whose framework has no plan key, arrays on accelerators, and calls that depend on
+more than the call and the array (``gpu_id="auto"``, a missing GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from threading import Lock
+from typing import Any
+
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.conversion.decide import Decision, Request
+from arraybridge.conversion.table import FastFunction, cell
+from arraybridge.errors import MemoryConversionError
+from arraybridge.frameworks.base import CPU, refusals
+from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, opener
+from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
+
+__all__ = ["by_form", "declined", "form_of"]
+
+#: Form → type of the array → the plan, a function of the array.
+by_form: dict[Hashable, dict[type, FastFunction]] = new_cache()
+#: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
+declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
+_declining = Lock()
+
+# Form and type of the array → facts → what was decided for them.
+_decided: dict[tuple[Hashable, type], dict[Hashable, FastFunction]] = new_cache()
+_MAX_FACTS = 4096
+
+
+def form_of(
+    source: Any, target: Any, *, dtype: Any = None, grad: str = "error", device: Any = None
+) -> Hashable:
+    """The form of ``convert_memory(x, source, target, dtype=dtype, grad=grad, device=device)``."""
+    return (source, target, None, None, type(None), dtype, type(dtype), grad, device)
+
+
+def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
+    """Remember what was decided for this form, and for an array with these facts, if that can be."""
+    global declined
+    cls = type(data)
+    opened: FastFunction | None = None
+    if data is not decision.data:  # an array of another library, which was opened first
+        if decision.source is FOREIGN_HOST and carrier_of(data) is None:
+            opened = opener(data, decision.data)
+        if opened is None:
+            return
+    if request.gpu_id is not None:
+        return
+    with _declining:
+        declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
+    fast = _fast(request, decision)
+    plain = request.dtype is None and request.device is None and request.grad == "error"
+    try:
+        is_bare = plain and request.declared is None and request.copy is None
+        # A call of a target alone, which stands first, has tried the fast converter by then.
+        has_tried = is_bare and form[0] is not None and opened is None
+        plan = _planned(form, request, decision, None if has_tried else fast)
+        _add(form, cls, _after(opened, plan))
+        if is_bare:  # however it was written
+            _add(request.target, cls, fast if opened is None else _after(opened, plan))
+    except TypeError:
+        pass  # an option that cannot be a key
+
+
+def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFunction | None:
+    """Return a plan for arrays of another library, which are opened first."""
+    if opened is None or plan is None:
+        return plan
+    return lambda x: plan(opened(x))
+
+
+def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:
+    by_type = by_form.setdefault(form, {})
+    if max(len(by_form), len(by_type)) >= MOST_ENTRIES:  # of classes that are made in a loop
+        by_form.clear()
+        by_type = by_form[form] = {}
+    if plan is not None:
+        by_type[cls] = plan
+
+
+def _planned(
+    form: Hashable, request: Request, decision: Decision, fast: FastFunction | None
+) -> FastFunction | None:
+    """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
+    source = decision.source
+    target = decision.target
+    facts = source.fast_path.fast_facts
+    alignment = target.alignment
+    if facts is None or not _rests_on_facts(request, decision):
+        return fast
+    try:
+        of_this_array = facts(decision.data, alignment)
+    except declined:
+        return fast  # it is not simply there, in the host's memory
+    key = (form, type(decision.data))
+    runs = _decided.get(key) or remember(_decided, key, {})
+    if len(runs) >= _MAX_FACTS:
+        runs.clear()
+    runs[of_this_array] = decision.convert
+    if fast is None:
+        return lambda x: runs[facts(x, alignment)](x)
+
+    def plan(x: Any) -> Any:
+        try:
+            return fast(x)
+        except declined:
+            return runs[facts(x, alignment)](x)
+
+    return plan
+
+
+def _fast(request: Request, decision: Decision) -> FastFunction | None:
+    """The fast converter of the pair, where it looks at all on which this form depends; or None."""
+    source = decision.source
+    target = decision.target
+    # What it does not look at is the dtype, where the result should be, and whether a scalar is copied.
+    if request.dtype is not None or request.copy or (request.copy is not None and not source.mutable):
+        return None
+    if request.device is not None and (source is target or Device.parse(request.device) != CPU):
+        return None
+    if source is not target and type(decision.data) not in source.fast_path.fast_types():
+        return None
+    fast = cell(source.name, target.name)(source, target)
+    if fast is None or request.grad == "error" or source is target:
+        return fast
+    detach = source.autodiff.detach
+    return lambda x: fast(detach(x))
+
+
+def _rests_on_facts(request: Request, decision: Decision) -> bool:
+    """Whether another such array would go to the same place, whatever happens until then."""
+    if decision.route.device.kind != "cpu":
+        return False
+    if type(decision.data) not in decision.source.fast_path.fast_types():
+        return False
+    return request.device is None or Device.parse(request.device).kind == "cpu"

@@ -1,0 +1,255 @@
+"""The options of the decorators: their names and types, their defaults, and the checks of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
+
+from arraybridge.conversion.convert import Grad
+from arraybridge.conversion.decide import dtype_name
+from arraybridge.conversion.placement import Placement, check_gpu_id, check_placement
+from arraybridge.decorators.dtype_conversion import DtypeConversion, DtypeConversionName
+from arraybridge.errors import Advice, UnknownFrameworkError, nearest
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.validation import whole_number
+
+
+class DecoratorKeywords(TypedDict, total=False):
+    """The options that callers pass to a decorator, for editors and type checkers.
+
+    ``output_type`` is not among them, because the type of the result depends on it. The defaults are those of
+    `DecoratorOptions`; a test compares them with the comments here.
+    """
+
+    #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Without it, arrays stay
+    #: on their device, or go to the host if the framework does not have that device. Defaults to ``None``.
+    gpu_id: GpuId
+    #: The device to run on instead: a device string such as ``"cpu:1"``, or the device object of a framework.
+    #: Defaults to ``None``.
+    device: DeviceLike | None
+    #: The expected framework of the arguments, readable as ``input_memory_type``. Defaults to ``None``.
+    input_type: FrameworkLike | None
+    #: Whether arrays of other frameworks than ``input_type`` raise an error. Defaults to ``False``.
+    strict: bool
+    #: ``True`` frees memory and retries when memory runs out; ``"split"`` also halves the batch. For plain
+    #: functions only. Defaults to ``False``.
+    oom_recovery: bool | Literal["split"]
+    #: The number of retries. Defaults to ``2``.
+    max_retries: int
+    #: The axis to split along. Defaults to ``0``.
+    split_axis: int
+    #: The minimum number of rows per part. Defaults to ``1``.
+    min_split: int
+    #: A dtype to which the array arguments are cast. Defaults to ``None``, which keeps their dtypes.
+    dtype: Any
+    #: The dtype of the results, see `DtypeConversion`. Defaults to ``DtypeConversion.NATIVE_OUTPUT``, which
+    #: keeps their dtypes.
+    dtype_conversion: DtypeConversion | DtypeConversionName
+    #: Whether to call the function for each plane of its 3-D arrays and stack the results. For plain
+    #: functions only. Defaults to ``False``.
+    slice_by_slice: bool
+    #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
+    #: ``None``.
+    contract: Callable[[Any], Any] | None
+    #: What to do with a PyTorch tensor that requires grad and is converted to another framework: ``"error"``
+    #: or ``"detach"``. Inside of PyTorch the graph is kept. ``"flow"`` accepts arrays of other frameworks
+    #: that are being differentiated: results are of the caller's framework, whose backward pass
+    #: differentiates through the function. Defaults to ``"error"``.
+    grad: Grad | Literal["flow"]
+    #: Whether each thread runs the function on a separate CUDA stream. ``False`` uses the caller's stream,
+    #: for kernels that are launched on the default stream. Defaults to ``True``.
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoratorOptions:
+    """The checked options of one decorator.
+
+    Attributes:
+        framework: the framework of the decorator.
+        output_type: the framework of the results, or ``"input"``.
+        converts: whether arguments and results are converted; false for `memory_types`.
+
+    `DecoratorKeywords` describes the others.
+    """
+
+    framework: str
+    output_type: str
+    converts: bool = True
+    gpu_id: GpuId = None
+    device: Device | None = None
+    input_type: str | None = None
+    strict: bool = False
+    oom_recovery: bool | Literal["split"] = False
+    max_retries: int = 2
+    split_axis: int = 0
+    min_split: int = 1
+    dtype: str | None = None
+    dtype_conversion: DtypeConversion = DtypeConversion.NATIVE_OUTPUT
+    slice_by_slice: bool = False
+    contract: Callable[[Any], Any] | None = None
+    grad: Grad | Literal["flow"] = "error"
+    stream: bool = True
+
+    @property
+    def placement(self) -> Placement:
+        """Where the function runs."""
+        return Placement(self.framework, self.device, self.gpu_id, self.converts)
+
+    @property
+    def required_source(self) -> str | None:
+        """The framework that all array arguments must be of; None for any."""
+        return self.input_type if self.strict else None
+
+    @property
+    def uses_accelerator(self) -> bool:
+        """Whether the options name an accelerator."""
+        return self.gpu_id is not None or (self.device or CPU).kind != "cpu"
+
+    @property
+    def splits(self) -> bool:
+        """Whether the batch is halved when memory runs out."""
+        return self.oom_recovery == "split"
+
+
+def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool = True) -> DecoratorOptions:
+    """Return the options of a decorator of ``framework``, each of the right type and in its range.
+
+    Raises:
+        TypeError: an option is unknown or of the wrong type.
+        ValueError: an option has an invalid value.
+    """
+    for option in keywords:
+        if option not in _CHECKS:
+            hint = nearest(option, _CHECKS)
+            raise TypeError(f"@{framework} has no option {option!r}{hint}; it has {', '.join(_CHECKS)}")
+    checked = {
+        option: value if value is _DEFAULTS[option] else _CHECKS[option](option, value)
+        for option, value in keywords.items()
+    }
+    check_placement(checked.get("gpu_id"), keywords.get("device"))
+    if checked.get("strict") and checked.get("input_type") is None:
+        raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
+    if registry.facts(framework).has_only_host:
+        checked["gpu_id"] = None  # its arrays are always on the host
+    if checked.get("output_type") is None:
+        checked["output_type"] = "input" if checked.get("grad") == "flow" else framework
+    return DecoratorOptions(framework=framework, converts=converts, **checked)
+
+
+# -- the checks ----------------------------------------------------------------------------------------
+
+
+def _check_output_type(option: str, value: Any) -> str:
+    if isinstance(value, str) and value == "input":
+        return "input"
+    try:
+        return registry.framework_name(value)
+    except UnknownFrameworkError as error:
+        error.advise(Advice(f"It may also be 'input'{nearest(value, ['input'])}."))
+        raise
+
+
+def _check_gpu_id(option: str, value: Any) -> GpuId:
+    return check_gpu_id(value)
+
+
+def _check_device(option: str, value: Any) -> Device:
+    return Device.parse(value)
+
+
+def _check_framework(option: str, value: Any) -> str:
+    return registry.framework_name(value)
+
+
+def _check_bool(option: str, value: Any) -> bool:
+    return bool(_check_choice(option, value, (True, False)))
+
+
+def _check_oom_recovery(option: str, value: Any) -> Any:
+    return _check_choice(option, value, (True, False, "split"))
+
+
+def _check_max_retries(option: str, value: Any) -> int:
+    return whole_number(option, value, least=0)
+
+
+def _check_split_axis(option: str, value: Any) -> int:
+    return whole_number(option, value)
+
+
+def _check_min_split(option: str, value: Any) -> int:
+    return whole_number(option, value, least=1)
+
+
+def _check_dtype(option: str, value: Any) -> str:
+    return dtype_name(value)
+
+
+def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
+    """Return a member for itself, its name (``"preserve_input"``, ``"uint8"``) or its value."""
+    if isinstance(value, DtypeConversion):
+        return value
+    names = {text: member for member in DtypeConversion for text in (member.value, member.name.lower())}
+    if isinstance(value, str):
+        member = names.get(value.lower())
+        if member is not None:
+            return member
+        expected = ", ".join(member.name.lower() for member in DtypeConversion)
+        raise ValueError(
+            f"{option}={value!r} is not a conversion. Pass one of {expected}{nearest(value, names)}."
+        )
+    raise TypeError(
+        f"{option} expects a DtypeConversion or its name, got {type(value).__name__}. Pass {option}='uint8'."
+    )
+
+
+def _check_contract(option: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{option}={value!r} must be a function of the result")
+    return value
+
+
+def _check_grad(option: str, value: Any) -> Any:
+    return _check_choice(option, value, ("error", "detach", "flow"))
+
+
+def _check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    """Return the value if it is one of the choices.
+
+    Raises:
+        ValueError: it is not one of them, but of the type of one.
+        TypeError: it is of another type.
+    """
+    types = {type(choice) for choice in choices}
+    if type(value) in types and value in choices:
+        return value
+    error = ValueError if type(value) in types else TypeError
+    expected = " or ".join(map(repr, choices))
+    raise error(f"{option}={value!r} must be {expected}{nearest(str(value), [str(c) for c in choices])}")
+
+
+#: The check of each option, called with its name and a value that is not the default.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "output_type": _check_output_type,
+    "gpu_id": _check_gpu_id,
+    "device": _check_device,
+    "input_type": _check_framework,
+    "strict": _check_bool,
+    "oom_recovery": _check_oom_recovery,
+    "max_retries": _check_max_retries,
+    "split_axis": _check_split_axis,
+    "min_split": _check_min_split,
+    "dtype": _check_dtype,
+    "dtype_conversion": _check_dtype_conversion,
+    "slice_by_slice": _check_bool,
+    "contract": _check_contract,
+    "grad": _check_grad,
+    "stream": _check_bool,
+}
+_DEFAULTS: dict[str, Any] = {"output_type": None} | {
+    field.name: field.default for field in fields(DecoratorOptions) if field.name in _CHECKS
+}

@@ -1,0 +1,112 @@
+"""Results: converted to a framework, or restored to the framework, device and carrier of an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.decorators.dtype_conversion import convert_dtype
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
+from arraybridge.frameworks import registry
+from arraybridge.tracing.trace_log import open_logs
+from arraybridge.trees import ARRAY, LEAF, kinds, map_arrays
+
+__all__ = ["Restoration", "ResultConversion"]
+
+
+class Restoration:
+    """Restores arrays to the framework, device and carrier of the caller's first array argument.
+
+    Args:
+        first: the first array argument, as the caller passed it.
+        grad: as for `convert_memory`.
+        writable: whether NumPy arrays that are read-only are copied, so that callers can write to them.
+    """
+
+    __slots__ = ("carrier", "device", "first", "framework", "grad", "shape", "writable")
+
+    def __init__(self, first: Any, grad: Any = "error", *, writable: bool = False) -> None:
+        framework, array = source_of(first)
+        self.first = first
+        self.grad = grad
+        self.writable = writable
+        self.framework = framework
+        self.device = framework.devices.device_of(array)
+        # Only types that no framework owns have carriers; they have no fixed kind.
+        self.carrier = None if kinds.get(type(first)) else carrier_of(first)
+        self.shape = None if self.carrier is None else framework.shape(array)
+
+    def array(self, x: Any) -> Any:
+        """Return one array of any framework, restored."""
+        framework = self.framework
+        is_owned = registry.find_owner(x) is framework  # cached by type, which `Framework.owns` is not
+        is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)
+        if not is_there or open_logs:
+            x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
+        # Not isinstance, which asks tensors for their __class__.
+        if self.writable and issubclass(type(x), np.ndarray) and not x.flags.writeable:
+            x = x.copy()
+        if self.carrier is None or x.shape != self.shape:
+            return x
+        return self.carrier.rebuild(self.first, x)
+
+
+class ResultConversion:
+    """Converts the arrays in a result, in containers too, and NumPy scalars if they become arrays.
+
+    Carriers that the function returns stay unchanged. NumPy scalars stay scalars if they would become NumPy
+    arrays, or if the other framework does not have such arrays.
+
+    Args:
+        deliver: converts one array.
+        dtype: the dtype that the arrays get first; None keeps theirs.
+        unchanged: types of arrays that stay as they are.
+    """
+
+    __slots__ = ("deliver", "dtype", "unchanged")
+
+    def __init__(
+        self, deliver: Callable[[Any], Any], dtype: str | None = None, unchanged: Container[type] = ()
+    ) -> None:
+        self.deliver = deliver
+        self.dtype = dtype
+        self.unchanged = unchanged
+
+    def tree(self, result: Any) -> Any:
+        """Return a result with its arrays converted."""
+        kind = kinds.get(type(result))
+        if kind is ARRAY and self.dtype is None:
+            return self.deliver(result)
+        if kind is LEAF and not isinstance(result, np.generic):
+            return result
+        return map_arrays(result, self.leaf, also=np.generic)
+
+    def leaf(self, x: Any) -> Any:
+        """Return one array or NumPy scalar, converted."""
+        cls = type(x)
+        if cls in self.unchanged:
+            return x
+        kind = kinds.get(cls)
+        if not kind and carrier_of(x) is not None:
+            return x
+        if kind is not ARRAY and issubclass(type(x), np.generic):
+            return self._scalar(x)
+        return self.deliver(x) if self.dtype is None else self._with_dtype(x, self.dtype)
+
+    def _scalar(self, x: np.generic) -> Any:
+        try:
+            array = self.deliver(np.asarray(x))
+        except (ArrayNotSupportedError, DtypeNotSupportedError):
+            return x
+        return x if isinstance(array, np.ndarray) else array
+
+    def _with_dtype(self, x: Any, dtype: str) -> Any:
+        dtypes = source_of(x)[0].dtypes
+        if dtypes is None or dtype in dtypes:
+            return self.deliver(convert_dtype(x, dtype))
+        return convert_dtype(self.deliver(x), dtype)  # the array's framework does not have the dtype

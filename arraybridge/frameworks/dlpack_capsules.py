@@ -1,0 +1,130 @@
+"""DLPack capsules of host memory: made, read, and inspected."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from arraybridge.frameworks.dtype_names import DLPACK_CODES, name_of, np_dtype
+from arraybridge.frameworks.protocols import Importable
+from arraybridge.frameworks.read_only import writable_alias
+
+__all__ = ["lent_at"]
+
+_DLPACK_NAMES = {code: name for name, code in DLPACK_CODES.items()}
+
+_UNSIGNED = 1
+# Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
+_CODE_OFFSET = 20
+# Of DLTensor.byte_offset, after the dtype and pointers to shape and strides.
+_BYTES_OFFSET = 40
+# DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
+_VERSIONED_OFFSET = 32
+
+# Offset of DLTensor.device.device_type, after the data pointer.
+_DEVICE_OFFSET = 8
+# The flags are the last 8 bytes before the tensor.
+_FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype = ctypes.c_char_p
+_capsule_name.argtypes = [ctypes.py_object]
+
+
+def _tensor_of(exported: Any) -> int:
+    """Address of the DLTensor, which begins with its data pointer, in a capsule not consumed yet."""
+    name = _capsule_name(exported)
+    return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
+
+
+def lent_at(exported: Any) -> int:
+    """Address of the first element that a capsule lends, of OpenCL the handle; 0 where it is consumed."""
+    if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
+        return 0
+    data, offset = (
+        ctypes.c_uint64.from_address(_tensor_of(exported) + at).value for at in (0, _BYTES_OFFSET)
+    )
+    return data + offset
+
+
+def _code_of(exported: Any) -> ctypes.c_uint8:
+    return ctypes.c_uint8.from_address(_tensor_of(exported) + _CODE_OFFSET)
+
+
+def device_type_of(exported: Any) -> int:
+    """Return the DLPack device type of the memory in a capsule that was not consumed yet.
+
+    Raises:
+        TypeError: If it is not such a capsule.
+    """
+    if type(exported).__name__ != "PyCapsule":
+        raise TypeError(f"__dlpack__ returned {type(exported).__name__}, not a DLPack capsule")
+    if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
+        raise TypeError("__dlpack__ returned a capsule that was consumed already")
+    return ctypes.c_int32.from_address(_tensor_of(exported) + _DEVICE_OFFSET).value
+
+
+def is_copied(exported: Any) -> bool:
+    """Return whether a capsule states that it holds a copy, to which nothing else refers."""
+    if b"versioned" not in (_capsule_name(exported) or b""):
+        return False
+    flags = ctypes.c_uint64.from_address(_tensor_of(exported) - _FLAGS_BEFORE).value
+    return flags & (_IS_COPIED | _IS_READ_ONLY) == _IS_COPIED
+
+
+def from_extended(exported: Any) -> np.ndarray:
+    """Return a NumPy view of a capsule of bfloat16 or float8 in host memory.
+
+    Raises:
+        NotImplementedError: If it holds another dtype.
+    """
+    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    if name is None:
+        raise NotImplementedError
+    return from_capsule(exported, np_dtype(name))
+
+
+def from_any_capsule(exported: Any) -> np.ndarray:
+    """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
+    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    return np.from_dlpack(Importable(exported)) if name is None else from_capsule(exported, np_dtype(name))
+
+
+def capsule(view: np.ndarray) -> Any:
+    """The DLPack capsule of an array, as a writable one, the extended dtypes of ``ml_dtypes`` included.
+
+    NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
+    unsigned integers, and the capsule's dtype code is set to what they are.
+    """
+    if not view.flags.writeable:
+        view = writable_alias(view)
+    code = DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None  # of ml_dtypes
+    if code is None:
+        return view.__dlpack__()
+    exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
+    _code_of(exported).value = code
+    return exported
+
+
+def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
+
+    NumPy makes it read-only, since such a capsule cannot say that it may be written to.
+    """
+    if name_of(dtype) in DLPACK_CODES:
+        _code_of(exported).value = _UNSIGNED
+    return np.from_dlpack(Importable(exported)).view(dtype)
+
+
+def from_dlpack(x: Any) -> np.ndarray:
+    """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError):  # NumPy has no such dtype
+        exported = x.__dlpack__()
+        return from_capsule(exported, np_dtype(_DLPACK_NAMES[_code_of(exported).value]))

@@ -1,0 +1,270 @@
+"""Arrays of libraries that arraybridge does not know, through the protocols that they offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, told
+from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
+from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
+from arraybridge.frameworks.non_array_advice import advice_for
+from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.reasons import Cause, Reason
+
+__all__ = [
+    "FOREIGN_HOST",
+    "foreign_framework",
+    "is_foreign_array",
+    "is_on_card",
+    "offers_alone",
+    "opener",
+    "refuse_to_fetch",
+    "unknown_array",
+]
+
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+_NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+
+# DLPack device types: kDLCPU, kDLCUDAHost (pinned), kDLROCMHost can be read by the processor.
+_HOST_TYPES = (1, 3, 11)
+_CUDA_TYPES = (2, 13)
+#: The frameworks that read CUDA memory of any library, in the order in which they are tried.
+_CUDA_READERS = ("cupy", "torch")
+
+
+#: Host memory of other libraries, once it was opened as a NumPy array.
+FOREIGN_HOST = NumpyFramework()
+
+
+class _Fetched(NumpyFramework):
+    """NumPy arrays that a producer's library copied to the host on request; nothing else refers to them."""
+
+    def to_host(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    host_view = copy = to_host
+
+
+_SCALAR = NumpyFramework(Cause(Reason.NUMPY_SCALAR))
+
+
+def is_foreign_array(x: Any) -> bool:
+    """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
+    if issubclass(type(x), (type, *_NO_NUMBERS)):
+        return False
+    return any(offers(x, protocol) for protocol in _PROTOCOLS)
+
+
+def offers(x: Any, protocol: str) -> bool:
+    """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
+    try:
+        return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes
+        return False
+
+
+def offers_alone(x: Any) -> bool:
+    """Whether ``x`` offers an array protocol that others of its class may lack."""
+    return any(offers(x, protocol) and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
+
+
+def is_on_card(x: Any) -> bool:
+    """Whether the memory of a foreign array is CUDA's."""
+    kind = None if isinstance(x, np.generic) else _dlpack_kind(x)
+    if kind is not None:
+        return kind in _CUDA_TYPES
+    return offers(x, "__cuda_array_interface__") and not offers(x, "__array_interface__")
+
+
+def _dlpack_kind(x: Any) -> int | None:
+    """DLPack's number for the kind of memory; None where the array does not tell."""
+    if not offers(x, "__dlpack_device__"):
+        return None
+    try:
+        return int(x.__dlpack_device__()[0])
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        what = f"an array of type {type(x).__qualname__}"
+        raise refuse(FOREIGN_HOST, what, f"its __dlpack_device__() fails: {told(error)}") from error
+
+
+def foreign_framework(x: Any) -> tuple[Framework, Any]:
+    """How to treat an object that offers an array protocol: its framework, and the array to read.
+
+    Raises:
+        ArrayNotSupportedError: its memory is of a kind that nothing here can read.
+    """
+    if isinstance(x, np.generic):
+        return _SCALAR, np.asarray(x)
+    kind = _dlpack_kind(x)
+    if is_on_card(x):
+        try:
+            return _import_cuda(x)
+        except ArrayNotSupportedError:
+            if kind is None:
+                raise
+            return _fetched(x, kind)
+    if kind is not None and kind not in _HOST_TYPES:
+        reader = _reader_of(kind)
+        if reader is None:
+            return _fetched(x, kind)
+        return reader, reader.interchange.adopt(x, FOREIGN_HOST, CPU)
+    try:
+        of_numpy = offers(x, "__array_interface__")
+        return FOREIGN_HOST, np.asarray(x) if of_numpy else dlpack_capsules.from_dlpack(x)
+    except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
+        what = f"an array of type {type(x).__qualname__}"
+        raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {told(error)}") from error
+
+
+def _import_cuda(x: Any) -> tuple[Framework, Any]:
+    """``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
+    failed: Exception | None = None
+    instead = "install cupy or torch, which can read it"
+    for name in _CUDA_READERS:
+        target = registry.usable(name)
+        if target is None:
+            continue
+        try:
+            return target, target.interchange.adopt(x, FOREIGN_HOST, CPU)
+        except refusals(target) as error:
+            if failed is None:
+                instead = f"{name} cannot read it here ({told(error)}); copy it to the host first"
+                failed = error
+    raise refuse(FOREIGN_HOST, "a CUDA array", instead) from failed
+
+
+def _reader_of(kind: int) -> Framework | None:
+    """Return the loaded framework whose accelerator has this DLPack device type, such as PyTorch on ROCm."""
+    return next((one for one in registry.loaded() if one.interchange.dlpack_device == kind), None)
+
+
+# -- producers on devices that no framework here reads ---------------------------------------------------
+
+_HOST = (1, 0)
+# Keyword arguments of `__dlpack__`, the newest form first: array API 2024, 2023, and producers that
+# cannot copy on request.
+_WISHES: tuple[dict[str, Any], ...] = (
+    {"dl_device": _HOST, "copy": True, "max_version": (1, 0)},
+    {"dl_device": _HOST, "copy": True},
+    {"dl_device": _HOST, "max_version": (1, 0)},
+    {"dl_device": _HOST},
+)
+
+
+def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
+    """Return a copy of ``x`` in host memory, made by the producer's own library.
+
+    The request says ``copy=True``, because a producer with unified memory may otherwise share it. If the
+    capsule does not state that it holds a copy, its values are copied here.
+    """
+    failed: Exception | None = None
+    for wish in _WISHES if offers(x, "__dlpack__") else ():
+        try:
+            capsule = x.__dlpack__(**wish)
+            if dlpack_capsules.device_type_of(capsule) not in _HOST_TYPES:
+                failed = failed or BufferError("it returned memory that is not on the host")
+                continue
+            is_copy = dlpack_capsules.is_copied(capsule)
+            view = dlpack_capsules.from_any_capsule(capsule)
+            memory = read_only.writable_alias(view) if is_copy else host_memory.compact(view)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  # third-party code may raise anything
+            if failed is None or not isinstance(error, TypeError):
+                failed = error
+            continue
+        return _Fetched(Cause(Reason.LIBRARY_COPIES, source_device=_named(kind))), memory
+    why = f": {told(failed)}" if failed is not None else ""
+    instead = (
+        f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
+        f" host{why}; copy it to the host with its own library first"
+    )
+    raise refuse(FOREIGN_HOST, f"an array on {_named(kind)}", instead) from failed
+
+
+def _named(kind: int) -> str:
+    return f"DLPack device type {kind}"
+
+
+def refuse_to_fetch(x: Any, target: str) -> None:
+    """Raise `CopyRequiredError` if ``x`` could only be read by a copy that its own library makes."""
+    if isinstance(x, np.generic) or not is_foreign_array(x):
+        return
+    kind = _dlpack_kind(x)
+    if kind is None or kind in _HOST_TYPES or _is_readable(kind):
+        return
+    cause = Cause(Reason.UNREADABLE_DEVICE, source_device=_named(kind))
+    raise CopyRequiredError(
+        f"copy=False cannot convert this {type(x).__qualname__} to {target}, because {cause.text}.",
+        source_type="numpy",
+        target_type=target,
+        method="host",
+        reason=cause.text,
+        code=cause.code,
+        advice="Pass copy=None, so that its library copies it to the host.",
+    )
+
+
+def _is_readable(kind: int) -> bool:
+    """Whether a framework here reads memory of this DLPack device type."""
+    if kind not in _CUDA_TYPES:
+        return _reader_of(kind) is not None
+    readers = (registry.usable(name) for name in _CUDA_READERS)
+    return any(one is not None and any(d.kind == "gpu" for d in one.devices.available()) for one in readers)
+
+
+def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
+    """Return a function that opens host arrays of the class of ``x`` as NumPy arrays; None without one.
+
+    The function raises `NotImplementedError` for an array that it does not open.
+    """
+    cls = type(x)
+    if isinstance(x, np.generic) or offers_alone(x):
+        return None
+    if hasattr(cls, "__array_interface__"):
+        return None if hasattr(cls, "__dlpack_device__") else np.asarray
+    if not hasattr(cls, "__dlpack_device__"):
+        return None
+    # NumPy imports neither bfloat16 nor float8, and its error costs more than the import of the capsule.
+    return _open_extended if opened.dtype.isbuiltin == 2 else _open_host_memory
+
+
+def _open_host_memory(x: Any) -> np.ndarray:
+    return _open(x, np.from_dlpack)
+
+
+def _open_extended(x: Any) -> np.ndarray:
+    return _open(x, _import_extended)
+
+
+def _import_extended(x: Any) -> np.ndarray:
+    return dlpack_capsules.from_extended(x.__dlpack__())
+
+
+def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:
+    try:
+        if x.__dlpack_device__()[0] == 1:
+            return read(x)
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything; the slow path reports it
+        raise NotImplementedError from error
+    raise NotImplementedError
+
+
+# -- what is no array ------------------------------------------------------------------------------------
+
+
+def unknown_array(x: Any) -> UnknownArrayError:
+    """Return the error for an object that is not an array, with what would help."""
+    cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    return UnknownArrayError(
+        f"an object of type {cls} is no array", reason=f"{cls} is no array", advice=advice_for(x)
+    )

@@ -1,0 +1,30 @@
+"""Make a device the current one of a thread, in arraybridge and in every loaded framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from arraybridge.frameworks.registry import loaded
+from arraybridge.parallel.workers import Worker
+from arraybridge.settings import busy_workers, default_device, worker_device
+from arraybridge.types import Device
+
+__all__ = ["working_on"]
+
+
+@contextmanager
+def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
+    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
+    with ExitStack() as stack:
+        for variable in (worker_device, default_device):
+            stack.callback(variable.reset, variable.set(device))
+        busy_workers.append(device)
+        stack.callback(busy_workers.remove, device)
+        # A framework that selects devices for the whole process, pyclesperanto, gets them by argument alone.
+        for framework in loaded() if device.kind != "opencl" else ():
+            if framework.devices.selects_per_thread and device in framework.devices.visible_devices():
+                if worker is not None:
+                    worker.use_stream(framework.streams, device)
+                stack.enter_context(framework.devices.selected(device))
+        yield

@@ -1,0 +1,483 @@
+"""Conversions by the frameworks' own calls, seen while a trace is open that asks for them.
+
+The calls of a table are wrapped, and the originals come back when the last such trace ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, update_wrapper
+from inspect import currentframe
+from threading import RLock, current_thread, get_ident, local
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import MemoryConversionError
+from arraybridge.frameworks import dlpack_capsules, registry
+from arraybridge.frameworks.base import Framework, Observation, is_c_contiguous
+from arraybridge.reasons import Cause, Reason, as_cause
+from arraybridge.tracing import events
+from arraybridge.tracing.events import Event, Site, Steps
+from arraybridge.tracing.records import Record
+from arraybridge.trees import leaves_of
+from arraybridge.types import Device
+
+#: Package → its calls that convert, by where they are found.
+_CALLS = {
+    # JAX's and TensorFlow's arrays are buffers, which NumPy reads without asking them.
+    "numpy": "asarray array asanyarray ascontiguousarray from_dlpack",
+    "torch": "from_numpy as_tensor asarray tensor from_dlpack utils.dlpack.from_dlpack"
+    " Tensor.numpy Tensor.cpu Tensor.cuda Tensor.to Tensor.__array__ jit.script compile export.export",
+    "jax": "numpy.asarray numpy.array numpy.from_dlpack dlpack.from_dlpack device_put Array.__array__",
+    "tensorflow": "constant convert_to_tensor experimental.dlpack.from_dlpack Tensor.numpy Variable.numpy",
+    "cupy": "asarray array asanyarray ascontiguousarray asnumpy from_dlpack ndarray.get",
+    "pyclesperanto": "push pull asarray from_dlpack Array.get",
+    "pyclesperanto_prototype": "push pull asarray",
+}
+_WIDE = ("float64", "int64", "uint64", "complex128")
+#: Packages whose calls read any array on the host.
+_ON_HOST = ("numpy",)
+#: Calls that read an array of their own library on the host, and so wait for it.
+_READERS = ("numpy", "cpu", "__array__", "asnumpy", "get", "pull")
+#: Packages with a module ``compiler`` that knows whether a call is being compiled.
+_COMPILING = ("torch",)
+_COMPILERS = ("jit.script", "compile", "export.export")
+#: How programs write where a call is found.
+_SHORT = {
+    "numpy": "np", "tensorflow": "tf", "pyclesperanto": "cle", "pyclesperanto_prototype": "cle",
+    "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
+}  # fmt: skip
+#: The compiler of torch knows NumPy's functions by identity. Any optimiser of torch loads it, but it works
+#: from the first `torch.compile` on. Where it was loaded before the trace, nobody knows whether it works.
+_COMPILER = "torch._dynamo"
+# Arguments of these types are no arrays, and cost this one look.
+_PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
+_RESHARDED = Cause(Reason.RESHARDED)
+_READ_ONLY = Cause(Reason.READ_ONLY)
+_CAPSULE: type = type(np.empty(0).__dlpack__())
+_OF_ANY = Observation()
+
+
+@dataclass(slots=True, eq=False)
+class Conversion:
+    """What is known of a conversion by a framework's own call.
+
+    Attributes:
+        call: The call, such as ``"jnp.asarray"``.
+        source, target: Names of the frameworks; ``"capsule"`` for a DLPack capsule.
+        source_dtype, target_dtype: The dtypes, as each framework has them.
+        source_device, device: The devices of the array and the result.
+        nbytes: The bytes of the result.
+        shares: Whether both share memory.
+        steps: Shape and strides of an array that was copied, for `Event.layout`.
+        array: The identity of an array that was copied, for `Event.array`.
+        obstacle: Why no call could have shared the memory; None if one could.
+        wanted: The dtype that the program passed to JAX; ``""`` if it passed none.
+        observation: What is known of the calls of the target.
+    """
+
+    call: str
+    source: str
+    target: str
+    source_dtype: Any
+    target_dtype: Any
+    source_device: Device
+    device: Device
+    nbytes: int
+    shares: bool
+    steps: Steps | None = None
+    array: int | None = None
+    obstacle: Cause | None = None
+    wanted: str = ""
+    observation: Observation = _OF_ANY
+
+    def cause(self) -> Cause:
+        """Return why it copied, or that it shared."""
+        if self.shares:
+            return Cause(Reason.SHARED_MEMORY)
+        if self.source_device != self.device:
+            return Cause(Reason.OTHER_DEVICE, device=str(self.device), source_device=str(self.source_device))
+        # Of NumPy's dtypes and others that have one the name; torch's have none.
+        dtypes = self.source_dtype, self.target_dtype
+        was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
+        if was != now:
+            is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
+            if is_narrowed and self.observation.narrows:
+                return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
+            return Cause(Reason.NATIVE_CAST, dtype=now)
+        steps = None if self.observation.has_strides else self.steps
+        if steps is not None and not is_c_contiguous(*steps):
+            return Cause(Reason.NOT_C_CONTIGUOUS)
+        return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
+
+
+class ForeignRecord(Record):
+    """A conversion by a framework's own call."""
+
+    __slots__ = ("conversion",)
+
+    def __init__(
+        self,
+        began: float,
+        seconds: float,
+        thread: str,
+        thread_id: int,
+        site: Site,
+        conversion: Conversion,
+    ) -> None:
+        super().__init__(began, seconds, thread, thread_id, site)
+        self.conversion = conversion
+
+    def event(self, opened: float, line: int) -> Event:
+        conversion = self.conversion
+        cause = conversion.cause()
+        file, _, _, library = self.site
+        return Event(
+            kind="foreign",
+            name=conversion.call,
+            start=self.began - opened,
+            seconds=self.seconds,
+            thread=self.thread,
+            device=str(conversion.device),
+            file=file,
+            line=line,
+            nbytes=0 if conversion.shares else conversion.nbytes,
+            reason=cause.text,
+            library=library,
+            thread_id=self.thread_id,
+            layout="" if conversion.steps is None else events.layout(*conversion.steps),
+            array=conversion.array,
+            source=conversion.source,
+            target=conversion.target,
+            code=cause.code,
+        )
+
+
+class _Thread(local):
+    busy = False
+
+    def __init__(self) -> None:
+        self.name = current_thread().name
+        self.number = get_ident()
+
+
+_thread = _Thread()
+_lock = RLock()
+_open_traces = 0
+_patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
+_is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
+_compiles = False
+_listening: Callable[[], Iterable[Any]] = tuple  # the logs that hear of foreign calls in this thread
+
+
+class _Call:
+    """Stands for a function of a framework, and is equal to it, since torch looks functions up in tables."""
+
+    def __init__(self, original: Any, name: str, library: str = "") -> None:
+        update_wrapper(self, original)
+        self._original = original
+        self._name = name
+        self._takes_trees = name == "jax.device_put"
+        self._takes_dtype = name in ("jnp.asarray", "jnp.array")
+        self._library = library
+        self._reads_on_host = library in _ON_HOST or name.rpartition(".")[2] in _READERS
+        passed_by = {np.ndarray} if name.startswith("np.") else set()
+        self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x: Any = args[0] if args else next(filter(_is_source, kwargs.values()), None)
+        if type(x) in self._plain or _thread.busy or _is_compiling():
+            return self._original(*args, **kwargs)
+        logs = _listening() if self._takes_trees or _is_source(x) else ()
+        if not logs:
+            return self._original(*args, **kwargs)
+        _thread.busy = True
+        try:
+            # A capsule is looked at before the call takes it.
+            lent = dlpack_capsules.lent_at(x) if type(x) is _CAPSULE else None
+            wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
+            self._wait_for(x)
+            began = time.perf_counter()
+            result = self._original(*args, **kwargs)
+            if result is not x:
+                self._record(logs, x, result, lent, wanted, began, time.perf_counter() - began)
+        finally:
+            _thread.busy = False
+        return result
+
+    def _wait_for(self, x: Any) -> None:
+        """Wait for the computation of the source if the call waits for it, so that this is not timed."""
+        owner = registry.find_owner(x)
+        if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
+            return
+        # Between GPUs, other calls are ordered by streams and do not wait.
+        if self._reads_on_host or (owner.runtime.observation.computes_later and owner.name != self._library):
+            with owner.runtime.observation.unobserved():
+                events.wait_for(owner, x)
+
+    def _record(
+        self,
+        logs: Iterable[Any],
+        x: Any,
+        y: Any,
+        lent: int | None,
+        wanted: Any,
+        began: float,
+        seconds: float,
+    ) -> None:
+        frame: Any = currentframe()
+        frame = frame.f_back.f_back  # that of whoever called the framework
+        at = events.site(frame, foreign=True)
+        if at is None:  # a step of a conversion of ours
+            return
+        # "" for the user's own code, which is no framework's.
+        caller = "" if at[1] is frame.f_code else frame.f_globals.get("__name__", "").partition(".")[0]
+        pairs = zip(leaves_of(x), leaves_of(y), strict=False) if self._takes_trees else ((x, y),)
+        for one, other in pairs:
+            observer = _observer(registry.find_owner(one), registry.find_owner(other))
+            if observer is None:
+                continue
+            conversion = observer.conversion(self._name, caller, lent, wanted, one, other)
+            if conversion is not None:
+                record = ForeignRecord(began, seconds, _thread.name, _thread.number, at, conversion)
+                for log in logs:
+                    log.add(record)
+                seconds = 0.0  # of a tree, the first one has the call's time
+
+    def __get__(self, x: Any, cls: Any = None) -> Any:
+        # A function written in C takes no self where a program has it as an attribute of a class.
+        is_method = x is not None and hasattr(type(self._original), "__get__")
+        return MethodType(self, x) if is_method else self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._original == (other._original if isinstance(other, _Call) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> Any:
+        name = self._original.__name__
+        module = sys.modules.get(getattr(self._original, "__module__", None) or "")
+        # By its name where it is found by that, as every function is; else the original itself.
+        return name if getattr(module, name, None) is self else (max, ((self._original,),))
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+
+class _Compiler(_Call):
+    """Stands for a compiler of torch, which knows functions by identity, and gets the originals."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        global _compiles
+        with _lock:
+            if not self._name.startswith("torch.jit"):
+                _compiles = True  # from the first `torch.compile` on, NumPy is left alone
+                _detach("numpy")
+            _detach("torch")
+            try:
+                return self._original(*args, **kwargs)
+            finally:
+                if _open_traces:
+                    _attach("torch")
+
+
+def _is_source(x: Any) -> bool:
+    return registry.find_owner(x) is not None or type(x) is _CAPSULE
+
+
+class _Observer:
+    """Finds out what a call of one framework did with an array of another one.
+
+    Args:
+        source: The framework of the array; None for a DLPack capsule.
+        target: The framework of the result.
+    """
+
+    __slots__ = ("_own_callers", "_source", "_target", "_unobserved")
+
+    def __init__(self, source: Framework | None, target: Framework) -> None:
+        self._source = source
+        self._target = target
+        frameworks = [target] if source is None else [source, target]
+        #: Packages whose own calls are no conversions of the user.
+        self._own_callers: set[str] = set()
+        for one in frameworks:
+            # NumPy reads the arrays of other frameworks for the user, too.
+            if one is source or not one.devices.has_only_host:
+                self._own_callers.update(registry.facts(one.name).packages)
+        #: The framework whose arrays run code of the program when they are read.
+        self._unobserved = next((one.runtime.observation for one in frameworks if _runs_code(one)), None)
+
+    def conversion(
+        self, call: str, caller: str, lent: int | None, wanted: Any, x: Any, y: Any
+    ) -> Conversion | None:
+        """Return what a call did, or None if it was no conversion.
+
+        Args:
+            call: The name of the call.
+            caller: The package that called it; ``""`` for the user's code.
+            lent: The address of the memory in a capsule.
+            wanted: The dtype that was passed to the call.
+            x: The array or capsule.
+            y: The result.
+        """
+        if y is x or caller in self._own_callers or (self._source is None and lent is None):
+            return None  # as torch casts to print
+        with nullcontext() if self._unobserved is None else self._unobserved.unobserved():
+            try:
+                if self._source is None:
+                    return self._of_capsule(call, lent, y)
+                return self._of_array(self._source, call, wanted, x, y)
+            except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
+                return None  # traced, or an array of another kind: a trace must not fail what it sees
+
+    def _of_capsule(self, call: str, lent: int | None, y: Any) -> Conversion | None:
+        dtype, nbytes, address, device = self._target.runtime.observation.read(self._target, y)
+        return Conversion(
+            call, "capsule", self._target.name, dtype, dtype, device, device, nbytes, lent == address
+        )
+
+    def _of_array(self, source: Framework, call: str, wanted: Any, x: Any, y: Any) -> Conversion | None:
+        target = self._target
+        dtype, nbytes, address, device = target.runtime.observation.read(target, y)
+        source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
+        together = source_device is device or source_device == device
+        spread = source_address is not None and address is None
+        if source is target and source_address is None:  # as JAX's arrays on several devices
+            spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        if source is target and together and source_dtype == dtype and not spread:
+            return None
+        shares = bool((source_address and source_address == address) or (together and not nbytes))
+        # With positional arguments, which takes 0.2 µs less.
+        conversion = Conversion(
+            call, source.name, target.name, source_dtype, dtype, source_device, device, nbytes, shares
+        )
+        if not shares:
+            conversion.obstacle = _obstacle(source, target, x, source_address, together, spread)
+            conversion.steps = events.steps(source, x) if source.runtime.observation.has_strides else None
+            conversion.array = events.same_array(x)
+            conversion.observation = target.runtime.observation
+            conversion.wanted = "" if wanted is None else np.dtype(wanted).name
+        return conversion
+
+
+def _obstacle(
+    source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
+) -> Cause | None:
+    """Return why no call could have shared the memory of ``x``, or None."""
+    obstacle = _RESHARDED if spread else as_cause(source.interchange.must_copy(x))
+    if obstacle is not None:
+        return obstacle
+    if together and (address or 0) % (target.alignment or 1):
+        return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
+    is_kept_readonly = target.honours_readonly or not target.mutable
+    if source.devices.has_only_host and not is_kept_readonly and not x.flags.writeable:
+        return _READ_ONLY
+    return None
+
+
+def _runs_code(framework: Framework) -> bool:
+    """Return whether reading an array of the framework may run code of the program."""
+    return type(framework.runtime.observation).unobserved is not Observation.unobserved
+
+
+@cache
+def _observer(source: Framework | None, target: Framework | None) -> _Observer | None:
+    return None if target is None else _Observer(source, target)
+
+
+@contextmanager
+def hearing(listening: Callable[[], Iterable[Any]]) -> Iterator[None]:
+    """Wrap the calls, for one more trace; ``listening`` gives the logs that hear of them in a thread."""
+    global _open_traces, _listening, _compiles
+    with _lock:
+        _listening = listening
+        _open_traces += 1
+        if _open_traces == 1:
+            _compiles = _COMPILER in sys.modules
+            for package in _CALLS:
+                spec = getattr(sys.modules.get(package), "__spec__", None)
+                if spec is not None and not getattr(spec, "_initializing", False):
+                    _attach(package)
+            sys.meta_path.insert(0, _later)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_traces -= 1
+            if _open_traces == 0:  # the originals come back
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _later]
+                for package in _CALLS:
+                    _detach(package)
+
+
+def _detach(package: str) -> None:
+    for holder, name, call, own in _patches.pop(package, ()):
+        if vars(holder).get(name) is call:  # nobody else has put something there meanwhile
+            setattr(holder, name, call._original) if own else delattr(holder, name)
+
+
+def _attach(package: str) -> None:
+    global _is_compiling
+    if _compiles and package in _ON_HOST:
+        return
+    for path in _CALLS[package].split():
+        *way, name = path.split(".")
+        owner: Any = sys.modules[package]
+        for step in way:
+            owner = getattr(owner, step, None)
+        full = ".".join((_SHORT.get(package, package), *way))
+        for holder in _holders(owner, name):
+            own = name in vars(holder)
+            original = vars(holder)[name] if own else getattr(holder, name)
+            kind = _Compiler if path in _COMPILERS else _Call
+            call = kind(original, f"{_SHORT.get(full, full)}.{name}", package)
+            setattr(holder, name, call)
+            _patches.setdefault(package, []).append((holder, name, call, own))
+    if package in _COMPILING:
+        _is_compiling = sys.modules[package].compiler.is_compiling
+
+
+def _holders(owner: Any, name: str) -> Iterator[Any]:
+    """What has a function of that name; of JAX's and TensorFlow's arrays the classes that they are of."""
+    if isinstance(owner, type) and owner.__module__.startswith(("jax", "tensorflow")):
+        yield from filter(lambda cls: name in vars(cls), type.__subclasses__(owner))
+    elif hasattr(owner, name):
+        yield owner
+
+
+def _find_later(name: str, path: Any = None, target: Any = None) -> Any:
+    """Among the finders of modules: frameworks that are imported while a trace is open are wrapped then."""
+    if name == _COMPILER:
+        _detach("numpy")  # which it looks at; afterwards it is wrapped again
+    elif name not in _CALLS:
+        return None
+    others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not _later)
+    spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
+    if spec is None or spec.loader is None:
+        return spec
+    loader = spec.loader
+    run = spec.loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        del loader.exec_module
+        run(module)
+        with _lock:
+            if _open_traces:
+                _attach("numpy" if name == _COMPILER else name)
+
+    loader.exec_module = exec_module
+    return spec
+
+
+_later: Any = SimpleNamespace(find_spec=_find_later)

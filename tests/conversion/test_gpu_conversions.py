@@ -1,0 +1,189 @@
+"""Two frameworks with two cards each, which share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    CopyRequiredError,
+    Device,
+    DeviceNotFoundError,
+    MissingGpuWarning,
+    convert_memory,
+    device_of,
+    explain,
+    register,
+    settings,
+)
+from arraybridge.frameworks.base import Memory, component
+from tests import matrix_data as data
+from tests.fake_gpu import CardArray, CardDevices, CardFramework, CardInterchange
+from tests.helpers import registry_kept, require
+
+
+class RedCard(CardArray):
+    __module__ = "redcards"
+
+
+class BlueCard(CardArray):
+    __module__ = "bluecards"
+
+
+class RedMemory(Memory):
+    framework: Red
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.framework.free[device.index]
+
+
+class RedDevices(CardDevices):
+    framework: Red
+
+    def to_device(self, x: CardArray, device: Device) -> CardArray:
+        self.framework.done.append(f"{self.device_of(x)} to {device}")
+        return self.framework.array(x.values.copy(), -1 if device.kind == "cpu" else device.index)
+
+
+class RedInterchange(CardInterchange):
+    framework: Red
+    dlpack_device = 99
+
+    def adopt(self, x: CardArray, source: arraybridge.Framework, device: Device) -> CardArray:
+        self.framework.done.append(f"adopt from {source.name}")
+        return self.framework.array(x.values, x.card)
+
+
+class Red(CardFramework):
+    """Two cards whose memory it shares with blue, and arrays on the host."""
+
+    name, modules, array, has_host = "red", ("redcards",), RedCard, True
+
+    free = (100, 900)
+    memory = component(RedMemory)
+    devices = component(RedDevices)
+    interchange = component(RedInterchange)
+
+    def copy(self, x: CardArray) -> CardArray:
+        self.done.append("copy")
+        return self.array(x.values.copy(), x.card)
+
+    def cast(self, x: CardArray, dtype: str) -> CardArray:
+        return self.array(x.values.astype(dtype), x.card)
+
+
+class BlueInterchange(RedInterchange):
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        return "blue wants no negative strides" if any(step < 0 for step in strides) else ""
+
+
+class Blue(Red):
+    name, modules, array = "blue", ("bluecards",), BlueCard
+    interchange = component(BlueInterchange)
+
+
+@pytest.fixture
+def red() -> Iterator[Red]:
+    with registry_kept():
+        register(Blue())
+        yield register(Red())  # type: ignore[misc]
+
+
+def values() -> np.ndarray[Any, Any]:
+    return np.arange(6.0).reshape(2, 3)
+
+
+def backwards() -> np.ndarray[Any, Any]:
+    return values()[::-1]
+
+
+# fmt: off
+TRAVELS = [
+    # source, target, gpu_id      method   device  copies  what red or blue did
+    (values(), "red", 0,          "device", "gpu:0", 1, ["to gpu:0"]),
+    (values(), "red", 1,          "device", "gpu:1", 1, ["to gpu:1"]),
+    (values(), "red", "auto",     "device", "gpu:1", 1, ["to gpu:1"]),
+    *((RedCard(values(), 1), name, None, "host", "cpu", 1, ["to host"]) for name in data.FRAMEWORKS[:4]),
+    (RedCard(values(), 1), "red", None, "same", "gpu:1", 0, []),
+    (RedCard(values(), 1), "red", 1,    "same", "gpu:1", 0, []),
+    (RedCard(values(), 0), "red", 1,    "device", "gpu:1", 1, ["gpu:0 to gpu:1"]),
+    (RedCard(values(), 1), "blue", None, "dlpack", "gpu:1", 0, ["adopt from red"]),
+    (RedCard(values(), 0), "blue", 1,   "device", "gpu:1", 1, None),
+    (RedCard(backwards(), 0), "blue", None, "device", "gpu:0", 1, None),
+    (BlueCard(backwards(), 0), "red", None, "dlpack", "gpu:0", 0, ["adopt from blue"]),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("x", "target", "gpu_id", "method", "device", "copies", "done"), TRAVELS)
+def test_an_array_travels(
+    red: Red, x: Any, target: str, gpu_id: Any, method: str, device: str, copies: int, done: list[str] | None
+) -> None:
+    if target not in ("red", "blue"):
+        require(target)
+    blue: Any = arraybridge.framework("blue")
+    source = np.asarray(getattr(x, "values", x))
+    route = explain(x, target, gpu_id)
+    assert (route.method, str(route.device), route.copies, route.nbytes) == (method, device, copies, 48)
+    assert route.shares_memory == (copies == 0)
+    assert red.done + blue.done == []
+    result = convert_memory(x, target, gpu_id)
+    assert (arraybridge.detect_memory_type(result), device_of(result)) == (target, device)
+    assert (result is x) == (method == "same")
+    if done is not None:
+        assert red.done + blue.done == done
+    if target in ("red", "blue"):
+        assert result.values.tolist() == source.tolist()
+        assert np.shares_memory(result.values, source) == route.shares_memory
+    else:
+        assert data.bits(result) == source.tobytes()
+    if copies:
+        with pytest.raises(CopyRequiredError):
+            convert_memory(x, target, gpu_id, copy=False)
+    else:
+        assert convert_memory(x, target, gpu_id, copy=False).values is not None
+        red.done.clear()
+        assert not np.shares_memory(convert_memory(x, target, gpu_id, copy=True).values, source)
+
+
+def test_words_for_cards_and_cards_that_are_missing(red: Red) -> None:
+    x = values()
+    for words in ("gpu:1", "cuda:1", Device("gpu", 1)):
+        assert device_of(convert_memory(x, "red", device=words)) == "gpu:1"
+    red.free = (901, 900)
+    assert device_of(convert_memory(x, "red", "auto")) == "gpu:0"
+    with pytest.raises(CopyRequiredError, match="memory of its own"):
+        convert_memory(x, "red", 0, copy=False)
+    with pytest.raises(CopyRequiredError, match="negative strides"):
+        convert_memory(RedCard(backwards(), 0), "blue", copy=False)
+    with pytest.raises(DeviceNotFoundError, match=r"cpu, gpu:0, gpu:1"):
+        convert_memory(x, "red", 2)
+    with settings(missing_gpu="host"), pytest.warns(MissingGpuWarning):
+        assert device_of(convert_memory(x, "red", 2)) == "cpu"
+
+
+def test_to_cpu_and_to_gpu_on_cards(red: Red) -> None:
+    card = RedCard(values(), 0)
+    assert arraybridge.to_gpu(card) is card
+    assert arraybridge.to_gpu(card, 1).card == arraybridge.to_gpu(card, "auto").card == 1
+    home = arraybridge.to_cpu(card)
+    assert (type(home), home.card) == (RedCard, -1)
+    assert arraybridge.to_gpu(home, 1).card == 1
+    assert arraybridge.to_cpu(home) is home
+
+
+def test_casts_on_cards(red: Red) -> None:
+    card = RedCard(values(), 0)
+    for target, gpu_id, copies in (("red", None, 1), ("blue", None, 1), ("red", 1, 2), ("numpy", None, 2)):
+        route = explain(card, target, gpu_id, dtype="float32")
+        assert route.copies == copies
+        assert "cast" in route.reason
+        result = convert_memory(card, target, gpu_id, dtype="float32")
+        cast = result if target == "numpy" else result.values
+        assert (cast.dtype, cast.tolist()) == (np.float32, values().tolist())
+        with pytest.raises(CopyRequiredError):
+            convert_memory(card, target, gpu_id, dtype="float32", copy=False)

@@ -1,0 +1,305 @@
+"""Workers: how they are prepared, what they lack and what they tell; what travels between them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.protocol import deserialize, serialize
+
+import arraybridge
+from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, hardware
+from arraybridge.conversion import placement
+from arraybridge.dask import array_registration, cluster, map_blocks, prepare, recoveries, to_dask
+from arraybridge.memory.shared_memory import Exchange
+from tests import matrix_data as data
+from tests.conversion.scripts.blocker import hide
+from tests.dask import functions
+from tests.dask.functions import QUIET, bits, built, check_equal, computed, numbers
+from tests.helpers import asked, require
+
+WHOLE = np.arange(12.0).reshape(3, 4)
+COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+CARD = hardware.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
+FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
+
+
+# -- how they are prepared -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
+    """A worker process as on a machine without cards; what it had imported at first, and its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "cards", lambda: ())
+        for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"):
+            patch.delenv(name, raising=False)
+        env = {"TF_FORCE_GPU_ALLOW_GROWTH": "false", "POCL_DEVICES": "pthread pthread"}
+        started = cluster(1, fraction=0.25, env=env, **QUIET)
+        assert not os.environ.keys() & {*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"}, (
+            "they are the worker's alone"
+        )
+    with started, Client(started, set_as_default=False) as client:
+        (first,) = client.run(functions.loaded, *FRAMEWORKS).values()
+        (environment,) = client.run(functions.environment).values()
+        yield client, first, environment
+
+
+def test_a_worker_is_prepared_before_a_framework_is_there(worker: Any) -> None:
+    client, first, environment = worker
+    assert type(client.cluster) is LocalCluster
+    assert (len(client.nthreads()), set(client.nthreads().values())) == (1, {1})
+    assert first == []
+    assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert environment["XLA_CLIENT_MEM_FRACTION"] == "0.25"
+    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "the caller has the last word"
+    assert set(client.run(functions.only_card).values()) == {None}
+
+
+def test_every_number_means_the_card_of_the_worker(worker: Any) -> None:
+    """With OpenCL, which has two devices without a card. A function that has run before is no exception."""
+    require("pyclesperanto")
+    client, *_ = worker
+    rows = to_dask(np.zeros((2, 2), np.float32), chunks=1)
+    assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {1}
+    prepare(client, own_card=True)  # the last word counts
+    assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {0}
+
+
+def test_a_worker_without_the_framework(worker: Any) -> None:
+    torch = require("torch")
+    client, *_ = worker
+
+    @arraybridge.torch
+    def mentions_torch(x: Any) -> Any:
+        return torch.add(x, 1)
+
+    (address,) = client.scheduler_info()["workers"]
+    client.run(hide, "torch")
+    with pytest.raises(FrameworkNotInstalledError) as caught:
+        map_blocks(functions.twice, numbers()).compute(scheduler=client)
+    for part in ("twice()", address, "torch is not installed", 'pip install "torch"'):
+        assert part in str(caught.value)
+    assert caught.value.target_type == "torch"
+    assert "No module named 'torch'" in caught.value.reason
+    with pytest.raises(ImportError, match="No module named 'torch'"):
+        map_blocks(mentions_torch, numbers()).compute(scheduler=client)
+    # The worker goes on with what it has.
+    check_equal(computed(map_blocks(lambda b: b + 1, numbers()), client), WHOLE + 1)
+
+
+class LocalCUDACluster(LocalCluster):
+    """What stands in for the class of that name: its workers are threads of this process."""
+
+    def __init__(self, n_workers: int | None = None, **options: Any) -> None:
+        assert n_workers is None, "a worker for each card"
+        super().__init__(n_workers=1, processes=False, **options)
+
+
+@pytest.fixture
+def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dask-cuda and a card, as it seems; and what workers of this process change is put back."""
+    module = ModuleType("dask_cuda")
+    module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    monkeypatch.setattr(hardware, "cards", lambda: (CARD,))
+    monkeypatch.setattr(placement, "only_card", None)
+    for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT", "OF_THE_CALLER"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.mark.usefixtures("dask_cuda")
+def test_where_there_are_cards_each_has_a_worker() -> None:
+    with cluster(env={"OF_THE_CALLER": "1"}, fraction=0.5, **QUIET) as started:
+        assert type(started) is LocalCUDACluster
+        assert COEXISTENCE.items() <= os.environ.items()
+        assert (os.environ["XLA_CLIENT_MEM_FRACTION"], os.environ["OF_THE_CALLER"]) == ("0.5", "1")
+        assert placement.only_card == 0
+    with cluster(1, cards=False, processes=False, **QUIET) as started:
+        assert type(started) is LocalCluster
+        assert placement.only_card is None
+
+
+@pytest.mark.usefixtures("dask_cuda")
+def test_a_cluster_that_was_started_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that dask-cuda started has a card of its own; what is prepared twice is so once."""
+    with (
+        LocalCluster(n_workers=1, processes=False, **QUIET) as started,
+        Client(started, set_as_default=False) as client,
+    ):
+        check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)  # needs no plugin
+        assert placement.only_card is None
+        meant = {}
+        for own_card in (None, False, True):
+            prepare(client, own_card=own_card, env={"OF_THE_CALLER": "2"})
+            meant[own_card] = [placement.card_meant(gpu_id) for gpu_id in (None, 7, "auto")]
+        assert meant == {None: [None, 0, 0], False: [None, 7, "auto"], True: [None, 0, 0]}
+        assert os.environ["OF_THE_CALLER"] == "2"
+        assert "gpu:7" not in str(arraybridge.gpu(gpu_id=7)(lambda x: x).explain(np.zeros(1 << 20)))
+        monkeypatch.delitem(sys.modules, "dask_cuda")
+        prepare(client)
+        assert placement.only_card is None
+        assert [name for name in started.workers[0].plugins if name == "arraybridge"] == ["arraybridge"]
+
+
+def test_what_no_cluster_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(LocalCluster._instances)
+    for fraction in (0, 1.5, -1):
+        with pytest.raises(ValueError, match="no share of a card"):
+            cluster(1, fraction=fraction, **QUIET)
+    if not hardware.cards():
+        require("torch")
+        require("cupy")
+        with pytest.raises(DeviceNotFoundError, match="torch has no device gpu:0"):
+            cluster(1, share_memory=True, processes=False, **QUIET)
+    monkeypatch.setattr(hardware, "cards", lambda: (CARD,))
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    with pytest.raises(FrameworkNotInstalledError, match=r"dask-cuda\[cu13\]") as caught:
+        cluster(**QUIET)
+    assert caught.value.__cause__ is not None
+    open_now = [one for one in LocalCluster._instances if one.status.name == "running"]
+    assert [one for one in open_now if one not in before] == []
+
+
+def test_without_dask() -> None:
+    lines = (
+        "from tests.conversion.scripts.blocker import hide",
+        "hide('cloudpickle')",
+        "import arraybridge.dask",
+        "try: arraybridge.dask.map_blocks",
+        "except arraybridge.FrameworkNotInstalledError as error: print(error)",
+    )
+    assert 'pip install "dask[array]"' in asked(*lines)
+    with pytest.raises(AttributeError, match="has no attribute 'map_block'"):
+        arraybridge.dask.map_block  # noqa: B018
+
+
+# -- what they send and tell ---------------------------------------------------------------------------
+
+
+def facts(x: Any) -> tuple[str, str, tuple[int, ...], bytes]:
+    return data.framework_of(x), data.dtype_name(x), tuple(x.shape), bits(x)
+
+
+def make(framework: str, dtype: str) -> list[Any]:
+    require(framework)
+    return [data.build(framework, "aligned", dtype).array]
+
+
+def first_of(items: list[Any]) -> Any:
+    return items[0]
+
+
+# Of all frameworks and dtypes test_arrays.py says the same, without processes.
+@pytest.mark.parametrize(("framework", "dtype"), [("torch", "bfloat16"), ("jax", "uint64")])
+def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: Client) -> None:
+    source = built(framework, "aligned", dtype)
+    first, second = two_workers.scheduler_info()["workers"]
+    kept = two_workers.scatter(source.array, workers=[first], hash=False)
+    expected = (framework, dtype, source.shape, source.values)
+    # From its worker to the other one, and back to the client.
+    on_the_other = two_workers.submit(facts, kept, workers=[second], pure=False)
+    assert on_the_other.result() == expected
+    assert facts(kept.result()) == expected
+    # What a worker made, inside a list, and the other one used.
+    made = two_workers.submit(make, framework, dtype, workers=[first], pure=False)
+    moved = two_workers.submit(first_of, made, workers=[second], pure=False)
+    assert facts(moved.result()) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings are counted in /proc")
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_large_values_travel_between_workers_by_memory_that_both_map(
+    framework: str, two_workers: Client
+) -> None:
+    """Itself, in containers and in objects; small ones go Dask's way."""
+    require(framework)
+    first, second = two_workers.scheduler_info()["workers"]
+    whole = np.arange(1 << 18, dtype=np.float64)
+    for place in ("itself", "in a dict", "in an object", "small"):
+        made = two_workers.submit(functions.made, framework, place, workers=[first], pure=False)
+        moved = two_workers.submit(functions.used, made, workers=[second], pure=False)
+        values, is_shared, is_writable = moved.result()
+        np.testing.assert_array_equal(values, whole[: len(values)])
+        by_torch = (framework, place) == ("torch", "in an object")  # its own pickle, which is copied out
+        is_copied = place == "small" or by_torch
+        assert (len(values), is_shared) == (10 if place == "small" else 1 << 18, not is_copied)
+        assert is_writable == (framework != "jax")
+        del made, moved
+    assert arraybridge.detect_memory_type(two_workers.submit(functions.made, framework).result()) == framework
+
+
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_registration, "_exchange", Exchange())
+    monkeypatch.setattr(array_registration, "_lent", {})
+
+
+LARGE = np.ones(1 << 20)
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_memory_that_is_not_given_back_is_lent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader may have been killed; one that only takes its time asks again."""
+    one, two = (array_registration.borrow(*array_registration.lend(LARGE)) for _ in range(2))
+    one[:] = 0
+    assert one.sum() == 0
+    assert two.sum() == LARGE.sum() == LARGE.size
+    del one, two
+    assert len(array_registration._exchange.segments) == 2
+    monkeypatch.setattr(array_registration, "_exchange", Exchange())
+    monkeypatch.setattr(array_registration, "_PATIENCE", 0.0)
+    (lost, _), _ = array_registration.lend(LARGE), array_registration.lend(LARGE)
+    assert len(array_registration._exchange.segments) == 1
+    with pytest.raises(EOFError, match="Keep the array until it has arrived"):
+        array_registration.borrow(lost, [])
+    monkeypatch.setattr(array_registration, "_MOST", 0)
+    header, frames = array_registration.lend(LARGE)
+    assert array_registration.borrow(header, frames).sum() == LARGE.sum()
+    assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"
+
+
+def test_workers_out_of_reach_get_the_bytes() -> None:
+    worker = SimpleNamespace(rpc=SimpleNamespace(deserializers=None))
+    array_registration.register_memory(worker, {"arraybridge-elsewhere"})
+    assert worker.rpc.deserializers is None
+    header, frames = serialize(LARGE, ("arraybridge-elsewhere", "dask"))
+    assert header["serializer"] == "dask"
+    array_registration.register_memory(worker, {"arraybridge-elsewhere", array_registration.reach()})
+    header, frames = serialize([LARGE, "word", {"a": LARGE}], worker.rpc.deserializers)
+    assert sum(map(len, frames)) < 1000
+    one, word, two = deserialize(header, frames, worker.rpc.deserializers)
+    assert (one.sum(), word, two["a"].sum()) == (LARGE.sum(), "word", LARGE.sum())
+    header, frames = serialize(threading.Lock(), worker.rpc.deserializers)
+    with pytest.raises(TypeError, match="Could not serialize"):
+        deserialize(header, frames, worker.rpc.deserializers)
+
+
+def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -> None:
+    require("torch")
+    whole = np.arange(64, dtype=np.float32).reshape(32, 2)
+    before = two_workers.run(functions.begin_rehearsal, 2)
+    own = recoveries()
+    try:
+        result = map_blocks(functions.plus_one, to_dask(whole, (8, 2))).compute(scheduler=two_workers)
+    finally:
+        two_workers.run(functions.end_rehearsal)
+    check_equal(result, whole + 1)
+    after = two_workers.run(recoveries)
+    gained = {step: sum(after[w][step] - before[w][step] for w in after) for step in ("retry", "split")}
+    # Each of the four blocks: 8 rows, 8 again, then 4, then 2 and 2 and 2 and 2.
+    assert gained == {"retry": 4, "split": 8}
+    assert recoveries() == own
+    logs = two_workers.get_worker_logs()
+    for name, counts in after.items():
+        lines = [message for _, message in logs[name] if "ran out of memory" in message]
+        assert len(lines) == sum(counts.values())
+        if counts["split"]:
+            assert any("8 rows" in line and "4 rows at a time" in line for line in lines)

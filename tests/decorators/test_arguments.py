@@ -1,0 +1,448 @@
+"""How arguments come to the framework of a decorated function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    DtypeNotSupportedError,
+    SourceMismatchError,
+    UnknownArrayError,
+    convert_tree,
+    device_of,
+    fixed,
+    split_and_retry,
+)
+from arraybridge.offload.call_signature import signature_of
+from arraybridge.testing import inject_oom
+from tests.decorators.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, identity, image, values
+from tests.helpers import require
+
+
+@pytest.mark.parametrize("output", ["its own", "input", "numpy", "jax"])
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("source", FRAMEWORKS)
+def test_any_array_comes_in_and_goes_out_as_asked(source: str, target: str, output: str) -> None:
+    require(source)
+    require(target)
+    require("jax")
+    seen = []
+
+    def double(x: Any) -> Any:
+        seen.append(framework_of(x))
+        return x + x
+
+    options = {} if output == "its own" else {"output_type": output}
+    brought = image(source)
+    result = decorator(target)(**options)(double)(brought)
+    assert seen == [target]
+    assert framework_of(result) == {"its own": target, "input": source}.get(output, output)
+    assert values(result) == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    if output == "input":
+        assert device_of(result) == device_of(brought)
+
+
+def test_the_very_object_arrives_and_comes_back() -> None:
+    torch = require("torch")
+    seen = []
+    tensor = torch.ones(3)
+
+    @arraybridge.torch
+    def keep(x: Any) -> Any:
+        seen.append(x)
+        return x
+
+    assert keep(tensor) is tensor
+    assert seen[0] is tensor
+    shared = keep(IMAGE)
+    assert shared.data_ptr() == IMAGE.__array_interface__["data"][0]
+
+
+def test_containers_are_looked_into_and_the_callers_own_are_left_alone() -> None:
+    torch = require("torch")
+    a = np.ones(1)
+    tree = {"z": a, "a": [a, 1]}
+    seen = arraybridge.torch(lambda x, *, y: (x, y["a"][0]))(tree["z"], y=tree)
+    assert [type(x) for x in seen] == [torch.Tensor] * 2
+    assert tree["z"] is tree["a"][0] is a
+    log: list[str] = []
+    arraybridge.torch(lambda x, into: into.append("seen"))(a, log)
+    assert log == ["seen"], "a container without arrays is the caller's own"
+
+
+def test_what_is_no_array_passes_as_it_is() -> None:
+    torch = require("torch")
+    model = torch.nn.Linear(2, 2)
+    plain = (1, 2.5, 1j, "text", b"b", None, True, [])
+    for value in (*plain, print, identity, model, np.ndarray, np.float32(3)):
+        assert arraybridge.numpy(identity)(value) is value
+        assert arraybridge.torch(lambda *, x: x)(x=value) is value or type(value) is np.float32
+
+
+def second_device(name: str) -> tuple[str, Any]:
+    """A device of the host other than the first where there is one, in words, and as the framework has it."""
+    require(name)
+    words = "cpu" if name == "torch" else "cpu:1"
+    if arraybridge.Device.parse(words) not in arraybridge.framework(name).devices.available():
+        pytest.skip(f"{name} has no {words} here")
+    return words, arraybridge.Device.parse(words).native(name)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", ["jax", "tensorflow", "torch"])
+def test_a_device_is_for_all_arrays_and_without_any_for_those_that_the_function_makes(
+    name: str, native: bool
+) -> None:
+    words, own = second_device(name)
+    module = require(name)
+    make = module.numpy.zeros if name == "jax" else module.zeros
+    run = decorator(name)(device=own if native else words)(
+        lambda *xs, **named: [*xs, *named.values()] or [make(3)]
+    )
+    for _ in range(2):
+        assert [device_of(x) for x in run(IMAGE, y=image(name))] == [words] * 2
+        assert [device_of(x) for x in run()] == [words]
+    assert run.device == words
+    assert device_of(next(arraybridge.device_map(functools.partial(run), [IMAGE]))[0]) == words
+
+
+def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
+    torch = require("torch")
+
+    @arraybridge.torch(input_type="numpy", strict=True, output_type="numpy")
+    def double(picture: Any) -> Any:
+        return picture * 2
+
+    for _ in range(3):
+        arraybridge.torch(identity)(torch.ones(2))  # which has a plan from now on
+        assert double(np.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
+            double(torch.ones(2))
+        with pytest.raises(SourceMismatchError, match=r"argument 'picture'\['a'\]\[0\]: "):
+            double(picture={"a": [torch.ones(2)]})
+    assert arraybridge.torch(input_type="numpy")(identity)(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+class Table:
+    """What pandas, xarray and h5py have: an array can be made of it, and it is none."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.ones((2, 2), dtype)
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "alone": ((Table(),), {}, "argument 'x'"),
+    "beside others": ((1, Table()), {}, r"argument \*rest\[0\]"),
+    "by keyword": ((1,), {"image": Table()}, "argument 'image'"),
+    "in a container": (({"a": [Table()]},), {}, "argument 'x'"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_table_is_refused_without_an_array_and_by_strict_always(name: str, call: str) -> None:
+    require(name)
+    args, kwargs, where = CALLS[call]
+    ran: list[Any] = []
+    f = decorator(name)(lambda x, *rest, **named: ran.append(x))
+    with pytest.raises(UnknownArrayError, match=rf"{where}: .*Table is no array: .*np\.asarray\(x\)"):
+        f(*args, **kwargs)
+    assert not ran
+    assert arraybridge.numpy(identity)(IMAGE, *args, **kwargs) is IMAGE
+    with pytest.raises(UnknownArrayError, match="is no array"):
+        arraybridge.numpy(input_type="numpy", strict=True)(identity)(IMAGE, *args, **kwargs)
+
+
+class SimpleObject:
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+
+class Named(Mapping[str, Any]):
+    """A mapping that cannot be rebuilt from a dict."""
+
+    def __init__(self, name: str, items: dict[str, Any]) -> None:
+        self.name, self.items_by_name = name, items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_by_name[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_by_name)
+
+    def __len__(self) -> int:
+        return len(self.items_by_name)
+
+
+class Callee(Named):
+    def __call__(self) -> None:
+        return None
+
+
+class Broken(Named):
+    def __getitem__(self, key: str) -> Any:
+        raise LookupError(key)
+
+
+class Rows(Sequence[Any]):
+    def __init__(self, name: str, *rows: Any) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Sealed(list[Any]):
+    """A list that cannot be rebuilt."""
+
+    def __copy__(self) -> Any:
+        raise TypeError("sealed")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("Named", lambda x: Named("a", {"x": x})),
+        ("Named", lambda x: {"a": [Named("a", {"x": (1, {"y": x})})]}),
+        ("Rows", lambda x: Rows("a", 1, x)),
+        ("Named", lambda x: Named("a", {"x": Rows("b", [x])})),
+        ("dict_values", lambda x: {"x": x}.values()),
+        ("Sealed", lambda x: Sealed([x])),
+        ("set", lambda _: {require("torch").ones(2)}),
+        ("frozenset", lambda _: [frozenset({require("torch").ones(2)})]),
+    ],
+)
+def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
+    name: str, make: Callable[[Any], Any]
+) -> None:
+    require("torch")
+    options = {"input_type": "numpy", "output_type": "numpy"}
+    value = make(np.ones(2))
+    assert arraybridge.torch(**options)(lambda value, _: None)(value, IMAGE) is None
+    f = arraybridge.torch(strict=True, **options)(lambda x, value: None)
+    message = rf"argument 'value': Cannot convert arrays inside a {name}\."
+    with pytest.raises(ArrayNotSupportedError, match=message):
+        f(IMAGE, value)
+    with pytest.raises(ArrayNotSupportedError, match=message):
+        f(x=IMAGE, value=value)
+
+
+@pytest.mark.parametrize("others", [(), (IMAGE,)], ids=["alone", "beside an array"])
+def test_arrays_in_a_container_that_cannot_be_rebuilt_stay(others: tuple[Any, ...]) -> None:
+    """With a CUDA build of PyTorch, a call looks for the stream of its first array."""
+    require("torch")
+    sealed = Sealed([np.ones(2)])
+    f = arraybridge.torch(
+        lambda *args: [type(x).__module__.partition(".")[0] for x in (args[0][0], *args[1:])]
+    )
+    assert f(sealed, *others) == ["numpy", *("torch" for _ in others)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Named("a", {"x": 1, "y": "text"}),
+        Callee("model", {"weight": np.ones(2)}),
+        Broken("a", {"x": np.ones(2)}),
+        SimpleObject(np.ones(2)),
+        {1, 2},
+        frozenset("ab"),
+        range(3),
+        iter([np.ones(2)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_strict_passes_objects_without_arrays_as_items(value: Any) -> None:
+    f = arraybridge.numpy(input_type="numpy", strict=True)(lambda value, _: value)
+    assert f(value, IMAGE) is value
+
+
+@pytest.mark.parametrize("source", HOST)
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("dtype", ["float64", "int16", "bool", "float32"])
+def test_dtype_casts_arrays_on_their_way_in(source: str, target: str, dtype: str) -> None:
+    require(source)
+    require(target)
+    seen: list[str] = []
+
+    @decorator(target)(dtype="float32", output_type="numpy")
+    def f(image: Any, *, others: Any, scalar: Any) -> Any:
+        seen.extend(arraybridge.framework(target).dtype_name(x) for x in (image, others[0]))
+        assert scalar == 2.5
+        assert type(scalar) is np.float64
+        return image
+
+    x = arraybridge.convert_memory(IMAGE.astype(dtype), source)
+    result = f(x, others=[x], scalar=np.float64(2.5))
+    assert seen == ["float32"] * 2
+    assert result.dtype == np.float32
+    assert result.tolist() == IMAGE.astype(dtype).astype(np.float32).tolist()
+
+
+def test_dtype_keeps_the_graph_inside_torch() -> None:
+    torch = require("torch")
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    arraybridge.torch(dtype="float32")(lambda x: x * 2)(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    assert x.grad.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        ("float64", r'@pyclesperanto\(dtype="float32"\)\.'),
+        ("int64", r'@pyclesperanto\(dtype="int32"\) \(or one of int16, int8, uint16, uint32, uint8\)'),
+        ("complex64", "has no complex dtype"),
+    ],
+)
+def test_the_advice_to_cast_is_an_option_of_the_decorator_and_keeps_the_kind(dtype: str, advice: str) -> None:
+    require("pyclesperanto")
+    with pytest.raises(DtypeNotSupportedError, match=rf"argument 'x': .* no dtype {dtype}.*{advice}"):
+        arraybridge.pyclesperanto(identity)(np.zeros((2, 2), dtype))
+
+
+def test_errors_name_function_argument_and_leaf() -> None:
+    require("torch")
+    masked = np.ma.masked_equal(np.array([1.0, -1.0]), -1.0)
+
+    @arraybridge.torch
+    def segment(picture: Any, *more: Any, **options: Any) -> Any:
+        return picture
+
+    with pytest.raises(ArrayNotSupportedError, match=r"segment\(\), argument 'picture': .*mask") as caught:
+        segment(masked)
+    assert caught.value.source_type == "numpy"
+    assert caught.value.target_type == "torch"
+    with pytest.raises(ArrayNotSupportedError, match=r"argument \*more\[1\]: .*mask"):
+        segment(IMAGE, 1, masked)
+    with pytest.raises(ArrayNotSupportedError, match=r"argument 'side'\['a'\]\[1\]: .*mask"):
+        segment(IMAGE, side={"a": [1, masked]})
+    with pytest.raises(DtypeNotSupportedError, match=r"segment\(\), argument 'picture': .*object"):
+        segment(np.array(["a", None], object))
+
+
+class _Holder:
+    @arraybridge.torch
+    def method(this, x):  # noqa: N805  # the name of the first parameter does not matter
+        return type(this).__name__, type(x).__module__
+
+    @staticmethod
+    @arraybridge.torch
+    def static_above(self):  # noqa: PLW0211
+        return type(self).__module__
+
+    @arraybridge.torch
+    @staticmethod
+    def static_below(self):  # noqa: PLW0211
+        return type(self).__module__
+
+    @classmethod
+    @arraybridge.torch
+    def of_class(kind, x):  # noqa: N804
+        return kind.__name__, type(x).__module__
+
+    def nested(self, x):
+        @arraybridge.torch
+        def inner(self):
+            return type(self).__module__
+
+        return inner(x)
+
+
+def test_first_parameter_is_self_only_in_a_class_body():
+    pytest.importorskip("torch", reason="the functions run on PyTorch")
+
+    @arraybridge.torch
+    def plain(cls):
+        return type(cls).__module__
+
+    x = np.ones(2)
+    assert plain(x) == "torch"
+    assert arraybridge.torch(lambda self: type(self).__module__)(x) == "torch"
+    holder = _Holder()
+    assert holder.method(x) == ("_Holder", "torch")
+    assert holder.static_above(x) == holder.static_below(x) == "torch"
+    assert holder.of_class(x) == ("_Holder", "torch")
+    assert holder.nested(x) == "torch"
+
+
+def test_functions_made_in_a_comprehension_have_no_self() -> None:
+    torch = require("torch")
+    assert all(isinstance(f(np.ones(2)), torch.Tensor) for f in _FROM_COMPREHENSION.values())
+
+
+_FROM_COMPREHENSION = {name: arraybridge.torch(lambda x: x.clone()) for name in ("a", "b")}
+
+
+class Unbound:
+    """A proxy without its object, such as Flask's ``request`` outside of a request."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of a request")
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise RuntimeError("outside of a request")
+
+
+class Closed:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def by_splitting(x: Any, other: Any) -> Any:
+    with inject_oom("numpy", above_rows=2):
+        f = arraybridge.numpy(lambda x, other: (x * 2, fixed(other), [other] * len(x)))
+        doubled, same, rows = split_and_retry(f, (x, other))
+    assert doubled.tolist() == (x * 2).tolist()
+    assert all(row is other for row in rows)
+    return same
+
+
+def by_pipeline(x: Any, other: Any) -> Any:
+    result = arraybridge.Pipeline(lambda batch: batch | {"y": batch["x"]}, microbatches=2)(
+        {"x": x, "other": other}
+    )
+    return result["other"]
+
+
+BYSTANDER_CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "tree": lambda x, other: convert_tree({"x": x, "other": other}, "torch")["other"],
+    "argument": lambda x, other: arraybridge.torch(lambda x, other: other)(x, other),
+    "keyword": lambda x, other: arraybridge.torch(lambda x, other: other)(x=x, other=other),
+    "strict": lambda x, other: arraybridge.torch(input_type="numpy", strict=True)(lambda x, o: o)(x, other),
+    "result": lambda x, other: arraybridge.torch(output_type="input")(lambda x: [other])(x)[0],
+    "gpu": lambda x, other: arraybridge.gpu(lambda x, other: other)(x, other),
+    "flow": lambda x, other: arraybridge.torch(grad="flow")(lambda x, other: [other])(x, other)[0],
+    "split": by_splitting,
+    "pipeline": by_pipeline,
+    "device_map": lambda x, other: next(arraybridge.device_map(lambda one: one[1], [(x, other)], ["cpu"])),
+    "prefetch": lambda x, other: next(iter(arraybridge.prefetch([(x, other)], "torch")))[1],
+}
+
+
+@pytest.mark.parametrize("kind", [Unbound, Closed])
+@pytest.mark.parametrize("call", BYSTANDER_CALLS)
+def test_an_object_that_does_not_tell_its_class_breaks_no_call(call: str, kind: Any) -> None:
+    require("torch")
+    other = kind()
+    assert BYSTANDER_CALLS[call](np.arange(4.0), other) is other
+
+
+@pytest.mark.parametrize("kind", [Unbound, Closed])
+def test_an_object_that_does_not_tell_its_class_has_a_signature(kind: Any) -> None:
+    x = np.ones(3)
+    other = kind()
+    assert signature_of([x, other]) == signature_of([x, other])
+    assert signature_of([x, other]) != signature_of([x, None])

@@ -1,0 +1,110 @@
+"""Compilers and transformations of the frameworks, around and inside decorated functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import ArrayNotSupportedError, DtypeConversion
+from tests.decorators.cases import identity
+from tests.helpers import require
+
+
+def test_jax_transformations_around_a_jax_function() -> None:
+    jax = require("jax")
+    f = arraybridge.jax(lambda x, y: {"z": (x * x * y).sum()})
+    x = jax.numpy.array([1.0, 2.0])
+    assert float(jax.jit(f)(x, x)["z"]) == 9.0
+    assert jax.grad(lambda v: f(v, 2.0)["z"])(x).tolist() == [4.0, 8.0]
+    assert jax.vmap(f)(x, x)["z"].tolist() == [1.0, 8.0]
+    one_constant = jax.jit(lambda v: f(v, np.ones(2, np.float32))["z"])
+    assert float(one_constant(x)) == 5.0
+
+
+def test_jax_jit_around_another_framework_is_refused_clearly() -> None:
+    jax = require("jax")
+    require("torch")
+    for refusing in (
+        arraybridge.numpy(identity),
+        arraybridge.torch(identity),
+        arraybridge.jax(output_type="numpy")(identity),
+        arraybridge.jax(dtype_conversion=DtypeConversion.UINT8)(identity),
+    ):
+        with pytest.raises(ArrayNotSupportedError, match=r"identity\(\).*outside jax\.jit"):
+            jax.jit(refusing)(jax.numpy.ones(2))
+
+
+def test_tf_function_and_gradients_around_a_tensorflow_function() -> None:
+    tf = require("tensorflow")
+    f = arraybridge.tensorflow(lambda x: {"y": x * x})
+    assert tf.function(lambda x: f(x)["y"])(tf.constant([2.0])).numpy().tolist() == [4.0]
+    with tf.GradientTape() as tape:
+        x = tf.Variable([3.0])
+        y = f(x)["y"]
+    assert tape.gradient(y, x).numpy().tolist() == [6.0]
+    refused = arraybridge.numpy(identity)
+    with pytest.raises(ArrayNotSupportedError, match=r"outside tf\.function"):
+        tf.function(refused, autograph=False)(tf.constant([2.0]))
+
+
+def test_training_in_torch_goes_as_without_the_decorator() -> None:
+    torch = require("torch")
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
+    models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
+    models[1].load_state_dict(models[0].state_dict())
+    decorated = arraybridge.torch(lambda x: models[0](x).square().mean())
+    models[1](torch.tensor(x)).square().mean().backward()
+    tensor = torch.tensor(x, requires_grad=True)
+    for loss in (
+        lambda: decorated(x),
+        lambda: torch.utils.checkpoint.checkpoint(decorated, tensor, use_reentrant=True),
+        lambda: torch.utils.checkpoint.checkpoint(decorated, tensor, use_reentrant=False),
+    ):
+        models[0].zero_grad()
+        loss().backward()
+        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+    assert tensor.grad is not None
+    with torch.no_grad():
+        assert not decorated(x).requires_grad
+    with torch.inference_mode():
+        assert decorated(x).is_inference()
+
+
+def compiled(fn: Any, **options: Any) -> Any:
+    torch = require("torch")
+    torch.compiler.reset()
+    return torch.compile(fn, backend="eager", **options)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of torch.compile itself
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"output_type": "input"}])
+def test_torch_compile_breaks_its_graph_at_a_decorated_function(options: Any) -> None:
+    torch = require("torch")
+    f = arraybridge.torch(**options)(lambda x, k=2.0: {"y": torch.sin(x) * k})
+    weights = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        weights.grad = None
+        compiled(lambda x: f(x)["y"].sum())(weights).backward()
+        assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
+    with pytest.raises(RuntimeError, match="outside of a graph; leave fullgraph=True out"):
+        compiled(f, fullgraph=True)(weights)
+
+
+def test_torch_compile_compiles_what_is_around_a_decorated_function() -> None:
+    torch = require("torch")
+    f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
+    around = compiled(lambda x: f(x.cos()) * 2)
+    for x in (torch.tensor([0.0, 1.0]), torch.ones(3)):
+        assert torch.allclose(around(x), (torch.cos(x) + 1) * 2)
+    assert compiled(f)(np.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_a_decorated_function_of_a_compiled_one_is_called_by_other_compiled_ones() -> None:
+    torch = require("torch")
+    f = arraybridge.torch(output_type="numpy")(compiled(lambda x: x * 2))
+    assert isinstance(compiled(lambda x: f(x))(torch.ones(2)), np.ndarray)
+    assert arraybridge.torch(compiled(torch.sin))(np.zeros(2)).tolist() == [0.0, 0.0]

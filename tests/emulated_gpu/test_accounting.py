@@ -1,0 +1,72 @@
+"""What only the emulation's own books show: a limit that is real, and work that goes on waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+import arraybridge
+from tests.emulated_gpu import books
+from tests.helpers import EMULATED
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+
+
+def test_a_full_card_is_cleared_for_a_new_array_or_out_of_memory() -> None:
+    """CuPy's cache and idle buffers are in the way of a new array, and are given up for it."""
+    third = books.capacity() // 3
+    pool = arraybridge.BufferPool(books.capacity())
+    pool.give(pool.take((third,), np.uint8, "cupy", gpu_id=0))
+    cupy.empty(third, np.uint8)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorMemoryAllocation"):
+        cupy.cuda.Memory(2 * third)
+    x = arraybridge.run_with_oom_recovery(cupy.cuda.Memory, 2 * third)
+    assert x.size == 2 * third
+    full = cupy.cuda.Memory(books.capacity() - books.used() - MIB)
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
+        arraybridge.convert_memory(np.zeros(4 * MIB, np.uint8), "cupy", 0)
+    assert arraybridge.is_oom_error(caught.value)
+    assert full.size
+
+
+def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
+    wide = books.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
+    x = cupy.arange(16, dtype=np.float32).reshape(16, 1)
+    done: list[int] = []
+
+    def spread(part: Any) -> Any:
+        full = cupy.empty((len(part), wide), np.float32)
+        full[:, -1:] = part * 2
+        done.extend(part[:, 0].get().astype(int).tolist())
+        return full[:, -1:].copy()
+
+    assert arraybridge.split_and_retry(spread, x).get().tolist() == (x * 2).get().tolist()
+    assert done == list(range(16))
+
+
+@pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing ever waits")
+def test_what_waits_on_another_stream_goes_on_waiting() -> None:
+    """No call waits for the whole card."""
+    bystander = cupy.cuda.Stream(non_blocking=True)
+    with bystander:
+        late = cupy.zeros(6)
+        for _ in range(4):
+            late += 1
+    waiting = books.queued()
+    assert waiting >= 4
+    with cupy.cuda.Stream(non_blocking=True):
+        x = cupy.arange(6.0)
+        assert arraybridge.to_numpy(x).tolist() == list(range(6))
+        for target in ("cupy", "numpy"):
+            arraybridge.convert_memory(x, target, copy=True)
+        arraybridge.convert_memory(np.ones(6), "cupy", 0)
+        y = arraybridge.cupy(output_type="numpy")(lambda a: a + 1)(x)
+    assert y.tolist() == list(range(1, 7))
+    assert books.queued() >= waiting
+    bystander.synchronize()
+    assert (late.get() == 4).all()

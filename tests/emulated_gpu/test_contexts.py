@@ -1,0 +1,121 @@
+"""Which cards a process opens, and whether it may still be forked: each question in a fresh process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import asked, require
+
+pytestmark = pytest.mark.gpu
+
+IMPORTS = (
+    "import os, threading, numpy as np, cupy, arraybridge as ab",
+    "from arraybridge import machine",
+    "from arraybridge.frameworks import cardmemory",
+    "from tests.emulated_gpu import books",
+    "opened = lambda: map(books.is_open, range(2))",
+)
+
+
+CASES: dict[str, tuple[str, list[str]]] = {
+    "the second card alone is opened for work on it": (
+        """
+x = ab.convert_memory(np.arange(6.0), 'cupy', 1)
+print(*opened())
+f = ab.cupy(gpu_id=1)(lambda x: x + 1)
+print(ab.to_numpy(f(x)).sum(), f(np.zeros(3)).device.id)
+y = ab.convert_memory(x, 'cupy', copy=True)
+print(ab.memory_stats()['gpu:1'].holdings[0].used > 0, cupy.cuda.runtime.getDevice())
+ab.pinned(np.ones(8)); ab.framework('cupy').memory.synchronize(); ab.free_memory()
+print(*opened())
+from tests.gpu.test_ordering import ForeignDlpack, ForeignInterface
+for protocol in (ForeignInterface, ForeignDlpack):  # what others have there
+    y = ab.convert_memory(protocol(x), 'cupy')
+    print(ab.device_of(y), ab.to_numpy(y).sum())
+""",
+        ["False True", "21.0 1", "True 0", "False True", "gpu:1 15.0", "gpu:1 15.0"],
+    ),
+    "what torch has on the second card opens no other": (
+        """
+import torch
+x = torch.empty(8, device='cuda:1')
+y = ab.to_cupy(x)
+print(ab.device_of(y), ab.device_of(ab.to_torch(y)))
+del x, y
+print(*opened())
+""",
+        ["gpu:1 gpu:1", "False True"],
+    ),
+    "auto opens the card that it takes and no other": (
+        """
+ab.convert_memory(np.zeros(3), 'cupy', gpu_id='auto')
+print(*opened())
+x = ab.convert_memory(np.zeros(1 << 20), 'cupy', 0)
+print(ab.convert_memory(np.zeros(3), 'cupy', gpu_id='auto').device.id)
+print(*opened())
+""",
+        ["True False", "1", "True True"],
+    ),
+    "who lends to no stream of each thread is waited for": (
+        """
+from tests.gpu.test_ordering import ForeignDlpack, Lender
+class Refusing(ForeignDlpack):
+    def __dlpack__(self, stream=None, **options):
+        if stream == 2: raise BufferError('per-thread default stream is not supported')
+        return super().__dlpack__(stream=stream)
+lender, cupys, queue = Lender(), ab.framework('cupy'), cupy.cuda.Stream(non_blocking=True)
+class Queues(type(cupys.streams)):
+    def handle(self, device): return queue.ptr
+lender.streams = Queues()
+x = cupy.zeros(4096)
+with queue: x += 3
+y = cupys.interchange.adopt(Refusing(x), lender, ab.Device('gpu', 0))
+print((y.get() == 3).all())
+""",
+        ["True"],
+    ),
+    "streams of threads that have ended are used again": (
+        """
+cards = machine.cards()
+print(cardmemory.is_awake(), len(cards), machine.free_memory(1) == cards[1].total)
+seen = set()
+@ab.cupy(gpu_id=0)
+def f(x):
+    seen.add(cupy.cuda.get_current_stream().ptr)
+    return cupy.empty(1 << 18) + 1
+for _ in range(20):
+    thread = threading.Thread(target=f, args=(np.zeros(3),))
+    thread.start(); thread.join()
+print(len(seen), books.used() < 8 << 20)
+""",
+        ["False 2 True", "1 True"],
+    ),
+}
+
+
+def test_a_context_that_cannot_be_made_current_is_released() -> None:
+    printed = asked(
+        *IMPORTS,
+        "with cardmemory.primary_context(1): print(books.retained_contexts(1), books.pushed_contexts())",
+        "books.fail_next_push()",
+        "try:",
+        "    with cardmemory.primary_context(1): print('not raised')",
+        "except RuntimeError as error: print(error)",
+        "print(books.retained_contexts(1), books.pushed_contexts(), cupy.cuda.runtime.getDevice())",
+        "print(ab.to_numpy(ab.convert_memory(np.ones(3), 'cupy', 1)).sum(), *opened())",
+    )
+    assert printed.splitlines() == [
+        "1 1",
+        "CUDA's driver cannot make card 1 the current one",
+        "1 0 0",
+        "3.0 False True",
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_a_fresh_process(case: str) -> None:
+    code, expected = CASES[case]
+    if "torch" in case:
+        require("torch")
+    env = {"CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if "each thread" in case else None
+    assert asked(*IMPORTS, code, env=env).splitlines() == expected

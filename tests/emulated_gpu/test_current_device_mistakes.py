@@ -1,0 +1,42 @@
+"""tests/gpu/test_current_device.py notices each method that stays on the current device."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.gpu import device_calls
+from tests.gpu.device_calls import CALLS, Outcome
+from tests.gpu.forked import results_of
+from tests.gpu.test_current_device import is_right
+from tests.helpers import require
+
+pytestmark = pytest.mark.gpu
+
+#: Calls of CuPy's class that have to select the device. All others do the same on any current device.
+SELECTING = (
+    *("cast", "copy", "from_host", "to_host"),
+    *("batching.concatenate", "batching.empty", "batching.room", "batching.stack"),
+    *("devices.default_device", "devices.selected", "devices.to_device", "runtime.beside"),
+    *("interchange.adopt, from CuPy", "interchange.adopt, from a framework without streams"),
+    "interchange.adopt, from an unknown library by DLPack",
+    "interchange.adopt, from an unknown library by the CUDA array interface",
+    *("interchange.must_copy", "interchange.settle"),
+    *("memory.card_memory", "memory.free_cache", "memory.pinned_bytes", "memory.synchronize", "memory.usage"),
+    *("streams.handle", "streams.mark", "streams.stream", "streams.take_stream", "streams.wait_for"),
+)
+
+
+@cache
+def outcomes() -> dict[str, Outcome | str]:
+    results = results_of("tests.emulated_gpu.wrong_device", "cupy")
+    return {call: result if isinstance(result, str) else Outcome(*result) for call, result in results.items()}
+
+
+@pytest.mark.parametrize("call", SELECTING)
+def test_the_wrong_current_device_is_noticed(call: str) -> None:
+    require("cupy")
+    assert call in CALLS
+    assert device_calls.method_of(call) in device_calls.methods()
+    assert not is_right(outcomes()[call], call, "cupy")

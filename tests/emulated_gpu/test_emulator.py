@@ -1,0 +1,58 @@
+"""The emulated card itself: it does what CUDA's documentation says, and shows what a real card may hide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import cupy
+import numpy as np
+import pytest
+
+from tests.helpers import EMULATED, asked
+
+pytestmark = pytest.mark.gpu
+
+N = 1000
+lazy = pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing is ever late")
+
+
+@pytest.fixture
+def streams() -> Iterator[tuple[cupy.cuda.Stream, cupy.cuda.Stream]]:
+    yield cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+
+
+def locked(value: float) -> np.ndarray:
+    memory = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * N), np.float64, N)
+    memory[:] = value
+    return memory
+
+
+@lazy
+def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) -> None:
+    first, second = streams
+    x, out = cupy.empty(N), locked(0)
+    x.set(locked(7), stream=first)
+    x.get(stream=second, out=out)
+    assert not (out == 7).any()
+    second.wait_event(first.record())
+    x.get(stream=second, out=out)
+    assert (out == 7).all()
+
+
+# -- what happens once in a process ---------------------------------------------------------------------
+
+
+def test_a_card_is_open_once_it_is_used_and_not_before() -> None:
+    said = asked(
+        "import cupy",
+        "from tests.emulated_gpu import books",
+        "r = cupy.cuda.runtime",
+        "r.getDeviceCount(); r.getDeviceProperties(1); r.deviceGetAttribute(75, 1); r.getDevice()",
+        "print(books.is_open(0), books.is_open(1))",
+        "cupy.cuda.Device(1).use()",
+        "print(books.is_open(0), books.is_open(1))",
+        "with cupy.cuda.Device(1): pass",
+        "print(books.is_open(0), books.is_open(1))",
+    )
+    assert said.split() == ["False", "False", "False", "True", "False", "True"]

@@ -1,0 +1,97 @@
+"""CUDA_VISIBLE_DEVICES on the emulated GPUs: CUDA, NVML and arraybridge agree on which GPU a number means."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import asked
+
+pytestmark = pytest.mark.gpu
+
+UUID = "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee"
+#: The variable → the physical numbers of the GPUs that CUDA shows, in its order.
+VISIBLE: dict[str, list[int]] = {
+    "0": [0],
+    "1": [1],
+    "0,1": [0, 1],
+    "1,0": [1, 0],
+    f"{UUID}01": [1],
+    f"1, {UUID}00": [1, 0],
+    "1,7,0": [1],
+    "0,0": [],
+    "GPU-": [],  # the beginning of two UUIDs
+    "-1": [],
+    "7": [],
+}
+PROGRAM = (
+    "import arraybridge as ab, cupy, numpy as np, pynvml",
+    "from arraybridge import machine",
+    "from tests.emulated_gpu import books",
+    "runtime = cupy.cuda.runtime",
+)
+
+
+@pytest.mark.parametrize("variable", VISIBLE)
+def test_every_interface_numbers_the_gpus_alike(variable: str) -> None:
+    printed = asked(
+        *PROGRAM,
+        "listed = [card.pci for card in machine.cards()]",
+        "print([str(device) for device in ab.devices('cupy')], books.is_awake())",
+        "try: count = runtime.getDeviceCount()",
+        "except runtime.CUDARuntimeError as error: count = 0; print(error)",
+        "else: print('')",
+        "print([int(pci[5:7], 16) - 16 for pci in listed])",
+        "print([int(runtime.deviceGetPCIBusId(i)[5:7], 16) - 16 for i in range(count)])",
+        "pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())",
+        env={"CUDA_VISIBLE_DEVICES": variable},
+    )
+    expected = VISIBLE[variable]
+    assert printed.splitlines() == [
+        f"{[f'gpu:{i}' for i in range(len(expected))]} False",
+        "" if expected else "cudaErrorNoDevice: no CUDA-capable device is detected",
+        str(expected),
+        str(expected),
+        "2",  # NVML shows every GPU
+    ]
+
+
+def test_memory_is_counted_on_the_physical_gpu() -> None:
+    printed = asked(
+        *PROGRAM,
+        "x = ab.convert_memory(np.ones(1 << 20, np.uint8), 'cupy', 0)",
+        "pynvml.nvmlInit()",
+        "handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]",
+        "print([pynvml.nvmlDeviceGetMemoryInfo(handle).used >= x.nbytes for handle in handles])",
+        "print([len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles])",
+        "reading = machine.reading(machine.cards()[0])",
+        "print(reading.used >= x.nbytes, machine.free_memory(0) == reading.free, machine.free_memory(1))",
+        "print(ab.memory_stats()['gpu:0'].holdings[0].used, ab.to_numpy(x).sum())",
+        env={"CUDA_VISIBLE_DEVICES": "1"},
+    )
+    assert printed.splitlines() == ["[False, True]", "[0, 1]", "True True None", "1048576 1048576"]
+
+
+def test_a_hidden_gpu_is_missing() -> None:
+    printed = asked(
+        *PROGRAM,
+        "try: ab.convert_memory(np.ones(3), 'cupy', 1)",
+        "except ab.DeviceNotFoundError as error: print(error)",
+        env={"CUDA_VISIBLE_DEVICES": "1"},
+    )
+    assert printed == "cupy has no device gpu:1 here; it has gpu:0. Pass one of these."
+
+
+def test_without_a_visible_gpu_the_driver_stays_asleep() -> None:
+    printed = asked(
+        *PROGRAM,
+        "print(ab.gpu_available(), ab.devices('cupy'))",
+        "print(ab.framework('cupy').devices.missing_device_reason())",
+        "print(books.is_awake())",
+        env={"CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    reason = "CUDA answers cudaErrorNoDevice: no CUDA-capable device is detected"
+    assert printed.splitlines() == [
+        "False []",
+        f"{reason}; an NVIDIA card and its driver are needed.",
+        "False",
+    ]

@@ -1,0 +1,211 @@
+"""Memory that one framework lends to another: in which order it goes back. No card is needed for that."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import free_memory
+from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks.accelerators import Mark, Streams
+from arraybridge.frameworks.base import component
+from arraybridge.frameworks.numpy import NumpyDevices, NumpyFramework, NumpyInterchange
+from arraybridge.types import Device
+from tests.helpers import require
+
+CARD = Device("gpu", 0)
+
+
+class Queue(Streams):
+    """A queue that is done when it is told so, and writes down who waits for it."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+        self.done = False
+        self.waited: list[int] = []
+
+    def handle(self, device: Device) -> int | None:
+        return self.number
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        self.waited.append(handle)
+
+    def mark(self, device: Device) -> Mark | None:
+        return Mark(self, device, lambda: None, lambda: setattr(self, "done", True), lambda: self.done)
+
+
+class Memory:
+    """Stands for a framework's array."""
+
+
+def collected(*steps: Callable[[], object]) -> None:
+    for step in steps:
+        step()
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("lender", "ended_on", "kept"),
+    [
+        (Queue(1), 1, False),
+        # In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first.
+        (Queue(1), 4, True),
+        # Each thread's default stream is another one, by the same handle.
+        (Queue(None), None, True),
+        (Streams(), 0, True),
+    ],
+    ids=["its queue waits", "another queue", "of each thread", "no queues"],
+)
+@pytest.mark.parametrize("end", [gpu_memory.release, gpu_memory.settle, free_memory])
+def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
+    lender: Streams, ended_on: int | None, kept: bool, end: Callable[[], object]
+) -> None:
+    borrower, memory = Queue(3), Memory()
+    before = lender.number if isinstance(lender, Queue) else 0
+    seen, loan = weakref.ref(memory), [gpu_memory.loan(memory, lender, borrower, CARD)]
+    del memory
+    collected(gpu_memory.release)
+    assert seen() is not None, "the borrower's array is alive"
+    if isinstance(lender, Queue):
+        lender.number, lender.waited = ended_on, []
+    collected(loan.clear)
+    if isinstance(lender, Queue):
+        assert lender.waited == ([] if kept else [3])
+        lender.number = before
+    assert (seen() is not None) == kept
+    collected(gpu_memory.release)
+    assert (seen() is not None) == kept, "what is not read yet stays"
+    borrower.done = end is gpu_memory.release
+    collected(end)
+    assert seen() is None
+    assert borrower.done == (kept or end is gpu_memory.release), "who settles waits"
+
+
+def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
+    kept, memory, broken = gpu_memory.Kept(), Memory(), True
+    seen = weakref.ref(memory)
+
+    def is_done() -> bool:
+        if broken:
+            raise RuntimeError("an illegal memory access was encountered")
+        return True
+
+    kept.keep(memory, is_done, lambda: None)
+    kept.keep(Memory(), lambda: True, lambda: None)
+    del memory
+    kept.release()
+    assert len(kept) == 1
+    assert seen() is not None
+    broken = False
+    kept.release()
+    assert len(kept) == 0
+    assert seen() is None
+
+
+def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of one framework breaks off the graph of any other; the stand-in records one."""
+    kept, recording, queries = gpu_memory.Kept(), True, 0
+
+    def is_done() -> bool:
+        nonlocal queries
+        queries += 1
+        return True
+
+    def no_driver() -> bool:
+        raise RuntimeError("cudaErrorInsufficientDriver")
+
+    monkeypatch.setattr(gpu_memory, "captures", [lambda: recording])
+    kept.keep(Memory(), is_done, lambda: None)
+    kept.release()
+    assert (len(kept), queries) == (1, 0)
+    recording = False
+    monkeypatch.setattr(gpu_memory, "captures", [lambda: recording, no_driver])
+    kept.release()
+    assert (len(kept), queries) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("jax", ""),
+        ("jax", "inside jit"),
+        ("jax", "donated"),
+        ("tensorflow", ""),
+        ("tensorflow", "inside jit"),
+    ],
+)
+def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, how: str) -> None:
+    module, memory = require(name), Memory()
+    room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
+    seen = weakref.ref(memory)
+    if name == "jax":
+        room._lend_to_jax(memory, lent[0], module.devices("cpu")[0])
+    else:
+        room._lend_to_tensorflow(memory, lent[0], "CPU:0")
+    del memory
+    collected(gpu_memory.release)
+    if how == "donated":  # which deletes what JAX has of it, and leaves the object
+        module.jit(lambda x: x + 1, donate_argnums=0)(lent[0]).block_until_ready()
+        assert lent[0].is_deleted()
+        collected(gpu_memory.release)
+    assert seen() is not None, "its array is alive"
+    collected(lent.clear)
+    assert seen() is not None, "nobody has asked its queue yet"
+    if how == "inside jit":
+
+        def traced(x: Any) -> Any:
+            gpu_memory.release()
+            return x + 1
+
+        assert float((module.jit if name == "jax" else module.function)(traced)(1.0)) == 2.0
+    collected(gpu_memory.release, gpu_memory.settle)
+    assert seen() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("jax", ["gpu:0", "left"]), ("tensorflow", ["gpu:0", "settled", "left"])]
+)
+def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
+    name: str, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On host memory that passes for a card's: torch lends from the card that is selected, and no other."""
+    require(name)
+    done: list[str] = []
+
+    class SourceDevices(NumpyDevices):
+        @contextmanager
+        def selected(self, device: Device) -> Iterator[None]:
+            done.append(str(device))
+            yield
+            done.append("left")
+
+    class SourceInterchange(NumpyInterchange):
+        def settle(self, x: Any) -> None:
+            done.append("settled")
+
+    class Source(NumpyFramework):
+        """Where the memory comes from, which writes down what it is asked."""
+
+        devices = component(SourceDevices)
+        interchange = component(SourceInterchange)
+
+    framework = arraybridge.framework(name)
+    kept: list[Any] = []
+    room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    monkeypatch.setattr(room, f"_lend_to_{name}", lambda x, *_: kept.append(x))
+    monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
+    memory = arraybridge.aligned((16,), "float32")
+    memory[:] = np.arange(16)
+    lent = framework.interchange.adopt(memory, Source(), CARD)
+    assert done == order
+    assert kept[0] is memory
+    np.testing.assert_array_equal(np.asarray(lent), np.arange(16, dtype=np.float32))

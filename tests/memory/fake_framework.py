@@ -1,0 +1,66 @@
+"""A framework with two cards made of host memory, which counts what it is asked to free."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arraybridge.frameworks import host_memory
+from arraybridge.frameworks.accelerators import GpuMemory, Holding
+from arraybridge.frameworks.base import Memory, component
+from arraybridge.types import Device
+from tests.fake_gpu import CardDevices, CardFramework
+
+
+class FakeDevices(CardDevices):
+    def is_started(self) -> bool:
+        return True
+
+
+class FakeMemory(Memory):
+    framework: FakeFramework
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        self.framework.freed.append((device, compiled))
+        cards = [i for i in (0, 1) if device is None or device.index == i]
+        freed = sum(self.framework.cached[i] for i in cards)
+        for i in cards:
+            self.framework.cached[i] = 0
+        return freed
+
+    def usage(self) -> list[Holding]:
+        return [
+            Holding(
+                f"gpu:{i}", "fake", self.framework.used[i], self.framework.cached[i], self.framework.peak[i]
+            )
+            for i in (0, 1)
+        ]
+
+    def reset_peak(self) -> None:
+        self.framework.peak = self.framework.used.copy()
+
+    def card_memory(self, device: Device) -> GpuMemory | None:
+        return GpuMemory(free=700, total=1000)
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        self.framework.most_pinned += nbytes
+        memory = np.empty(nbytes, np.uint8)
+        self.framework.locked.append((host_memory.address(memory), nbytes))
+        return memory
+
+
+class FakeFramework(CardFramework):
+    """Two cards, with a cache on each, and host memory that can be pinned."""
+
+    name = "fake"
+    devices = component(FakeDevices)
+    memory = component(FakeMemory)
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Addresses and sizes of what it has pinned.
+        self.locked: list[tuple[int, int]] = []
+        self.used = [100, 0]
+        self.cached = [50, 30]
+        self.peak = [500, 0]
+        self.freed: list[tuple[Device | None, bool]] = []
+        self.most_pinned = 0

@@ -1,0 +1,471 @@
+"""Recovery: what stands between two attempts, the same bits as the whole, and what comes out in the end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    CannotSplitError,
+    Pipeline,
+    fixed,
+    run_with_oom_recovery,
+    split_and_retry,
+)
+from arraybridge.frameworks import registry
+from arraybridge.memory import cleanup, oom_recovery
+from arraybridge.testing import inject_oom
+from tests.helpers import require
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collecting garbage takes a tenth of a second once every framework is loaded; many faults take long."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+def out_of_memory(*_: Any) -> Any:
+    raise MemoryError("no")
+
+
+def failing(times: int, error: Callable[[], Exception] = MemoryError) -> Callable[[Any], Any]:
+    """A function that fails so often, and then adds 1."""
+    left = [times]
+
+    def fn(x: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error()
+        return x + 1
+
+    return fn
+
+
+# -- again -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retries", [0, 1, 5])
+def test_attempts(retries: int) -> None:
+    assert run_with_oom_recovery(failing(retries), 1, max_retries=retries) == 2
+    with pytest.raises(MemoryError):
+        run_with_oom_recovery(failing(retries + 1), 1, max_retries=retries)
+    with pytest.raises(ValueError, match="max_retries"):
+        run_with_oom_recovery(len, "", max_retries=-1 - retries)
+
+
+def test_the_next_attempt_runs_outside_the_except_block() -> None:
+    seen: list[Any] = []
+
+    def fn() -> None:
+        seen.append(sys.exception())
+        if len(seen) < 2:
+            raise MemoryError
+
+    run_with_oom_recovery(fn)
+    assert seen == [None, None]
+
+
+def test_the_last_error_comes_out_with_what_was_tried_and_its_lines() -> None:
+    errors = [MemoryError("first"), MemoryError("second"), MemoryError("third")]
+    waiting = iter(errors)
+
+    def fail() -> None:
+        raise next(waiting)
+
+    with pytest.raises(MemoryError) as caught:
+        run_with_oom_recovery(fail)
+    assert caught.value is errors[2]
+    assert str(caught.value).startswith("third\narraybridge: out of memory in each of 3 attempts")
+    assert any(entry.name == "fail" for entry in caught.traceback)
+
+
+@pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, KeyboardInterrupt])
+def test_other_errors_pass_untouched(error: Any) -> None:
+    raised, calls = error("shape"), []
+
+    def fn() -> None:
+        calls.append(1)
+        raise raised
+
+    with pytest.raises(error) as caught:
+        run_with_oom_recovery(fn)
+    assert (caught.value, str(raised), len(calls)) == (raised, "shape", 1)
+    assert not hasattr(raised, "__notes__")
+    errors = iter([MemoryError(), raised])
+    with pytest.raises(error) as caught:  # after a retry
+        run_with_oom_recovery(lambda: (_ for _ in ()).throw(next(errors)))
+    assert caught.value.__context__ is None
+
+
+def test_caches_of_all_loaded_frameworks_are_freed_between_attempts() -> None:
+    freed: list[Any] = []
+
+    def empty(device: Any, name: str | None) -> int:
+        freed.append((name, str(device)))
+        return 7
+
+    cleanup.own_caches.append(empty)
+    try:
+        run_with_oom_recovery(failing(1), 1, gpu_id=1)
+        assert {name for name, _ in freed} == {one.name for one in registry.loaded()}
+        assert {device for _, device in freed} <= {"gpu:1", "opencl:1"}
+        freed.clear()
+        run_with_oom_recovery(failing(0), 1)
+        assert freed == []
+    finally:
+        cleanup.own_caches.remove(empty)
+
+
+def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX raises what failed behind the caller's back when the result is waited for."""
+    require("jax")
+    waited = []
+    x = arraybridge.to_jax(np.ones(3, np.float32))
+
+    def raising(result: Any) -> None:
+        waited.append(result)
+        if len(waited) == 1:
+            raise arraybridge.framework("jax").memory.oom_error()
+
+    monkeypatch.setitem(oom_recovery._waits, type(x), raising)
+    result = run_with_oom_recovery(lambda: {"a": (x,)})
+    assert result["a"][0] is x
+    assert len(waited) == 2
+
+
+def test_before_retry() -> None:
+    steps: list[str] = []
+
+    def train() -> str:
+        steps.append("train")
+        if len(steps) < 5:
+            raise MemoryError
+        return "trained"
+
+    reset = lambda: steps.append("reset")  # noqa: E731
+    assert run_with_oom_recovery(train, max_retries=5, before_retry=reset) == "trained"
+    assert steps == ["train", "reset", "train", "reset", "train"]
+    with pytest.raises(KeyError, match="grad") as caught:
+        run_with_oom_recovery(out_of_memory, before_retry=lambda: {}["grad"])
+    assert caught.value.__context__ is None
+    with pytest.raises(TypeError, match="before_retry"):
+        run_with_oom_recovery(len, "", before_retry=3)  # type: ignore[arg-type]
+
+
+def test_a_rehearsal() -> None:
+    with inject_oom("numpy", above_rows=4) as rehearsal:
+        run_with_oom_recovery(np.sum, np.ones((4, 9)))
+        with pytest.raises(MemoryError):
+            run_with_oom_recovery(np.sum, np.ones((5, 9)), max_retries=1)
+    assert rehearsal.attempts == [4, 5, 5]
+    with inject_oom("numpy", skip=1, count=2) as rehearsal:
+        assert [run_with_oom_recovery(lambda: 1) for _ in range(2)] == [1, 1]
+    assert (rehearsal.raised, rehearsal.attempts) == (2, [None] * 4)
+    for name in ("skip", "count", "above_rows"):
+        with pytest.raises(ValueError, match=name), inject_oom("numpy", **{name: -1}):
+            pass
+
+
+def test_a_rehearsal_of_nothing_warns() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"saw no attempt.*oom_recovery=True") as seen,
+        inject_oom("numpy"),
+    ):
+        np.ones(2).sum()  # without protection
+    assert seen[0].filename == __file__
+
+
+# -- what is let go, and what is not -------------------------------------------------------------------
+
+
+def chained(pin: Callable[[], Any]) -> Exception:
+    """An error with arrays in the frames of its cause, its context and its group as well."""
+
+    def inner() -> None:
+        array = pin()
+        raise MemoryError(array.shape)
+
+    try:
+        try:
+            inner()
+        except MemoryError as error:
+            array = pin()
+            raise RuntimeError(array.shape) from error
+    except RuntimeError as error:
+        return ExceptionGroup("both", [error])
+
+
+def test_arrays_of_a_failed_attempt_are_gone_before_the_next() -> None:
+    references: list[weakref.ref[Any]] = []
+    alive = []
+
+    def pin() -> Any:
+        array = np.zeros(1000)
+        references.append(weakref.ref(array))
+        return array
+
+    def rows() -> Iterator[Any]:
+        array = pin()
+        yield array.size
+        raise chained(pin)
+
+    def fn() -> int:
+        alive.append(sum(reference() is not None for reference in references))
+        return 5 if len(alive) == 3 else sum(rows())
+
+    assert run_with_oom_recovery(fn) == 5
+    assert alive == [0, 0, 0]
+    assert len(references) == 6
+
+
+def test_a_suspended_generator_goes_on_after_the_clean_up() -> None:
+    log: list[str] = []
+
+    def suspended() -> Iterator[Any]:
+        try:
+            try:
+                raise MemoryError("inside")
+            except MemoryError as error:  # its frame stands in the traceback
+                yield error
+            yield 2
+        finally:
+            log.append("closed")
+
+    generator, attempts = suspended(), []
+
+    def fn() -> Any:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise next(generator)
+        return next(generator)
+
+    assert run_with_oom_recovery(fn) == 2
+    assert log == []
+    generator.close()  # type: ignore[attr-defined]
+    assert log == ["closed"]
+
+
+@pytest.mark.parametrize("mode", [True, "split"])
+def test_converted_arguments_are_gone_before_the_next_attempt(mode: Any) -> None:
+    """Positional, by keyword and nested: those that were converted for an attempt, and not the caller's."""
+    torch = require("torch")
+    references: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    @arraybridge.torch(oom_recovery=mode, output_type="numpy")
+    def fn(x: Any, *rest: Any, deep: Any, named: Any) -> Any:
+        alive.append(sum(reference() is not None for reference in references))
+        arrays = [x, *rest, deep["a"][0], named]
+        assert all(isinstance(one, torch.Tensor) for one in arrays)
+        references.extend(weakref.ref(one) for one in arrays)
+        if len(alive) < 3:
+            raise MemoryError
+        return x * 2
+
+    x = np.ones((8, 3))
+    caller = {"deep": {"a": [x + 1]}, "named": x + 2}
+    np.testing.assert_array_equal(fn(x, x + 4, **caller), np.full((8, 3), 2.0))
+    assert alive[:3] == [0, 0, 0]
+    assert isinstance(caller["deep"]["a"][0], np.ndarray)  # type: ignore[index]
+
+
+# -- in parts ----------------------------------------------------------------------------------------
+
+
+class Small:
+    """A device that holds a number of rows: a row-wise function that notes which rows it finished."""
+
+    def __init__(self, rows: int, fails: Callable[[int], bool] = lambda attempt: False) -> None:
+        self.rows, self.fails = rows, fails
+        self.attempts: list[int] = []
+        self.finished: list[int] = []
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        self.attempts.append(len(x))
+        if len(x) > self.rows or self.fails(len(self.attempts) - 1):
+            raise MemoryError
+        self.finished.extend(int(row[0]) for row in x)
+        return x * 3 + 1
+
+
+def numbered(rows: int) -> np.ndarray:
+    """Rows that begin with their number."""
+    return np.stack([np.arange(rows), np.arange(rows) ** 2], axis=1)
+
+
+def in_halves(fn: Callable[..., Any], x: Any, **options: Any) -> Any:
+    with inject_oom("numpy", above_rows=4):
+        return split_and_retry(fn, x, **options)
+
+
+def test_the_size_that_fits_is_used_for_the_rest() -> None:
+    fn, x = Small(4), numbered(64)
+    np.testing.assert_array_equal(split_and_retry(fn, x), x * 3 + 1)
+    assert fn.attempts == [64, 64, 32, 16, 8, *[4] * 16]
+    assert fn.finished == list(range(64))
+    fn = Small(4)
+    run_with_oom_recovery(fn, numbered(8), split=True, max_retries=0)
+    assert fn.attempts == [8, 4, 4]
+    assert split_and_retry(lambda y: y, x) is x  # without a fault the very batch is handed over
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 12])
+def test_a_fault_at_every_index(rows: int) -> None:
+    """Each attempt fails in turn, and so does each pair of neighbours; every row is finished once."""
+    x = numbered(rows)
+    for first in range(2 * rows + 4):
+        for length in (1, 2):
+            fn = Small(max(1, rows // 3), lambda attempt, a=first, n=length: a <= attempt < a + n)  # type: ignore[misc]
+            try:
+                result = split_and_retry(fn, x)
+            except MemoryError:
+                # Two faults one after the other at a single row: a retry there fails too.
+                assert length == 2
+                assert fn.attempts[-1] == fn.attempts[-2] == 1
+                continue
+            np.testing.assert_array_equal(result, x * 3 + 1)
+            assert fn.finished == list(range(rows))
+
+
+def test_the_floor(caplog: pytest.LogCaptureFixture) -> None:
+    fn = Small(11)
+    with pytest.raises(MemoryError, match=r"12 of 100 rows.*min_split=10"):
+        split_and_retry(fn, numbered(100), min_split=10)
+    assert fn.attempts == [100, 100, 50, 25, 12, 12]
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="min_split"):
+            split_and_retry(fn, numbered(8), min_split=wrong)  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, "arraybridge.memory"):
+        split_and_retry(Small(4), numbered(8))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("8 rows ran out of memory (MemoryError: )")
+    assert "go on with 4 rows at a time (0 of 8 rows are done)" in second
+
+
+NAMES = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
+WIDE = ["int64", "float64", "complex128", "bool"]  # which OpenCL does not have
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "axis"),
+    [
+        *((name, "float32", axis) for name in NAMES for axis in (0, 1, -1)),
+        *((name, dtype, 0) for name in NAMES[1:4] for dtype in WIDE),
+    ],
+)
+def test_frameworks_and_dtypes(name: str, dtype: str, axis: int) -> None:
+    require(name)
+    host = (np.arange(210).reshape(5, 6, 7) + (1 << 40 if dtype in WIDE else 0)).astype(dtype)
+    with inject_oom(name, above_rows=2) as rehearsal:
+        result = split_and_retry(lambda y: y, arraybridge.convert_memory(host, name), axis=axis)
+    assert rehearsal.raised >= 2
+    assert (arraybridge.detect_memory_type(result), arraybridge.to_numpy(result).dtype) == (name, dtype)
+    np.testing.assert_array_equal(arraybridge.to_numpy(result), host)
+
+
+def test_gradients_pass() -> None:
+    torch = require("torch")
+    x = torch.ones(6, 2, requires_grad=True)
+    with inject_oom("torch", above_rows=2):
+        split_and_retry(lambda y: y * 3, x).sum().backward()
+    assert x.grad.tolist() == [[3.0, 3.0]] * 6
+
+
+# -- arguments and results ----------------------------------------------------------------------------
+
+
+def test_which_arguments_are_split() -> None:
+    x, weights = numbered(2).astype(float), np.array([[1.0, 2.0], [3.0, 4.0]])
+    with inject_oom("numpy", above_rows=1):
+        by_name = {"b": fixed(weights), "a": x}
+        result = run_with_oom_recovery(lambda a, b: a @ b, split=True, **by_name)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(result, x @ weights)
+        np.testing.assert_array_equal(split_and_retry(np.matmul, (x, fixed(weights))), x @ weights)
+        with pytest.raises(ValueError, match="matmul"):
+            split_and_retry(np.matmul, (x, weights))
+    np.testing.assert_array_equal(split_and_retry(np.matmul, (x, fixed(weights))), x @ weights)
+    with pytest.raises(TypeError, match=r"fixed\(x\)"):
+        run_with_oom_recovery(lambda images: images, numbered(8), split="images")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fn", [lambda y: y.sum(0), lambda y: y[:1]])
+def test_results_of_another_length_are_refused(fn: Callable[..., Any]) -> None:
+    with pytest.raises(CannotSplitError, match="one row per input row"):
+        in_halves(fn, numbered(8))
+
+
+def test_an_iterator_is_not_read_twice() -> None:
+    def fn(x: np.ndarray, shifts: Any) -> np.ndarray:
+        return x + sum(shifts)
+
+    x = np.arange(8.0)
+    assert split_and_retry(fn, (x, iter([1, 2])))[0] == 3  # it is called once
+    for run in (split_and_retry, lambda f, args: arraybridge.numpy(oom_recovery=True)(f)(*args)):
+        with (
+            inject_oom("numpy", above_rows=3) as rehearsal,
+            pytest.raises(MemoryError, match=r"one of its arguments is an iterator .*pass a list"),
+        ):
+            run(fn, (x, iter([1, 2])))
+        assert len(rehearsal.attempts) == 1
+
+
+@pytest.mark.parametrize("arguments", [(), (3,), (np.array(2.0),), ("text", None)])
+def test_a_call_with_nothing_to_split_just_runs_until_memory_runs_out(arguments: tuple[Any, ...]) -> None:
+    assert split_and_retry(lambda *args: args, arguments) == arguments
+    assert arraybridge.numpy(oom_recovery="split")(lambda *args: len(args))(*arguments) == len(arguments)
+    with pytest.raises(CannotSplitError, match="memory has run out, and no argument to split") as caught:
+        split_and_retry(out_of_memory, arguments)
+    assert type(caught.value.__cause__) is MemoryError
+    assert arraybridge.is_oom_error(caught.value)
+
+
+# -- results in memory that the function writes to again ------------------------------------------------
+
+ROWS = np.arange(16.0, dtype=np.float32).reshape(8, 2)
+
+
+# -- what it costs -------------------------------------------------------------------------------------
+
+
+def into_ring(count: int) -> Callable[[Any], Any]:
+    """Doubles into buffers of NumPy, one after the other."""
+    buffers = [np.empty((8, 2), np.float32) for _ in range(count)]
+
+    def fn(x: np.ndarray) -> np.ndarray:
+        buffers.append(buffers.pop(0))
+        return np.multiply(x, 2, out=buffers[-1][: len(x)])
+
+    return fn
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_results_in_buffers_that_the_function_writes_to_again(count: int) -> None:
+    np.testing.assert_array_equal(in_halves(into_ring(count), ROWS), ROWS * 2)
+    np.testing.assert_array_equal(Pipeline(into_ring(count))(ROWS), ROWS * 2)
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy", "jax", "tensorflow"])
+def test_results_in_a_buffer_of_torch_and_in_a_variable(output: Any) -> None:
+    torch, tf = require("torch"), require("tensorflow")
+    buffer, variable = torch.empty(8, 2), tf.Variable(np.zeros((2, 2), np.float32))
+
+    @arraybridge.torch(oom_recovery="split", output_type=output)
+    def into_tensor(x: Any) -> Any:
+        return torch.mul(x, 2, out=buffer[: len(x)])
+
+    @arraybridge.tensorflow(oom_recovery="split", output_type=output)
+    def into_variable(x: Any) -> Any:
+        variable.assign(x * 2)
+        return variable
+
+    for fn in (into_tensor, into_variable):
+        with inject_oom("numpy", above_rows=2):
+            np.testing.assert_array_equal(arraybridge.to_numpy(fn(ROWS)), ROWS * 2)

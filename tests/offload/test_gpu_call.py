@@ -1,0 +1,331 @@
+"""@gpu: where a call runs with a fake clock and a fake card, what comes back, and what it does without."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import array_namespace, use_device
+from arraybridge.hardware import cards
+from arraybridge.offload.gpu_decorator import gpu, stay_on_gpu
+from arraybridge.settings import worker_device
+from arraybridge.types import Device
+from tests.fake_gpu import CardArray
+from tests.helpers import require
+from tests.offload.simulated_gpu import Clock, FakeCard, Machine, offload, paying, pretended, running_on
+
+X = np.arange(64, dtype=np.float32)
+
+
+def on_card(machine: Machine, clock: Clock, body: Any = lambda x: x + 1, *first: Any, **options: Any) -> Any:
+    """A function that pays on the card, warmed up with ``first``, or `X`, until it runs there."""
+    fn = offload(paying(clock, body), machine, **options)
+    for _ in range(4):
+        fn(*(first or (X,)))
+    return fn
+
+
+# -- where -------------------------------------------------------------------------------------------
+
+
+def test_numbers_and_words_are_told_apart(machine: Machine, clock: Clock) -> None:
+    def steps(x: Any, count: int, *, mode: str) -> Any:
+        clock.sleep(count * (1e-3 if isinstance(x, np.ndarray) else 1e-6))
+        return x + count
+
+    fn = offload(steps, machine)
+    for _ in range(6):
+        fn(X, 100, mode="reflect")
+        fn(X, 0, mode="reflect")
+    assert fn.explain(X, 100, mode="reflect").on_gpu
+    assert not fn.explain(X, 0, mode="reflect").on_gpu
+    assert not fn.explain(X, 100, mode="wrap").on_gpu
+
+
+def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
+    decision = on_card(machine, clock).explain(X)
+    assert (decision.on_gpu, str(decision.device), decision.backend) == (True, "gpu:0", "fakecard")
+    assert (decision.cpu_seconds, decision.gpu_seconds) == (pytest.approx(1.0), pytest.approx(5e-5, rel=0.1))
+    assert str(decision).splitlines()[:3] == [
+        "It would run on gpu:0 in fakecard.",
+        "The card is faster.",
+        "On the CPU it takes 1.00 s (runs so far: 2).",
+    ]
+
+
+def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    card.free_bytes = 500
+    clock.sleep(1.0)
+    assert "500 B free" in str(fn.explain(X))
+    assert not fn.explain(X).on_gpu
+    card.free_bytes = 1 << 30
+    clock.sleep(1.0)
+    assert fn.explain(X).on_gpu
+
+
+def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    with use_device("cpu"):
+        assert "default device is the CPU" in str(fn.explain(X))
+        assert fn(X).tolist() == (X + 1).tolist()
+    token = worker_device.set(Device("gpu", 3))
+    try:
+        assert "fakecard has no gpu:3 (it has gpu:0)" in str(fn.explain(X))
+    finally:
+        worker_device.reset(token)
+    assert fn.explain(X).on_gpu
+
+
+# -- results and residence ---------------------------------------------------------------------------
+
+
+def test_results_come_back_as_they_came(machine: Machine, clock: Clock) -> None:
+    torch = require("torch")
+    for x in (X, torch.from_numpy(X)):
+        fn = on_card(machine, clock, lambda x: {"parts": [x * 2], "name": "cells"}, x)
+        result = fn(x)
+        assert type(result["parts"][0]) is type(x)
+        assert (result["parts"][0].tolist(), result["name"]) == ((X * 2).tolist(), "cells")
+        assert fn.explain(x).on_gpu
+
+
+def test_chained_calls_keep_data_on_the_card(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    card.moved.clear()
+    with stay_on_gpu():
+        first = fn(X)
+        assert isinstance(first, CardArray)
+        result = fn(fn(first))
+    assert card.moved == [("card", 256)]
+    assert arraybridge.to_numpy(result).tolist() == (X + 3).tolist()
+    card.moved.clear()
+    assert isinstance(fn(X), np.ndarray)
+    assert card.moved == [("card", 256), ("host", 256)]
+
+
+def test_arrays_on_the_card_stay_there(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = offload(paying(clock, lambda x: x + 1), machine)
+    x = arraybridge.convert_memory(X, "fakecard")
+    card.moved.clear()
+    fn(x)
+    assert card.moved == [("host", 256), ("host", 256)]  # the trial: the argument, and the result
+    card.moved.clear()
+    assert isinstance(fn(x), CardArray)
+    assert card.moved == []
+    assert "on the card already" in str(fn.explain(x))
+
+
+def test_nested_functions_run_where_the_outer_one_runs(machine: Machine, clock: Clock) -> None:
+    seen: list[str] = []
+    inner = offload(paying(clock, lambda x: x + 1, seen), machine)
+    fn = on_card(machine, clock, lambda x: inner(x) * 2)
+    assert fn(X).tolist() == ((X + 1) * 2).tolist()
+    assert seen == ["numpy", "numpy", "fakecard", "fakecard", "fakecard", "fakecard"]
+
+
+# -- where the card cannot ---------------------------------------------------------------------------
+
+
+def test_oom_is_split_where_rows_are_independent(
+    machine: Machine, card: FakeCard, clock: Clock, recwarn: pytest.WarningsRecorder
+) -> None:
+    x = np.arange(100, dtype=np.float32).reshape(50, 2)
+    fn = on_card(machine, clock, lambda x: x + 1, x, split_axis=0)
+    card.rows = 20
+    card.moved.clear()
+    np.testing.assert_array_equal(fn(x), x + 1)
+    assert sum(n for where, n in card.moved if where == "card") == x.nbytes
+    assert not recwarn
+
+
+def test_oom_falls_back_to_the_cpu_with_a_warning(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    card.rows = 20
+    with pytest.warns(RuntimeWarning, match=r"fn\(\) ran out of memory on fakecard gpu:0"):
+        result = fn(X)
+    np.testing.assert_array_equal(result, X + 1)
+    np.testing.assert_array_equal(fn(X), X + 1)  # without another try, and another warning
+    assert "ran out of memory" in str(fn.explain(X))
+
+
+def test_what_fails_on_the_card_runs_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    fn = offload(paying(clock, lambda x: x - 1), machine)  # the fake card cannot subtract
+    fn(X)
+    with pytest.warns(RuntimeWarning, match=r"fn\(\) cannot run in fakecard \(TypeError"):
+        fn(X)
+    np.testing.assert_array_equal(fn(X), X - 1)
+    assert "cannot run in fakecard: TypeError" in str(fn.explain(X))
+
+
+def test_the_functions_own_errors_are_its_own(machine: Machine, clock: Clock) -> None:
+    broken: list[int] = []
+
+    def body(x: Any) -> Any:
+        if broken:
+            raise KeyError("no such cell")
+        return x + 1
+
+    fn = on_card(machine, clock, body)
+    broken.append(1)
+    with pytest.raises(KeyError, match="no such cell"):
+        fn(X)
+    broken.clear()
+    assert fn.explain(X).on_gpu
+
+
+# -- real frameworks, with a device of the CPU for a card ---------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "device"), [("jax", "cpu:1"), ("torch", "cpu")])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int64"])
+def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
+    require(name)
+
+    def body(x: Any, parts: list[Any]) -> Any:
+        xp = array_namespace(x)
+        return {"sum": xp.sum(x), "joined": xp.concat([x, *parts]) * 2}
+
+    seen: list[str] = []
+    fn = running_on(name, device, body, seen)
+    x, part = np.arange(5000).astype(dtype), np.ones(3, dtype)
+    for _ in range(5):
+        result = fn(x, [part, part])
+        assert result["joined"].dtype == dtype
+        assert np.array_equal(result["joined"], np.concatenate([x, part, part]) * 2)
+        assert isinstance(result["sum"], np.generic)
+        assert result["sum"] == x.sum()
+        result["joined"][0] = 1  # NumPy's results can be written to
+    assert (seen[0], seen[-1]) == ("numpy", name)
+    assert fn.explain(x, [part, part]).backend == name
+
+
+@pytest.mark.parametrize(("gpu_id", "place"), [(0, "cpu:1"), (1, "cpu:2")])
+def test_card_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
+    """Two of JAX's CPU devices for the cards."""
+    machine = pretended("jax", "cpu:1", "cpu:2")
+    seen: list[str] = []
+
+    def body(x: Any) -> Any:
+        seen.append(str(arraybridge.device_of(x)))
+        return x + 1
+
+    fn = on_card(machine, machine.clock, body, backend="jax", gpu_id=gpu_id)
+    assert set(seen) == {"cpu", place}
+    assert (fn.explain(X).backend, fn.explain(X).device) == ("jax", place)
+
+
+# -- the decorator, without a card --------------------------------------------------------------------
+
+
+@gpu
+def smooth(image: Any, weight: float = 0.5) -> Any:
+    """Average of neighbours."""
+    return weight * image[:-1] + (1 - weight) * image[1:]
+
+
+class Scaler:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @gpu
+    def scale(self, x: Any) -> Any:
+        return self.factor * x
+
+    @gpu(backend="torch")
+    @staticmethod
+    def half(x: Any) -> Any:
+        return x / 2
+
+    @classmethod
+    @gpu
+    def name(cls, x: Any) -> Any:
+        return x + len(cls.__name__)
+
+
+def test_a_function_keeps_what_it_is() -> None:
+    assert (smooth.__name__, smooth.__doc__) == ("smooth", "Average of neighbours.")
+    assert str(inspect.signature(smooth)) == "(image: 'Any', weight: 'float' = 0.5) -> 'Any'"
+    assert pickle.loads(pickle.dumps(smooth)) is smooth
+    assert pickle.loads(pickle.dumps(Scaler(2).scale))(np.ones(2)).tolist() == [2.0, 2.0]
+    assert smooth(np.array([1.0, 3.0, 5.0])).tolist() == [2.0, 4.0]
+    assert smooth(np.array([1.0, 3.0]), weight=1.0).tolist() == [1.0]
+    assert Scaler(3.0).scale(np.array([1.0])).tolist() == [3.0]
+    assert Scaler.half(np.array([3])).tolist() == [1.5]
+    assert Scaler.name(np.array([1])).tolist() == [7]
+    assert "It takes no arrays." in str(smooth.explain(1))
+
+
+RESULTS = {
+    "scalar": (np.float64(3.0), {"numpy": np.float64, "torch": "Tensor", "pandas": np.float64}),
+    "array without axes": (np.asarray(3.0), {"numpy": np.ndarray, "torch": "Tensor", "pandas": np.ndarray}),
+    "text": (np.str_("words"), dict.fromkeys(("numpy", "torch", "pandas"), np.str_)),
+    "date": (np.datetime64("2024"), dict.fromkeys(("numpy", "torch", "pandas"), np.datetime64)),
+}
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+@pytest.mark.parametrize("caller", ["numpy", "torch", "pandas"])
+@pytest.mark.parametrize("decorator", [arraybridge.numpy(output_type="input"), gpu], ids=["numpy", "gpu"])
+def test_scalars_are_restored_as_by_the_decorators(decorator: Any, caller: str, kind: str) -> None:
+    require("torch")
+    pandas = pytest.importorskip("pandas")
+    first = {"numpy": np.ones(2), "pandas": pandas.Series([1.0, 1.0])}.get(caller)
+    if first is None:
+        first = arraybridge.to_torch(np.ones(2))
+    result, types = RESULTS[kind]
+    restored = decorator(lambda x: [result])(first)[0]
+    expected = types[caller]
+    assert type(restored).__name__ == expected if isinstance(expected, str) else type(restored) is expected
+    assert restored == result
+
+
+@pytest.mark.parametrize("decorator", [arraybridge.numpy(output_type="input"), gpu], ids=["numpy", "gpu"])
+def test_a_carrier_that_the_function_returns_stays_unchanged(decorator: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    other = pandas.Series([5.0, 6.0], name="other")
+    assert decorator(lambda x: other)(pandas.Series([1.0, 2.0], name="first")) is other
+
+
+def test_without_a_card_explain_says_why() -> None:
+    if cards():
+        pytest.skip("this machine has a card, and the test is of one without")
+    assert smooth(np.zeros(1 << 21)).shape == ((1 << 21) - 1,)  # without a warning
+    decision = smooth.explain(np.zeros(1 << 22, np.uint8))
+    assert (decision.on_gpu, str(decision.device), decision.backend) == (False, "cpu", "numpy")
+    assert str(decision).startswith("It would run on the CPU in NumPy.")
+    assert any(word in str(decision) for word in ("GPU", "accelerator", "card", "CPU alone"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"gpu_id": -1}, ValueError, "GPU's number"),
+        ({"backend": "tensorflow"}, ValueError, "cupy, torch, jax"),
+        ({"backend": "pytorch"}, ValueError, "torch"),
+        ({"split_axis": 1.5}, TypeError, "whole number"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gpu(**options)
+
+
+def test_bad_functions() -> None:
+    async def later(x: Any) -> Any:
+        return x
+
+    def many(x: Any) -> Any:
+        yield x
+
+    for fn in (later, many):
+        with pytest.raises(TypeError, match="coroutine or a generator"):
+            gpu(fn)
+    for wrong, message in ((Scaler, "decorate the methods of a class"), (0, "gpu_id=0")):
+        with pytest.raises(TypeError, match=message):
+            gpu(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,175 @@
+"""@gpu gives NumPy's results: the first run of a footprint on a card is compared with the CPU's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge.offload.verification import difference
+from tests.fake_gpu import CardArray
+from tests.helpers import require
+from tests.offload.simulated_gpu import Clock, Machine, offload, paying, running_on
+
+
+class Pair(NamedTuple):
+    low: Any
+    high: Any
+
+
+X = np.random.default_rng(3).normal(size=(40, 50))
+
+
+def checked(name: str, body: Callable[..., Any], *args: Any, calls: int = 5) -> tuple[list[str], str]:
+    """Call ``body`` through @gpu; each result must be NumPy's. Returns where it ran, and the warning."""
+    require(name)
+    seen: list[str] = []
+    fn = running_on(name, "cpu", body, seen)
+    for x in args:
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
+    expected = body(*args)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            result = fn(*args)
+            assert type(result) is type(expected)
+            for a, b in zip(_leaves(result), _leaves(expected), strict=True):
+                assert type(a) is type(b)
+                assert np.asarray(a).dtype == np.asarray(b).dtype
+                if isinstance(b, np.ndarray | np.generic):
+                    largest = np.max(np.abs(b), initial=0, where=np.isfinite(b))
+                    assert np.allclose(a, b, 1e-5, 1e-6 * largest, equal_nan=True)
+                else:
+                    assert a == b
+    assert len(caught) <= 1, [str(w.message) for w in caught]
+    if caught:
+        assert caught[0].filename == __file__  # the line that called it
+    return seen, str(caught[0].message) if caught else ""
+
+
+def _leaves(result: Any) -> list[Any]:
+    return [y for x in result for y in _leaves(x)] if isinstance(result, tuple) else [result]
+
+
+# What torch takes to mean something else, and what the difference looks like.
+OTHERWISE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "std": (lambda x: x.std(), "in NumPy"),
+    "var of rows": (lambda x: x.var(axis=1), "values differ"),
+    "max along an axis": (lambda x: x.max(axis=1), "an array of float64 in NumPy"),
+    "nonzero": (lambda x: (x > 0).nonzero(), "a tuple of 2 in NumPy"),
+    "size": (lambda x: x.sum() * 0 + (x.size if isinstance(x.size, int) else 0), "2000.0 in NumPy"),
+    "shape": (lambda x: (x + 1, x.shape), "in NumPy"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_what_torch_means_otherwise_is_computed_in_numpy(what: str) -> None:
+    body, words = OTHERWISE[what]
+    seen, warning = checked("torch", body, X.copy())
+    assert seen.count("torch") <= 2  # the trial, and a look in float64
+    assert "is not the same on the card: in torch it gives" in warning
+    assert words in warning
+
+
+def test_a_float32_image_of_a_quarter_million_pixels_does_not_hide_it() -> None:
+    """There N and N-1 are sixteen roundings apart: another formula shows in float64, rounding does not."""
+    image = np.random.default_rng(0).random((512, 512), dtype=np.float32)
+    _, warning = checked("torch", lambda x: x.std(), image)
+    assert "is not the same on the card" in warning
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_another_order_of_adding_is_no_difference(dtype: str) -> None:
+    x = np.random.default_rng(1).normal(size=(300, 400)).astype(dtype)
+    for body in (lambda x: x.sum(), lambda x: x @ x.T, lambda x: x.cumsum(0), lambda x: x - x.mean()):
+        seen, warning = checked("torch", body, x.copy())
+        assert not warning
+        assert seen[-1] == "torch"
+
+
+def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
+    def fn(x: Any) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return x + 1 if isinstance(x, np.ndarray) else CardArray(x.values + 1 + (x.values == 7))
+
+    run = offload(fn, machine)
+    x = np.arange(10**6) + 2**60
+    run(x)
+    run(x)
+    small = np.arange(10)
+    run(small)
+    words = r"it gives 9 at \[7\] there, and 8 in NumPy \(1 of 10 values differ\)"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert run(small)[7] == 8
+    for _ in range(3):
+        assert run(small)[7] == 8
+        assert run(x)[0] == 2**60 + 1
+    assert "Its trial failed: in fakecard it gives 9" in str(run.explain(x))
+
+
+def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
+    """What is right for one axis need not be so for another."""
+
+    def fn(x: Any, axis: int | None) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        if isinstance(x, np.ndarray):
+            return x.sum(axis)
+        return CardArray(np.asarray(x.values.sum(axis) + (axis == 1)))
+
+    run, x = offload(fn, machine), np.ones((4, 4))
+    for _ in range(4):
+        assert run(x, 0).tolist() == [4.0] * 4
+    assert run.explain(x, 0).on_gpu
+    assert run(x, 1).tolist() == [4.0] * 4  # on the CPU, as each first call
+    with pytest.warns(RuntimeWarning, match="is not the same on the card"):
+        assert run(x, 1).tolist() == [4.0] * 4
+    assert run(x, 0).tolist() == [4.0] * 4
+    assert not run.explain(x, 0).on_gpu
+
+
+def test_what_returns_nothing_stays_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    """There is nothing to compare: it works on its arguments in place, or prints."""
+    seen: list[str] = []
+    run = offload(paying(clock, lambda x: x.fill(x[0] + 1), seen), machine)
+    x = np.zeros(4)
+    for i in range(1, 4):
+        assert run(x) is None
+        assert x.tolist() == [float(i)] * 4
+    assert set(seen) == {"numpy"}
+
+
+def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Clock) -> None:
+    require("torch")
+    run = offload(arraybridge.torch(output_type="input")(lambda x: x * 2), machine)
+    for _ in range(5):
+        assert run(np.ones(3)).tolist() == [2.0] * 3
+    assert "its own decorator says where it runs: torch" in str(run.explain(np.ones(3))).lower()
+
+
+# -- comparing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "words"),
+    [
+        (np.float64(1), np.float32(1), "it gives float32 there, and float64 in NumPy"),
+        (np.ones(3), np.ones((3, 1)), "it gives shape (3, 1) there, and (3,) in NumPy"),
+        ((np.ones(2), 3), (np.ones(2), 4), "at [1], it gives 4 there, and 3 in NumPy"),
+        ({"a": 1.0}, {"b": 1.0}, "a dict of 'b' there, and a dict of 'a' in NumPy"),
+        ([np.ones(2)], (np.ones(2),), "a tuple of 1 there, and a list of 1 in NumPy"),
+        (np.ones(2), None, "a NoneType there, and an array of float64 in NumPy"),
+        (1.0, 1, "an int there, and a float in NumPy"),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "it gives 2.0 at [1] there, and nan in NumPy"),
+        (np.array([np.inf]), np.array([-np.inf]), "it gives -inf at [0] there, and inf in NumPy"),
+        (np.array([True]), np.array([False]), "it gives False at [0] there, and True in NumPy"),
+        (np.ones(1).view(np.recarray), np.ones(1), "an array of float64"),
+        (np.float16(1.0), np.float16(1.1), "1.1 there, and 1.0 in NumPy"),
+    ],
+)
+def test_differences_in_words(expected: Any, found: Any, words: str) -> None:
+    assert words in difference(expected, found, [np.ones(10)])[0]

@@ -1,0 +1,70 @@
+"""A framework of the tests with two cards, which writes down what is asked of them."""
+
+from __future__ import annotations
+
+import threading
+
+from arraybridge import Device
+from arraybridge.frameworks.accelerators import Mark, Streams
+from arraybridge.frameworks.base import component
+from tests.fake_gpu import CardArray, CardBatching, CardFramework
+
+
+class StreamBatching(CardBatching):
+    framework: StreamFramework
+
+    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
+        self.framework.log.append((threading.current_thread().name, "concatenate", len(parts)))
+        return super().concatenate(parts, axis)
+
+
+class StreamFramework(CardFramework):
+    """A framework with two cards, each thread's marks in the order in which they were set and waited for."""
+
+    name = "streams"
+    has_host = True
+    batching = component(StreamBatching)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[str, str, int]] = []
+        self.count = 0
+        self.taken_over: list[CardArray] = []
+        self.lock = threading.Lock()
+        self.streams = NotedStreams(self)
+
+    def copy(self, x: CardArray) -> CardArray:
+        return CardArray(x.values.copy(), x.card)
+
+
+class NotedStreams(Streams):
+    has_queues = True
+
+    def __init__(self, owner: StreamFramework) -> None:
+        self.owner = owner
+
+    def _note(self, what: str, number: int) -> None:
+        with self.owner.lock:
+            self.owner.log.append((threading.current_thread().name, what, number))
+
+    def take_stream(self, device: Device) -> None:
+        self._note("stream", device.index)
+
+    def mark(self, device: Device) -> Mark | None:
+        if device.kind == "cpu":
+            return None
+        with self.owner.lock:
+            self.owner.count += 1
+            number = self.owner.count
+        self._note("mark", number)
+        return Mark(
+            self,
+            device,
+            lambda: self._note("wait", number),
+            lambda: self._note("synchronize", number),
+            lambda: False,
+        )
+
+    def take_over(self, x: CardArray) -> CardArray:
+        self.owner.taken_over.append(x)
+        return x

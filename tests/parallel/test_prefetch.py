@@ -1,0 +1,99 @@
+"""prefetch: order, bounds, errors with their number, threads that end, and work that overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import prefetch
+from tests.helpers import require
+from tests.parallel.fake_streams import StreamFramework
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
+@pytest.mark.parametrize("depth", [1, 5])
+def test_items_come_converted_and_in_order(name: str, depth: int) -> None:
+    require(name)
+    items = [
+        {"x": np.full(3, i, np.float32), "more": (np.ones(2, np.float32) * i, i), "name": str(i)}
+        for i in range(9)
+    ]
+    results = list(prefetch(items, name, depth=depth))
+    assert [r["name"] for r in results] == [str(i) for i in range(9)]
+    for i, result in enumerate(results):
+        assert arraybridge.detect_memory_type(result["x"]) == name
+        np.testing.assert_array_equal(arraybridge.to_numpy(result["x"]), np.full(3, i, np.float32))
+        np.testing.assert_array_equal(arraybridge.to_numpy(result["more"][0]), np.full(2, i, np.float32))
+        assert result["more"][1] == i
+
+
+def test_an_error_of_a_conversion_says_which_item() -> None:
+    results = prefetch([np.zeros(2), np.zeros(2), {"x": np.array(["a"])}], "torch")
+    next(results), next(results)
+    with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
+        next(results)
+    assert "item 2, on its way to torch" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("numpy", {"copy": True}),
+        ("torch", {"copy": True}),
+        ("jax", {"copy": True}),
+        ("tensorflow", {"copy": True}),
+        ("torch", {"dtype": "int16"}),
+        ("pyclesperanto", {}),
+    ],
+)
+def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
+    name: str, options: dict[str, Any], depth: int
+) -> None:
+    require(name)
+    buffer = np.zeros((2, 8), np.float32)
+
+    def items() -> Iterator[dict[str, np.ndarray]]:
+        for i in range(30):
+            buffer[:] = i
+            yield {"x": buffer}
+
+    results = list(prefetch(items(), name, depth=depth, **options))
+    assert [np.unique(arraybridge.to_numpy(r["x"])).tolist() for r in results] == [[i] for i in range(30)]
+
+
+def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
+    for x in prefetch([np.full(2, float(i)) for i in range(4)], "streams", device="gpu:1"):
+        assert x.card == 1
+    converting = [(what, n) for name, what, n in framework.log if name == "arraybridge-0-0"]
+    assert converting[0] == ("stream", 1)
+    marks = [n for what, n in converting if what == "mark"]
+    assert [n for name, what, n in framework.log if name == "MainThread" and what == "wait"] == marks
+    assert len(marks) == 4
+    assert len(framework.taken_over) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((3, "numpy"), {}, TypeError, "items to iterate over"),
+        (([], "toch"), {}, ValueError, "did you mean 'torch'"),
+        (([], "torch"), {"depth": 0}, ValueError, "depth=0"),
+        (([], "torch"), {"depth": True}, TypeError, "depth=True"),
+        (([], "torch"), {"depth": 1.5}, TypeError, "depth=1.5"),
+        (([], "torch", True), {}, ValueError, "gpu_id=True"),
+        (([], "torch", 97), {}, arraybridge.DeviceNotFoundError, "gpu:97"),
+        (([], "torch", 0), {"device": "cpu"}, ValueError, "not both"),
+        (([], "torch"), {"device": "gpu 1"}, ValueError, "is not a device"),
+    ],
+)
+def test_bad_input_is_refused_at_once(
+    arguments: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    require("torch")
+    with pytest.raises(error, match=message):
+        prefetch(*arguments, **options)

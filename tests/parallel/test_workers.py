@@ -1,0 +1,285 @@
+"""What `device_map`, `Pipeline.map` and `prefetch` have in common: order, bounds, errors, and their end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Pipeline, device_map, prefetch
+from arraybridge.settings import missing_gpu
+from tests.helpers import SCRIPTS, require, run_python
+from tests.parallel.conftest import our_threads, wait_for_no_threads
+
+
+class OwnError(Exception):
+    pass
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+#: Each applies a function to items: its name → how, and how many items it reads ahead at most.
+WAYS: dict[str, tuple[Callable[..., Iterator[Any]], int]] = {
+    "device_map": (lambda fn, items: device_map(fn, items, "cpu", per_device=2), 8),
+    "one stage": (lambda fn, items: Pipeline(fn, queue_size=1).map(items), 2),
+    "three stages": (lambda fn, items: Pipeline(same, fn, same).map(items), 9),
+    "prefetch": (lambda fn, items: prefetch(map(fn, items), "numpy", depth=3), 4),
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def run(way: str, fn: Any, items: Any) -> Iterator[Any]:
+    return WAYS[way][0](fn, items)
+
+
+# -- order and bounds --------------------------------------------------------------------------------
+
+
+@ways
+def test_results_come_in_order(way: str) -> None:
+    pauses = np.random.default_rng(0).uniform(0, 0.002, 60)
+
+    def wait(i: int) -> int:
+        time.sleep(pauses[i])
+        return i * 2
+
+    assert list(run(way, wait, range(60))) == list(range(0, 120, 2))
+    assert list(run(way, wait, [])) == []
+
+
+@ways
+def test_input_is_read_lazily_and_within_bounds(way: str) -> None:
+    read = handed = most = 0
+
+    def items() -> Iterator[int]:
+        nonlocal read, most
+        for i in count():
+            read += 1
+            most = max(most, read - handed)
+            yield i
+
+    results = run(way, same, items())
+    assert read == 0  # nothing starts before the first result is asked for
+    assert our_threads() == []
+    for _ in range(60):
+        next(results)
+        handed += 1
+        time.sleep(0.0005)
+    results.close()  # type: ignore[attr-defined]  # a generator
+    assert most <= WAYS[way][1] + 1  # the one that was handed out while the count stood still
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+NOTES = {
+    "device_map": "item 4, on cpu",
+    "one stage": "in stage 0 (fail), item 4",
+    "three stages": "in stage 1 (fail), item 4",
+    "prefetch": "while item 4 was read",
+}
+
+
+@ways
+def test_an_error_comes_after_the_results_before_it_and_stops_the_rest(way: str) -> None:
+    begun = []
+
+    def fail(i: int) -> int:
+        begun.append(i)
+        if i == 4:
+            raise OwnError("four")
+        return i
+
+    for _ in range(20):
+        got: list[int] = []
+        begun.clear()
+        with pytest.raises(OwnError, match="four") as caught:
+            got.extend(run(way, fail, range(1000)))
+        assert got == [0, 1, 2, 3]
+        assert caught.value.__notes__ == [NOTES[way]]
+        assert len(begun) < 30
+        wait_for_no_threads()
+
+
+def test_the_first_of_the_items_that_fail_comes_out() -> None:
+    """Also where a later one fails before it."""
+    failed = threading.Event()
+
+    def later(x: int) -> int:
+        if x == 2:
+            failed.set()
+            raise OwnError("two")
+        return x
+
+    def earlier(x: int) -> int:
+        assert failed.wait(20)
+        if x == 1:
+            raise OwnError("one")
+        return x
+
+    for results in (
+        Pipeline(later, earlier).map(range(100)),
+        device_map(lambda x: later(x) if x == 2 else earlier(x), range(100), "cpu", per_device=3),
+    ):
+        failed.clear()
+        got: list[int] = []
+        with pytest.raises(OwnError, match="one"):
+            got.extend(results)
+        assert got == [0]
+
+
+@ways
+def test_an_input_that_raises(way: str) -> None:
+    def items() -> Iterator[int]:
+        yield from (0, 1)
+        raise OwnError("no more")
+
+    got: list[int] = []
+    with pytest.raises(OwnError) as caught:
+        got.extend(run(way, same, items()))
+    assert got == [0, 1]
+    assert "item 2" in caught.value.__notes__[0]
+
+
+@ways
+def test_stop_iteration_is_no_end_and_system_exit_reaches_the_caller(way: str) -> None:
+    def stop(x: int) -> int:
+        raise StopIteration("three") if x == 3 else SystemExit(3)
+
+    if way != "prefetch":  # whose source ends there, as of any loop
+        with pytest.raises(RuntimeError, match=r"item 3.*StopIteration") as caught:
+            list(run(way, lambda x: stop(x) if x == 3 else x, range(9)))
+        assert isinstance(caught.value.__cause__, StopIteration)
+    with pytest.raises(SystemExit):
+        list(run(way, stop, [0]))
+
+
+# -- what holds in the threads -----------------------------------------------------------------------
+
+
+@ways
+def test_settings_and_traces_of_the_caller_hold_in_the_threads(way: str) -> None:
+    torch = require("torch")
+
+    def look(x: Any) -> Any:
+        arraybridge.to_torch(np.zeros(2))
+        return torch.is_grad_enabled(), missing_gpu()
+
+    with torch.no_grad(), arraybridge.settings(missing_gpu="host"), arraybridge.trace() as log:
+        results = list(run(way, look, range(4)))
+    assert results == [(False, "host")] * 4
+    assert len(log.records) == 4
+    kind = "stage" if "stage" in way else "item"
+    assert {event.file for event in log.events if event.kind == kind} == {__file__}
+
+
+# -- ends --------------------------------------------------------------------------------------------
+
+
+@ways
+def test_an_iterator_that_is_dropped_ends_its_threads(way: str) -> None:
+    results = run(way, same, count())
+    next(results)
+    assert our_threads()
+    circle: list[Any] = [results]
+    circle.append(circle)
+    del results, circle
+    gc.collect()
+    wait_for_no_threads()
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes", "stuck prefetch"])
+def test_ctrl_c(mode: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.parallel.interrupted", mode],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=SCRIPTS.parent.parent,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=120)  # the source is stuck for much longer
+        finally:
+            process.kill()
+    if mode == "stuck prefetch":
+        assert err.rstrip().endswith("KeyboardInterrupt")
+    else:
+        assert (out, err, process.returncode) == ("interrupted, and 0 threads left\n", "", 0)
+
+
+def test_a_program_ends_in_peace_with_half_read_iterators() -> None:
+    """With the threads left to themselves it aborted, in torch and in JAX."""
+    require("torch")
+    require("jax")
+    done = run_python("-m", "tests.parallel.half_read", "torch", "jax", env={"PYTHONWARNINGS": ""})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_framework_that_is_merely_imported_is_not_opened() -> None:
+    require("jax")
+    done = run_python("-m", "tests.parallel.opens_nothing", env={"PYTHONWARNINGS": ""})
+    assert (done.stdout, done.stderr) == ("left alone\n", "")
+
+
+FORKED = """
+import os
+from itertools import count
+from arraybridge import Pipeline, device_map, prefetch
+
+begun = [prefetch(count(), "numpy"), device_map(abs, count(), "cpu"), Pipeline(abs).map(count())]
+assert [next(one) for one in begun] == [0, 0, 0]
+child = os.fork()
+if child == 0:
+    for one in begun:
+        try:
+            list(one)
+        except RuntimeError as error:
+            print("begun before its process was forked" in str(error), flush=True)
+    os._exit(len(list(device_map(abs, range(5), "cpu"))))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [next(one) for one in begun])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system does not have")
+def test_a_forked_process_is_told_that_its_iterators_have_no_threads() -> None:
+    done = run_python("-W", "ignore", "-c", FORKED)
+    assert done.stdout.splitlines() == ["True"] * 3 + ["5 [1, 1, 1]"], done.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_exception_in_the_loop_ends_the_threads(error: type[BaseException]) -> None:
+    """Without a collection: nothing may refer to the iterator that the loop drops."""
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(error):
+            _raise_at_two(error)
+        wait_for_no_threads()
+    finally:
+        gc.enable()
+
+
+def _raise_at_two(error: type[BaseException]) -> None:
+    for i in device_map(slow_one, count(), "cpu", per_device=2):
+        if i == 2:
+            raise error
+
+
+def slow_one(i: int) -> int:
+    time.sleep(0.01)
+    return i

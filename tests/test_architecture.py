@@ -1,0 +1,152 @@
+"""The rules of the house: what an import loads, and that the files around the package agree with it."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import importlib.util
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import arraybridge
+from tests.helpers import SCRIPTS, asked, run_python
+
+CHECKOUT = Path(__file__).parent.parent
+
+# What `import arraybridge` leaves alone: the frameworks, and whatever only a part of the library needs.
+_LAZY = """
+    array_api_compat cupy jax jaxlib matplotlib ml_dtypes optree pyclesperanto pyclesperanto_opencl
+    pyclesperanto_prototype psutil pynvml pyopencl rich skimage tensorflow torch typer
+"""
+LAZY = frozenset(_LAZY.split())
+# What a first conversion does not need, and what together took a third of the time of the import.
+_LATER = """
+    hashlib json logging multiprocessing pickle subprocess traceback uuid arraybridge.cli
+    arraybridge.decorators.decorated_call arraybridge.decorators.gradient_flow arraybridge.frameworks.torch
+    arraybridge.hardware arraybridge.memory.oom_recovery arraybridge.memory.stats arraybridge.offload.gpu_call
+"""
+
+# Importable, but not in `__all__`: decorators named after a framework, results of calls, rarely needed names.
+_BESIDE = """
+    numpy torch jax tensorflow cupy pyclesperanto mlx paddle MemoryType Route TraceLog Timing Comparison
+    SizeComparison PipelineReport StageReport FoundDevice MemoryStats MemoryCollector Coexistence
+    SharedPoolError PoolLimitError least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu
+    to_mlx to_paddle
+    cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
+    cleanup_tensorflow_gpu cleanup_torch_gpu
+"""
+BESIDE = _BESIDE.split()
+
+
+def read(*parts: str) -> str:
+    return CHECKOUT.joinpath(*parts).read_text(encoding="utf-8")
+
+
+def tox() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(read("tox.ini"))
+    return parser
+
+
+# -- the package -------------------------------------------------------------------------------------------
+
+
+def test_importing_arraybridge_loads_numpy_and_takes_only_what_it_needs(tmp_path: Path) -> None:
+    """A quarter of NumPy's import at most, says benchmarks/conversion.py; this is what keeps it there."""
+    lines = "import sys, numpy; before = set(sys.modules)", "import arraybridge; print(*sys.modules)"
+    more = "print(*set(sys.modules) - before)", "arraybridge.Pipeline; print(*sys.modules)"
+    loaded, own, later = (set(line.split()) for line in asked(*lines, *more).splitlines())
+    assert {"arraybridge", "numpy", "arraybridge.conversion.convert"} <= loaded
+    assert not loaded & LAZY
+    assert not own & {*_LATER.split()}
+    assert "arraybridge.parallel.pipeline" in later - loaded
+    # The check can fail: it sees each of these packages. Empty ones, for TensorFlow takes seconds.
+    for name in LAZY:
+        (tmp_path / f"{name}.py").touch()
+    path = os.pathsep.join([str(tmp_path), str(Path(arraybridge.__file__).parent.parent)])
+    every = asked(f"import sys, {', '.join(LAZY)}", "print(*sys.modules)", env={"PYTHONPATH": path})
+    assert set(every.split()) >= LAZY
+
+
+def test_what_needs_no_framework_imports_none() -> None:
+    """Devices, memory, @gpu with small arrays."""
+    done = run_python(str(SCRIPTS / "imports_nothing.py"))
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_the_public_names_are_few_and_every_one_is_there() -> None:
+    names = arraybridge.__all__
+    assert names[0] == "convert"
+    assert len(names) == len(set(names)) <= 65
+    assert not set(BESIDE) & set(names)
+    assert [name for name in (*names, *BESIDE) if not hasattr(arraybridge, name)] == []
+    assert {*names, *BESIDE} <= set(dir(arraybridge))
+    assert arraybridge.convert is arraybridge.convert_memory
+    with pytest.raises(AttributeError, match="no attribute 'pipelnie'"):
+        arraybridge.pipelnie  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_star_import_brings_the_errors_and_replaces_no_framework() -> None:
+    names = [name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name)]
+    lines = (
+        f"import {', '.join(names)}, sys",
+        "from arraybridge import *",
+        f"print(all(globals()[name] is sys.modules[name] for name in {names}))",
+        "import arraybridge.errors as errors",
+        "exceptions = [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, Exception)]",
+        "own = [x.__name__ for x in exceptions if x.__module__ == errors.__name__]",
+        "print(len(own) >= 12, [name for name in own if globals().get(name) is not getattr(errors, name)])",
+    )
+    assert asked(*lines) == "True\nTrue []"
+
+
+def test_no_submodule_hides_a_decorator() -> None:
+    """A file arraybridge/torch.py would, once imported, replace the decorator arraybridge.torch."""
+    installed = Path(arraybridge.__file__).parent
+    for name in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle"):
+        assert not (installed / f"{name}.py").exists()
+        assert not (installed / name).exists()
+    assert (installed / "py.typed").is_file()
+
+
+# -- what stands around it ---------------------------------------------------------------------------------
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    try:
+        version = importlib.metadata.version("arraybridge")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("arraybridge runs from the checkout, and has no metadata")
+    assert version == arraybridge.__version__
+    assert version in read("CHANGELOG.md")
+    assert f"\nversion: {version}\n" in read("CITATION.cff")
+
+
+def test_the_emulated_card_runs_every_file_with_tests_for_a_card() -> None:
+    places = [CHECKOUT / place for place in tox()["tests"]["gpu"].split()]
+    assert all(place.exists() for place in places)
+    mark = "pytest.mark." + "gpu"
+    for file in sorted((CHECKOUT / "tests").rglob("test_*.py")):
+        listed = file in places or any(place in file.parents for place in places)
+        assert listed or mark not in file.read_text(encoding="utf-8"), file
+
+
+def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
+    """What tox.ini pins in `lowest` is what pyproject.toml promises; torch has no old CPU builds."""
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"]
+    names = ("cli", "jax", "pyclesperanto", "plot", "dask", "cpu")
+    lines = [*project["dependencies"], *(line for extra in names for line in extras[extra])]
+    pins = [line for line in tox()["testenv:lowest"]["deps"].splitlines() if line and line[0] != "#"]
+    pinned = {pin.name: str(pin.specifier) for pin in map(Requirement, pins)}
+    bounds = [one for one in map(Requirement, lines) if one.name not in ("arraybridge", "torch")]
+    assert len(bounds) >= 10
+    for bound in bounds:
+        lowest = Version(pinned[bound.name].removeprefix("=="))
+        assert str(bound.specifier).startswith(">=")
+        assert Version(str(bound.specifier).removeprefix(">=")) == lowest, bound

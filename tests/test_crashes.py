@@ -1,0 +1,135 @@
+"""What ends or hangs the process, and what loses or corrupts data in silence: each a test.
+
+The deadly ones run in processes of their own, as the scripts under tests/crashes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arraybridge import MemoryConversionError, convert_memory
+from tests.helpers import require, run_python
+
+CRASHES = Path(__file__).parent / "crashes"
+HOST = ("numpy", "torch", "jax", "tensorflow")
+OTHERS = ("torch", "jax", "tensorflow", "pyclesperanto")
+
+
+def run(script: str, *arguments: str) -> tuple[str, str]:
+    """What a script of tests/crashes printed, and what was wrong with its end ("" for nothing)."""
+    try:
+        done = run_python("-X", "faulthandler", str(CRASHES / script), *arguments)
+    except subprocess.TimeoutExpired as late:
+        printed = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        return printed, f"{script} hung"
+    wrong = f"{script} ended with {done.returncode}\n{done.stderr[-4000:]}" if done.returncode else ""
+    return done.stdout, wrong
+
+
+# ---- what ends the process ---------------------------------------------------------------------------------
+
+SCRIPTS = (
+    # First, since it imports them in an order of its own. That and its reverse (below) hold each framework
+    # before and after each other one, and no single order can: two are the fewest.
+    "import_order",
+    *("misaligned_tensorflow", "strange_tensors", "high_rank", "resized_source", "read_only_pages"),
+    *("poisoned_scalar", "unaligned_complex", "freed_storage"),
+)
+
+
+@pytest.fixture(scope="module")
+def together() -> dict[str, str]:
+    """What each script printed, which one process runs in turn: it imports TensorFlow once.
+
+    It ends while all their arrays are alive. After a script that ends it the rest run in another.
+    """
+    for name in OTHERS:
+        require(name)
+    printed: dict[str, str] = {}
+    while left := [script for script in SCRIPTS if script not in printed]:
+        text, wrong = run("together.py", *left)
+        begun = dict(part.split("\n", 1) for part in text.split("#### ")[1:])
+        assert begun, wrong
+        begun[list(begun)[-1]] += wrong
+        printed |= begun
+    return printed
+
+
+@pytest.mark.timeout(1800)  # the first one waits for all
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_ends_the_process(script: str, together: dict[str, str]) -> None:
+    assert together[script] == "right\n"
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_exit_right_after_a_misaligned_import_into_jax(times: int) -> None:
+    """Eight of seventeen processes hung here; two in each of tox's five environments with JAX are ten."""
+    require("jax")
+    for _ in range(times):
+        assert run("exit_after_jax.py") == ("", "")
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("tensorflow", "jax", "torch", "pyclesperanto"),
+        *(pytest.param(order, marks=pytest.mark.slow) for order in itertools.permutations(OTHERS)),
+    ],
+    ids=" ".join,
+)
+def test_import_orders(order: tuple[str, ...]) -> None:
+    for name in order:
+        require(name)
+    assert run("import_order.py", *order) == ("", "")
+
+
+# ---- what loses or corrupts data in silence ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
+def test_traced_values_of_jax_are_refused(target: str) -> None:
+    jax = require("jax")
+    require(target)
+
+    def leak(x: Any) -> Any:
+        convert_memory(x, target)
+        return x.sum()
+
+    for transformed in (jax.jit(leak), jax.grad(leak), jax.make_jaxpr(leak), jax.vmap(leak)):
+        with pytest.raises(MemoryConversionError, match=r"outside jax\.jit"):
+            transformed(jax.numpy.ones(3))
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
+def test_symbolic_tensors_of_tensorflow_are_refused(target: str) -> None:
+    tf = require("tensorflow")
+    require(target)
+
+    @tf.function(autograph=False)
+    def traced(x: Any) -> Any:
+        with pytest.raises(MemoryConversionError, match=r"outside tf\.function"):
+            convert_memory(x, target)
+        return x
+
+    traced(tf.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("order", "is_safe"),
+    [
+        (("tensorflow", "torch"), False),
+        (("torch", "tensorflow"), False),
+        (("triton", "tensorflow", "torch"), True),
+        (("torch", "ours"), True),
+    ],
+    ids=str,
+)
+def test_triton_and_tensorflow_in_any_order(order: tuple[str, ...], is_safe: bool) -> None:
+    for name in ("triton", "torch", "jax", "tensorflow"):
+        require(name)
+    assert run("triton_order.py", *order) == (f"right, {is_safe}\n", "")

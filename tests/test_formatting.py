@@ -1,0 +1,81 @@
+"""Bytes, seconds, tables, pages and pictures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from arraybridge.formatting import (
+    format_bytes,
+    format_seconds,
+    html_table,
+    page,
+    picture,
+    text_table,
+)
+
+HEAD = ("what", "size", "why")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (format_bytes(None), "-"),
+        (format_bytes(1023), "1023 B"),
+        (format_bytes(-(3 << 20)), "-3.0 MiB"),
+        (format_bytes(5 << 50), "5120.0 TiB"),
+        (format_seconds(None), ""),
+        (format_seconds(-2.5e-6), "-2.5 µs"),
+        (format_seconds(0.25), "250.00 ms"),
+        (format_seconds(90), "90.00 s"),
+    ],
+)
+def test_numbers(words: str, expected: str) -> None:
+    assert words == expected
+
+
+def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_may_have_several_lines() -> None:
+    rows = [("one", "4 B", "y"), ("cpu", "a name much longer than its column\n  and a line below")]
+    assert text_table(HEAD, rows, right=("size",)).split("\n") == [
+        "what  size  why",
+        "one    4 B  y",
+        "cpu   a name much longer than its column",
+        "  and a line below",
+    ]
+    assert '<td colspan="2">a name much' in html_table(HEAD, rows)
+
+
+def test_html_is_escaped_but_for_what_is_html() -> None:
+    made = html_table(("<a>", "b"), [("<x>", ("<b>y</b>", 'class="n"'))], "1 < 2")
+    assert made == (
+        "<table><caption>1 &lt; 2</caption><thead><tr><th>&lt;a&gt;</th><th>b</th></tr></thead>"
+        '<tbody><tr><th>&lt;x&gt;</th><td class="n"><b>y</b></td></tr></tbody></table>'
+    )
+
+
+def test_a_page_is_whole_and_needs_no_network() -> None:
+    text = page("<a & b>", "<p>one</p>", "", "<p>two</p>")
+    assert text.startswith("<!DOCTYPE html>")
+    assert "<h1>&lt;a &amp; b&gt;</h1>\n<p>one</p>\n<p>two</p>" in text
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    for address in ("http:", "https:", "@import", "url("):
+        assert address not in text
+
+
+def test_a_picture_has_no_ground_of_its_own_and_leaves_the_settings_as_they_are(tmp_path: Path) -> None:
+    settings = dict(pytest.importorskip("matplotlib").rcParams)
+    with picture(3, 2, tmp_path / "x.png") as (drawing, axes):
+        legend = axes.legend(axes.plot([0, 1]), ["line"])
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert drawing.get_facecolor()[3] == axes.get_facecolor()[3] == 0
+    assert axes.xaxis.label.get_color() == legend.get_texts()[0].get_color() != "black"
+    assert pytest.importorskip("matplotlib").rcParams == settings
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"), picture(3, 2, None):
+        pass

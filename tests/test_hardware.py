@@ -1,0 +1,144 @@
+"""What the machine tells of its cards, through a fake of NVIDIA's library, and of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+
+from arraybridge import hardware
+from arraybridge.hardware import Driver
+
+
+class FakeNvml:
+    """The calls of pynvml that are used; a test says which cards there are.
+
+    Args:
+        cards: name, UUID and bus of each, and the UUIDs of its slices.
+        holders: bytes by process id; None: the driver does not tell.
+    """
+
+    class NVMLError(Exception):
+        """What NVML raises."""
+
+    def __init__(self, *cards: tuple[Any, ...], holders: dict[int, int] | None = None) -> None:
+        self.cards = cards or (("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ()))
+        self.holders = holders
+        self.free = {"GPU-aaaa-1": 400, "GPU-bbbb-2": 900, "GPU-cccc-3": 700}
+        self._answers: dict[str, Callable[..., Any]] = {
+            "nvmlDeviceGetCount": lambda: len(self.cards),
+            "nvmlDeviceGetHandleByIndex": lambda index: self.cards[index][1],
+            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+            "nvmlDeviceGetUUID": lambda uuid: uuid,
+            "nvmlDeviceGetName": lambda uuid: self._card(uuid)[0],
+            "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(
+                busIdLegacy=f"0000:{self._card(uuid)[2]:02X}:00.0"
+            ),
+            "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(
+                total=1000, free=self.free.get(uuid, 100)
+            ),
+            "nvmlDeviceGetNumGpuCores": lambda uuid: self._card(uuid)[2],
+            "nvmlDeviceGetMaxClockInfo": lambda uuid, kind: 1000,
+            "nvmlDeviceGetComputeRunningProcesses": lambda uuid: [
+                SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self._given(self.holders).items()
+            ],
+            "nvmlDeviceGetUtilizationRates": lambda uuid: SimpleNamespace(gpu=80, memory=3),
+            "nvmlDeviceGetTemperature": lambda uuid, sensor: self._given(None),
+            "nvmlDeviceGetMigMode": lambda uuid: [bool(self._card(uuid)[3]), 0],
+            "nvmlDeviceGetMaxMigDeviceCount": lambda uuid: 7,
+            "nvmlDeviceGetMigDeviceHandleByIndex": lambda uuid, i: self._given(
+                next(iter(self._card(uuid)[3][i : i + 1]), None)
+            ),
+            "nvmlSystemGetDriverVersion": lambda: "580.95",
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 13020,
+        }
+
+    def __getattr__(self, question: str) -> Any:
+        return self._answers[question]
+
+    def _card(self, uuid: str) -> tuple[Any, ...]:
+        return next(card for card in self.cards if uuid in (card[1], *card[3]))
+
+    def _given(self, answer: Any) -> Any:
+        if answer is None:
+            raise self.NVMLError
+        return answer
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
+    """As on a machine with this library, or with none, and no variables set."""
+    monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setattr(hardware, "_counted", COUNTED)
+
+
+COUNTED = hardware._counted.__wrapped__  # without its cache
+SLOW, FAST = ("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ())
+DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
+
+
+@pytest.mark.parametrize(
+    ("cards", "visible", "order", "uuids"),
+    [
+        ((SLOW, FAST), None, "", ["GPU-bbbb-2", "GPU-aaaa-1"]),  # CUDA counts the fastest first
+        ((SLOW, FAST), None, "PCI_BUS_ID", ["GPU-aaaa-1", "GPU-bbbb-2"]),
+        ((SLOW, FAST), "1", "PCI_BUS_ID", ["GPU-bbbb-2"]),
+        ((SLOW, FAST), "1,0", "PCI_BUS_ID", ["GPU-bbbb-2", "GPU-aaaa-1"]),
+        ((SLOW, FAST), "GPU-bb, 0", "PCI_BUS_ID", ["GPU-bbbb-2", "GPU-aaaa-1"]),
+        ((SLOW, FAST), "0,7,1", "PCI_BUS_ID", ["GPU-aaaa-1"]),  # up to the first that is not there
+        ((SLOW, FAST), "0,0", "PCI_BUS_ID", []),
+        ((SLOW, FAST), "GPU-", "PCI_BUS_ID", []),
+        ((SLOW, FAST), "", "PCI_BUS_ID", []),
+        ((DIVIDED,), None, "", ["MIG-1111"]),
+        ((DIVIDED,), "MIG-2222", "", ["MIG-2222"]),
+        ((DIVIDED,), "MIG-2222,MIG-1111", "", ["MIG-2222"]),
+    ],
+)
+def test_the_cards_are_those_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, cards: Any, visible: str | None, order: str, uuids: list[str]
+) -> None:
+    plant(monkeypatch, FakeNvml(*cards))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    assert [card.uuid for card in hardware.cards()] == uuids
+    assert [card.index for card in hardware.cards()] == list(range(len(uuids)))
+
+
+def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
+    assert hardware.cards() == (hardware.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
+    now = hardware.reading(hardware.cards()[0])
+    expected = hardware.Reading(total=1000, free=400, load=80, temperature=None, holders={7: 350, 8: 9})
+    assert now == expected
+    assert now.used == 600
+    assert hardware.free_memory(1) is None
+    assert hardware.driver() == Driver("580.95", (13, 2))
+    plant(monkeypatch, FakeNvml(DIVIDED))
+    (part,) = hardware.cards()
+    assert (part.uuid, part.pci, hardware.free_memory(0)) == ("MIG-1111", "0000:5e:00.0", 100)
+    plant(monkeypatch, None, "there is no NVIDIA driver")
+    assert hardware.driver() == Driver(reason="there is no NVIDIA driver")
+    assert hardware.cards() == ()
+
+
+def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    words = "the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
+    assert hardware._nvml.__wrapped__() == hardware._Nvml(None, words, is_silent=True)
+
+
+def test_the_memory_of_the_host() -> None:
+    host = hardware.host_memory()
+    assert host.total == psutil.virtual_memory().total
+    assert 0 < host.available < host.total
+    own = hardware.own_memory()
+    assert 0 < own.used <= own.peak

@@ -1,0 +1,223 @@
+"""explain foretells and trace records, in words and figures. That both tell the same, the matrix shows."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import TraceLog, convert_memory, convert_tree, explain, trace
+from arraybridge.tracing import trace_log as trace_module
+from tests import matrix_data as data
+from tests.helpers import require
+
+
+@pytest.fixture(autouse=True)
+def _no_log_stays_open() -> Any:
+    yield
+    assert not trace_module.open_logs
+
+
+def aligned() -> np.ndarray[Any, Any]:
+    memory: Any = arraybridge.aligned((2, 3), "float64")
+    memory[...] = np.arange(6).reshape(2, 3)
+    return memory
+
+
+# ---- explain ---------------------------------------------------------------------------------------------
+
+
+def test_a_route_in_its_fields() -> None:
+    for name in ("torch", "jax", "pyclesperanto"):
+        require(name)
+    x, on_opencl = aligned(), convert_memory(aligned().astype("f4"), "pyclesperanto", 0)
+    wide = np.broadcast_to(np.zeros(1), (1000,))
+    for array, target, options, *expected in (
+        (x, "torch", {}, "view", "cpu", True, 0, 48),
+        (x, "jax", {}, "dlpack", "cpu", True, 0, 48),
+        (x, "numpy", {}, "same", "cpu", True, 0, 48),
+        (x, "numpy", {"copy": True}, "host", "cpu", False, 1, 48),
+        (x[:, ::-1], "torch", {}, "host", "cpu", False, 1, 48),
+        (x, "torch", {"dtype": "float32"}, "host", "cpu", False, 1, 48),
+        (x.astype("f4"), "pyclesperanto", {"gpu_id": 0}, "device", "opencl:0", False, 1, 24),
+        (on_opencl, "numpy", {}, "host", "cpu", False, 1, 24),
+        (wide, "numpy", {}, "same", "cpu", True, 0, 8000),
+    ):
+        route = explain(array, target, **options)
+        assert (route.source, route.target) == (data.framework_of(array), target)
+        fields = [route.method, route.device, route.shares_memory, route.copies, route.nbytes]
+        assert fields == expected
+        assert route.reason
+        assert route.seconds is None
+        with trace() as log:
+            convert_memory(array, target, **options)
+        assert log.records == [route]
+        assert (log.records[0].seconds or 0) > 0
+        assert hash(route) == hash(explain(array, target, **options))
+        with pytest.raises(AttributeError):
+            route.copies = 3
+
+
+def test_a_route_prints_as_one_plain_sentence_and_is_a_table_in_a_notebook() -> None:
+    for target in ("numpy", "torch", "jax", "tensorflow"):
+        require(target)
+        for array in (aligned(), aligned()[::-1], aligned().T, np.array(1.0), np.zeros(0)):
+            text = str(explain(array, target))
+            assert re.fullmatch(rf"numpy → {target} on [^\n]+: [^\n]+, because [^\n]+\.", text), text
+            assert text.count(".") - len(re.findall(r"\d\.\d", text)) == 1, text
+            assert "None" not in text
+    table = explain(np.zeros(4), "numpy")._repr_html_()
+    assert table.startswith("<table>")
+    assert "<th>method</th><td>same</td>" in table
+    assert "<th>bytes</th><td>32 B</td>" in table
+    assert "<th>time</th>" not in table  # nothing was measured
+
+
+def test_explain_converts_nothing() -> None:
+    """32 MiB that would be copied stay uncopied."""
+    array = np.ones(2**22)
+    peaks = []
+    tracemalloc.start()
+    try:
+        for call in (explain, convert_memory):
+            tracemalloc.reset_peak()
+            call(array, "numpy", copy=True)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[0] < 2**20
+    assert peaks[1] > array.nbytes, "else the line above proves nothing"
+
+
+# ---- trace -----------------------------------------------------------------------------------------------
+
+
+def test_a_trace_in_numbers() -> None:
+    """The short forms and trees are recorded too; an exception ends it as any other end does."""
+    require("torch")
+    x = aligned()
+    logs: list[TraceLog] = []
+
+    def interrupted() -> None:
+        with trace() as log:
+            logs.append(log)
+            convert_memory(x, "torch")
+            convert_memory(x, "torch", copy=True)
+            arraybridge.to_torch(x[:, ::-1])
+            arraybridge.to_cpu(x)
+            convert_tree({"a": x, "b": [x, 1]}, "torch")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    convert_memory(x, "torch")
+    (log,) = logs
+    assert [record.target for record in log.records] == ["torch"] * 3 + ["numpy"] + ["torch"] * 2
+    assert [record.copies for record in log.records] == [0, 1, 1, 0, 0, 0]
+    assert (log.total_bytes_copied, len(log), list(log)) == (96, 6, log.records)
+
+
+def test_each_thread_has_its_own_trace() -> None:
+    """Many of them open and close theirs at once, one inside the other."""
+
+    def work(number: int) -> list[tuple[int, set[int]]]:
+        counts = []
+        for i in range(200):
+            convert_memory(np.zeros(1), "numpy")  # while the others' logs are open
+            with trace() as log, trace() as inner:
+                for _ in range(i % 3):
+                    convert_memory(np.zeros(number + 1), "numpy")
+            assert log.records == inner.records
+            counts.append((len(log), {record.nbytes for record in log.records} - {8 * (number + 1)}))
+        return counts
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with trace() as outside, ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, range(8))) == [[(i % 3, set()) for i in range(200)]] * 8
+    finally:
+        sys.setswitchinterval(before)
+    assert outside.records == []
+
+
+def test_each_task_has_its_own_trace() -> None:
+    async def work(number: int) -> TraceLog:
+        with trace() as log:
+            for _ in range(3):
+                convert_memory(np.zeros(number), "numpy")
+                await asyncio.sleep(0)
+        return log
+
+    async def both() -> list[TraceLog]:
+        return list(await asyncio.gather(work(1), work(2), work(3)))
+
+    for number, log in enumerate(asyncio.run(both()), 1):
+        assert [record.nbytes for record in log.records] == [8 * number] * 3
+
+
+def test_a_trace_is_a_table() -> None:
+    require("torch")
+    with trace() as log:
+        convert_memory(aligned(), "torch")
+        convert_memory(aligned()[:, ::-1], "torch")
+    heads, *lines, summary = str(log).splitlines()
+    columns = ("source", "target", "method", "device", "copies", "bytes", "time", "reason")
+    assert [column for column in columns if column not in heads] == []
+    rows = [line for line in lines if line.startswith("numpy")]
+    start = heads.index("method")
+    assert [row[start:].split()[0] for row in rows] == ["view", "host"], "columns stand below their heads"
+    assert "48 B" in rows[0]
+    assert "2 conversions" in summary
+    assert "48 B copied" in summary
+    text = log._repr_html_()
+    assert text.startswith("<table")
+    assert text.endswith("</table>")
+    assert text.count("<tr>") == 3
+    cells = [html.unescape(cell) for cell in re.findall(r"<t[hd]>(.*?)</t[hd]>", text)]
+    assert len(cells) == 3 * 9
+    assert cells[9:12] == ["numpy", "torch", "view"]
+    assert text.count("<th>") == 9 + 2  # the first cell of a row is its heading
+
+
+def test_a_long_trace_shows_its_beginning_and_its_end() -> None:
+    x = aligned()
+    with trace() as log:
+        for _ in range(60):
+            convert_memory(x, "numpy")
+        convert_memory(x, "numpy", copy=True)
+    for text in (str(log), log._repr_html_()):
+        assert text.count("it is there already") == 20 + 19
+        assert text.count("copy=True was asked for") == 1
+        assert "(21 more)" in text
+        assert "61 conversions" in text
+
+
+def test_a_trace_may_be_closed_elsewhere_and_out_of_order() -> None:
+    """In another thread, as a task may that runs the end of a generator; or before one that opened later."""
+    first, second, third = trace(), trace(), trace()
+    logs = [one.__enter__() for one in (first, second, third)]
+    with ThreadPoolExecutor(1) as pool:
+        for closing, one in enumerate((first, third, second)):
+            convert_memory(np.zeros(closing + 1), "numpy")
+            pool.submit(one.__exit__, None, None, None).result()
+    convert_memory(np.zeros(9), "numpy")
+    assert [[record.nbytes for record in log.records] for log in logs] == [[8], [8, 16, 24], [8, 16]]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_an_array_without_strides_is_recorded() -> None:
+    torch = require("torch")
+    x = torch.eye(3).to_sparse_csr()
+    with trace() as log:
+        copied = arraybridge.convert_memory(x, "torch", copy=True)
+    assert copied.to_dense().tolist() == torch.eye(3).tolist()
+    assert [event.layout for event in log.events] == [""]

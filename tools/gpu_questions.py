@@ -1,0 +1,240 @@
+"""The first questions for a real card: what reading and emulation could not settle.
+
+``python tools/gpu_questions.py [OUT.json]`` asks all that the installed frameworks allow, each on its own,
+and prints a line for each. An answer is ``yes`` or ``no`` (as arraybridge takes it to be, or not), or a
+fact. What could not be asked says so, and counts as no answer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import numpy as np
+
+import arraybridge
+
+FRAMEWORKS = ("cupy", "torch", "jax")
+N = 1 << 20
+
+
+class NotAskedError(Exception):
+    """The question needs what is not here."""
+
+
+def module(name: str) -> Any:
+    """The framework, if it is installed."""
+    if importlib.util.find_spec(name) is None:
+        raise NotAskedError(f"{name} is not installed")
+    return importlib.import_module(name)
+
+
+def on_card(name: str, value: float) -> Any:
+    """N times that value on the first card."""
+    host = np.full(N, value, np.float32)
+    if name == "cupy":
+        return module("cupy").asarray(host)
+    if name == "torch":
+        return module("torch").from_numpy(host).cuda()
+    jax = module("jax")
+    return jax.device_put(host, jax.devices("gpu")[0])
+
+
+def delay(name: str) -> None:
+    """Keep the current queue of a framework busy for tens of milliseconds."""
+    if name == "torch":
+        module("torch").cuda._sleep(100_000_000)
+    elif name == "cupy":
+        cupy = module("cupy")
+        busy = cupy.zeros(1 << 24, np.float32)
+        for _ in range(200):
+            busy += 1
+    else:
+        jax = module("jax")
+        x = jax.device_put(np.zeros((2048, 2048), np.float32), jax.devices("gpu")[0])
+        for _ in range(20):
+            x = x @ x
+
+
+def said(right: bool) -> str:
+    return "yes" if right else "no"
+
+
+def jax_waits_for_a_side_stream_of_torch() -> str:
+    """Does JAX wait for what a side stream of torch still has to do?"""
+    torch, jax = module("torch"), module("jax")
+    x = torch.zeros(N, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        delay("torch")
+        x.fill_(3)
+        y = jax.dlpack.from_dlpack(x)
+    return said(bool((np.asarray(y) == 3).all()))
+
+
+def lifetime(source: str, target: str) -> Callable[[], str]:
+    """A question: is memory of the source that only the target's queued work refers to still whole?"""
+
+    def ask() -> str:
+        for name in (source, target):
+            module(name)
+        wrong = 0
+        for _ in range(10):
+            x = on_card(source, 3)
+            y = arraybridge.convert_memory(x, target)
+            delay(target)
+            z = y * 1
+            del x, y
+            overwritten = [on_card(source, -1) for _ in range(4)]
+            wrong += not bool((arraybridge.to_numpy(z) == 3).all())
+            del overwritten
+        return said(wrong == 0)
+
+    ask.__doc__ = f"Is memory of {source}, read by {target} and freed at once, read before it is used again?"
+    return ask
+
+
+def numpy_of_a_jax_array() -> str:
+    """What are flags and base of np.asarray of a JAX array on a card?"""
+    module("jax")
+    x = on_card("jax", 3)
+    found = np.asarray(x)
+    return (
+        f"owndata={found.flags.owndata}, writeable={found.flags.writeable}, base={type(found.base).__name__}"
+    )
+
+
+def a_jax_array_on_a_card_refuses_the_buffer_protocol() -> str:
+    """Does memoryview of a JAX array on a card raise BufferError?"""
+    module("jax")
+    try:
+        memoryview(on_card("jax", 3))
+    except BufferError:
+        return "yes"
+    return "no"
+
+
+def unusual(source: str, target: str) -> Callable[[], str]:
+    """A question: do zero-size, 0-d and transposed arrays arrive?"""
+
+    def ask() -> str:
+        for name in (source, target):
+            module(name)
+        failed = []
+        shapes = {
+            "empty": np.zeros((0, 3)),
+            "0-d": np.array(2.5),
+            "transposed": np.arange(12.0).reshape(3, 4).T,
+        }
+        for name, host in shapes.items():
+            there = arraybridge.convert_memory(host, source, 0)
+            back = arraybridge.to_numpy(arraybridge.convert_memory(there, target))
+            if back.shape != host.shape or not np.array_equal(back, host):
+                failed.append(name)
+        return "yes" if not failed else f"no: {', '.join(failed)}"
+
+    ask.__doc__ = f"Do zero-size, 0-d and transposed arrays arrive from {source} in {target}?"
+    return ask
+
+
+def float8_arrives() -> str:
+    """Do float8 and bfloat16 tensors arrive in JAX and back, bit for bit?"""
+    torch, _ = module("torch"), module("jax")
+    right = True
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        x = torch.arange(16, device="cuda", dtype=torch.float32).to(dtype)
+        back = arraybridge.to_torch(arraybridge.to_jax(x))
+        right &= torch.equal(back.view(torch.uint8), x.view(torch.uint8))
+    return said(right)
+
+
+def from_card_to_card() -> str:
+    """Do arrays of every framework arrive on the second card, and does CuPy leave the first one alone?"""
+    if len(arraybridge.devices("cupy" if importlib.util.find_spec("cupy") else "torch")) < 2:
+        raise NotAskedError("there is one card")
+    wrong = []
+    for name in FRAMEWORKS:
+        if importlib.util.find_spec(name) is not None:
+            y = arraybridge.convert_memory(on_card(name, 3), name, 1)
+            if arraybridge.device_of(y) != "gpu:1" or not (arraybridge.to_numpy(y) == 3).all():
+                wrong.append(name)
+    return "yes" if not wrong else f"no: {', '.join(wrong)}"
+
+
+def work_on_one_card_opens_no_other() -> str:
+    """Does a process that works on the last card alone open the others?"""
+    cupy = module("cupy")
+    last = cupy.cuda.runtime.getDeviceCount() - 1
+    if last < 1:
+        raise NotAskedError("there is one card")
+    code = (
+        "import ctypes, numpy as np, arraybridge, cupy\n"
+        f"arraybridge.to_cupy(np.zeros(3), {last})\n"
+        f"arraybridge.cupy(gpu_id={last})(lambda x: x + 1)(np.zeros(3))\n"
+        "state = ctypes.CDLL('libcuda.so.1').cuDevicePrimaryCtxGetState\n"
+        "flags, active = ctypes.c_uint(), ctypes.c_int()\n"
+        "state(0, ctypes.byref(flags), ctypes.byref(active))\n"
+        "print(active.value, cupy.cuda.runtime.getDevice())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    opened, current = done.stdout.split()
+    return f"{'no' if opened == '0' else 'yes'}; the current card afterwards is {current} (it was 0)"
+
+
+def host_calls_open_no_card() -> str:
+    """Do calls for the host alone leave every card closed?"""
+    code = (
+        "import ctypes, numpy as np, arraybridge\n"
+        "arraybridge.devices(); arraybridge.device_info(); arraybridge.memory_stats()\n"
+        "arraybridge.free_memory(); arraybridge.least_used_gpu()\n"
+        "state = ctypes.CDLL('libcuda.so.1').cuDevicePrimaryCtxGetState\n"
+        "flags, active = ctypes.c_uint(), ctypes.c_int()\n"
+        "print(state(0, ctypes.byref(flags), ctypes.byref(active)) == 0 and active.value == 1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return said(done.stdout.strip() == "False")
+
+
+PAIRS = [(a, b) for a in FRAMEWORKS for b in FRAMEWORKS if a != b]
+QUESTIONS: list[Callable[[], str]] = [
+    jax_waits_for_a_side_stream_of_torch,
+    *(lifetime(*pair) for pair in PAIRS),
+    numpy_of_a_jax_array,
+    a_jax_array_on_a_card_refuses_the_buffer_protocol,
+    *(unusual(*pair) for pair in PAIRS),
+    float8_arrives,
+    from_card_to_card,
+    work_on_one_card_opens_no_other,
+    host_calls_open_no_card,
+]
+
+
+def main() -> int:
+    """Ask them all; the return code is the number of those that raised."""
+    answers = {}
+    broken = 0
+    for question in QUESTIONS:
+        try:
+            answer = question()
+        except NotAskedError as reason:
+            answer = f"not asked: {reason}"
+        except Exception as error:  # noqa: BLE001  # a report of whatever comes out, and the next question
+            answer = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            broken += 1
+        words = (question.__doc__ or "").strip()
+        answers[words] = answer
+        print(f"{words}\n    {answer}", flush=True)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(answers, indent=1) + "\n")
+    return broken
+
+
+if __name__ == "__main__":
+    sys.exit(main())
