@@ -92,7 +92,7 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
     for name in ("described", "devices", "memory", "batching", "interchange", "runtime"):
         vars(one).pop(name, None)
     names = ("Card B", "Card A", "CPU")
-    monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
+    monkeypatch.setattr(pyclesperanto.hardware, "cards", lambda: cards)
     seen = [DeviceDetails(name, address, 1) for name, address in zip(names, addresses, strict=True)]
     monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
     one._arrange([SimpleNamespace(name=name) for name in names], 2)
