@@ -13,7 +13,7 @@ collect_ignore_glob = [] if EMULATED else ["test_*.py"]
 def _both_cards() -> None:
     """Nothing of an earlier test waits in a queue or lies in a pool."""
     import arraybridge
-    from tests.emulated_gpu import books
+    from tests.emulated_gpu import accounting
 
     arraybridge.free_memory()
-    books.empty_pools()
+    accounting.empty_pools()

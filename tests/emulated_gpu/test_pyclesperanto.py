@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 SETUP = (
     "import sys",
-    f"sys.path.insert(0, {str(Path(__file__).parent / 'standin')!r})",
+    f"sys.path.insert(0, {str(Path(__file__).parent / 'replacement')!r})",
     "import numpy as np, cupy, arraybridge as ab, pyclesperanto as cle",
     "from arraybridge import convert_memory as to, explain",
     "host = np.arange(6, dtype=np.float32).reshape(2, 3)",

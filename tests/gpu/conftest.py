@@ -23,6 +23,6 @@ def _current_device_is_restored() -> Iterator[None]:
     if "torch" not in sys.modules or gpu_memory.has_context(0):
         assert cupy.cuda.runtime.getDevice() == 0
     if EMULATED:
-        from tests.emulated_gpu import books
+        from tests.emulated_gpu import accounting
 
-        assert books.pushed_contexts() == 0
+        assert accounting.pushed_contexts() == 0

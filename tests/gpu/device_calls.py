@@ -420,9 +420,9 @@ def expected(call: str, framework: str) -> Any:
 def _pushed_contexts() -> int:
     if not os.environ.get("ARRAYBRIDGE_EMULATED_CARD"):
         return 0
-    from tests.emulated_gpu import books
+    from tests.emulated_gpu import accounting
 
-    return books.pushed_contexts()
+    return accounting.pushed_contexts()
 
 
 def _outcome(name: str, call: Call, before: Callable[[], None]) -> Outcome:

@@ -1,6 +1,6 @@
 /* Which cards there are, which is selected, whether a context is open, and errors. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdarg.h>
 #include <stdio.h>

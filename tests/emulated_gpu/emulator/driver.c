@@ -1,7 +1,7 @@
 /* The little of the driver's interface and of NVML that the frameworks and arraybridge ask, and what the tests ask
  * of the emulation itself. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

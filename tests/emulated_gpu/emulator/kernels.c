@@ -2,7 +2,7 @@
  * "cubin" is the path of that library. torch's are machine code for a card and cannot run: fill and sleep are
  * recognised by their names, all others are refused as a card would refuse a kernel of another architecture. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 #include <setjmp.h>

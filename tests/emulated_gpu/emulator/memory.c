@@ -1,6 +1,6 @@
 /* Allocations, their books, pools of asynchronous allocations, and copies. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>

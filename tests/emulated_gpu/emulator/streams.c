@@ -5,7 +5,7 @@
  * that was not ordered then reads old bytes each time. The default stream is as lazy as the others; it waits for
  * the blocking ones and they for it, as the runtime's documentation says. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
