@@ -17,13 +17,13 @@ from arraybridge import Device, array_namespace, devices, get_device, hardware, 
 from arraybridge.devices import inventory as module
 from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.base import Framework, Memory, component
-from arraybridge.hardware import Card
+from arraybridge.hardware import Gpu
 from tests.fake_gpu import CardFramework
 from tests.helpers import jax_with, require, run_python
 from tests.test_hardware import FakeNvml, plant
 
-FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
-SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
+FIRST = Gpu(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
+SECOND = Gpu(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
 
 
 class CardsMemory(Memory):
@@ -83,7 +83,7 @@ def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["opencl:1"].identity == ""
 
 
-def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
+def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Gpu, ...], *addresses: str) -> Any:
     """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
     from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
 
@@ -92,7 +92,7 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
     for name in ("described", "devices", "memory", "batching", "interchange", "runtime"):
         vars(one).pop(name, None)
     names = ("Card B", "Card A", "CPU")
-    monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
+    monkeypatch.setattr(hardware, "gpus", lambda: cards)
     seen = [DeviceDetails(name, address, 1) for name, address in zip(names, addresses, strict=True)]
     monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
     one._arrange([SimpleNamespace(name=name) for name in names], 2)
@@ -111,7 +111,7 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cards", lambda: ())
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
     monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None

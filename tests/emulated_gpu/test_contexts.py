@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 IMPORTS = (
     "import os, threading, numpy as np, cupy, arraybridge as ab",
-    "from arraybridge import machine",
+    "from arraybridge import hardware",
     "from arraybridge.frameworks import cardmemory",
     "from tests.emulated_gpu import books",
     "opened = lambda: map(books.is_open, range(2))",
@@ -76,8 +76,8 @@ print((y.get() == 3).all())
     ),
     "streams of threads that have ended are used again": (
         """
-cards = machine.cards()
-print(cardmemory.is_awake(), len(cards), machine.free_memory(1) == cards[1].total)
+cards = hardware.gpus()
+print(cardmemory.is_awake(), len(cards), hardware.free_memory(1) == cards[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)
 def f(x):
