@@ -74,10 +74,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = 
     monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(hardware, "_counted", COUNTED)
+    monkeypatch.setattr(hardware, "_visible_gpus", COUNTED)
 
 
-COUNTED = hardware._counted.__wrapped__  # without its cache
+COUNTED = hardware._visible_gpus.__wrapped__  # without its cache
 SLOW, FAST = ("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ())
 DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
 
@@ -106,25 +106,27 @@ def test_the_cards_are_those_of_cuda(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
-    assert [card.uuid for card in hardware.cards()] == uuids
-    assert [card.index for card in hardware.cards()] == list(range(len(uuids)))
+    assert [card.uuid for card in hardware.gpus()] == uuids
+    assert [card.index for card in hardware.gpus()] == list(range(len(uuids)))
 
 
 def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
-    assert hardware.cards() == (hardware.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
-    now = hardware.reading(hardware.cards()[0])
-    expected = hardware.Reading(total=1000, free=400, load=80, temperature=None, holders={7: 350, 8: 9})
+    assert hardware.gpus() == (hardware.Gpu(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
+    now = hardware.read_gpu(hardware.gpus()[0])
+    expected = hardware.GpuReading(
+        total=1000, free=400, load=80, temperature=None, memory_by_process={7: 350, 8: 9}
+    )
     assert now == expected
     assert now.used == 600
     assert hardware.free_memory(1) is None
     assert hardware.driver() == Driver("580.95", (13, 2))
     plant(monkeypatch, FakeNvml(DIVIDED))
-    (part,) = hardware.cards()
+    (part,) = hardware.gpus()
     assert (part.uuid, part.pci, hardware.free_memory(0)) == ("MIG-1111", "0000:5e:00.0", 100)
-    plant(monkeypatch, None, "there is no NVIDIA driver")
-    assert hardware.driver() == Driver(reason="there is no NVIDIA driver")
-    assert hardware.cards() == ()
+    plant(monkeypatch, None, "no NVIDIA driver is installed")
+    assert hardware.driver() == Driver(reason="no NVIDIA driver is installed")
+    assert hardware.gpus() == ()
 
 
 def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPat
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    words = "the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
+    words = "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
     assert hardware._nvml.__wrapped__() == hardware._Nvml(None, words, is_silent=True)
 
 
@@ -140,5 +142,5 @@ def test_the_memory_of_the_host() -> None:
     host = hardware.host_memory()
     assert host.total == psutil.virtual_memory().total
     assert 0 < host.available < host.total
-    own = hardware.own_memory()
+    own = hardware.process_memory()
     assert 0 < own.used <= own.peak

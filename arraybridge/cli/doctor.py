@@ -65,7 +65,7 @@ class Findings(NamedTuple):
     """
 
     driver: hardware.Driver = hardware.Driver()
-    cards: Sequence[hardware.Card] = ()
+    cards: Sequence[hardware.Gpu] = ()
     looks: Mapping[str, Json] = {}
     trials: Sequence[Json] = ()
     versions: Mapping[str, str] = {}
@@ -348,7 +348,7 @@ def gather(seconds: float) -> Findings:
     for name, look in looks.items():  # one that does not import says nothing itself
         look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
-    return Findings(hardware.driver(), hardware.cards(), every, narrowed, versions, os.environ, Path.cwd())
+    return Findings(hardware.driver(), hardware.gpus(), every, narrowed, versions, os.environ, Path.cwd())
 
 
 def _sound_looks(trials: Sequence[Json]) -> dict[str, Json]:

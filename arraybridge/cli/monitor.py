@@ -98,7 +98,7 @@ def take_reading() -> MemoryStats:
     seen = programs()
     frameworks = {pid: " + ".join(names) for pid, (names, _) in seen.items()}
     holders: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
-    holders |= {f"gpu:{card.index}": hardware.reading(card).holders for card in hardware.cards()}
+    holders |= {f"gpu:{card.index}": hardware.read_gpu(card).memory_by_process for card in hardware.gpus()}
     stats = memory_stats()
     held = ((one, _holdings(one, holders.get(one.device, {}), frameworks)) for one in stats.devices)
     return MemoryStats(tuple(one._replace(holdings=rows) for one, rows in held), stats.note)

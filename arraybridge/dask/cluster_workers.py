@@ -75,7 +75,7 @@ def cluster(
         FrameworkNotInstalledError: there are cards, and dask-cuda is missing.
         DeviceNotFoundError: ``share_memory`` without a card.
     """
-    on_cards = bool(hardware.cards()) if cards is None else cards
+    on_cards = bool(hardware.gpus()) if cards is None else cards
     environment = {**cleanup.coexistence(fraction), **(env or {})}
     started = (_cuda_cluster() if on_cards else LocalCluster)(n_workers=n_workers, **options)
     with ExitStack() as undone:

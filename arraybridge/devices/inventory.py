@@ -69,9 +69,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     owners: dict[Device, list[Framework]] = {}
     if framework is None:
         frameworks = loaded()
-        owners |= {
-            Device("gpu", card.index): [] for card in hardware.cards()
-        }  # also where none has opened it
+        owners |= {Device("gpu", card.index): [] for card in hardware.gpus()}  # also where none has opened it
     elif isinstance(framework, str) and framework == "all":
         frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
     else:
@@ -81,7 +79,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
-    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in hardware.cards()}  # OpenCL knows no more
+    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in hardware.gpus()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
@@ -164,7 +162,7 @@ def gpu_available() -> bool:
     from arraybridge import hardware  # as in `devices`
 
     visible = (device for one in loaded() for device in one.devices.visible_devices())
-    return bool(hardware.cards()) or any(device.kind == "gpu" for device in visible)
+    return bool(hardware.gpus()) or any(device.kind == "gpu" for device in visible)
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
@@ -219,7 +217,7 @@ def device_info() -> DeviceInfo:
     gpus = [device for device in devices() if device.kind == "gpu"]
     return DeviceInfo(
         available=bool(gpus),
-        backend="cuda" if hardware.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
+        backend="cuda" if hardware.gpus() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
         versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},

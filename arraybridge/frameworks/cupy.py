@@ -63,7 +63,7 @@ class CupyDevices(Devices):
         if not _is_asleep():
             return self._counted()
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
-        return tuple(Device("gpu", card.index) for card in hardware.cards_for(cuda))
+        return tuple(Device("gpu", card.index) for card in hardware.gpus_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
         """Return the GPUs that CUDA or ROCm counts. Wakes the driver."""

@@ -105,7 +105,7 @@ def holdings() -> list[Holding]:
 
     Opens nothing, and costs next to nothing.
     """
-    process = hardware.own_memory()
+    process = hardware.process_memory()
     own = Holding("cpu", "this process", process.used, peak=process.peak)
     return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
@@ -132,16 +132,16 @@ def memory_stats() -> MemoryStats:
     others = Holding("cpu", "other processes", max(0, host.total - host.available - (own.used or 0)))
     rows = (*by_device.pop("cpu"), others)
     devices = [DeviceMemory("cpu", "", "", total=host.total, free=host.available, holdings=rows)]
-    devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in hardware.cards()]
+    devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in hardware.gpus()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
     driver = hardware.driver()
     return MemoryStats(tuple(devices), f"{driver.reason}." if driver.is_silent else "")
 
 
-def _read_card(card: hardware.Card, rows: list[Holding]) -> DeviceMemory:
+def _read_card(card: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
     device = f"gpu:{card.index}"
-    now = hardware.reading(card)
-    own = now.holders.get(os.getpid())
+    now = hardware.read_gpu(card)
+    own = now.memory_by_process.get(os.getpid())
     ours = _reserved(rows)
     if now.used is None:  # a card that shares the host's memory
         remainder = []
@@ -202,7 +202,7 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     >>> for card in gpu_utilization():
     ...     print(card.device, card.load)  # doctest: +SKIP
     """
-    readings = [(card, hardware.reading(card)) for card in hardware.cards()]
+    readings = [(card, hardware.read_gpu(card)) for card in hardware.gpus()]
     return tuple(
         GpuLoad(
             f"gpu:{card.index}",

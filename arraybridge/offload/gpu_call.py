@@ -29,7 +29,7 @@ from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
-from arraybridge.hardware import cards, driver
+from arraybridge.hardware import driver, gpus
 from arraybridge.memory.oom_recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.call_signature import (
     NoSignatureError,
@@ -171,7 +171,7 @@ def _worth_asking(backend: str | None) -> list[str]:
     if sys.platform == "darwin":
         has_driver = platform.machine() == "arm64"
     else:  # an AMD card, or NVIDIA ones
-        has_driver = os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import
+        has_driver = os.path.exists("/dev/kfd") or bool(gpus())  # noqa: PTH110  # pathlib costs 3 ms to import
     return [name for name in names if has_driver or name not in BUILT_IN or is_imported(name)]
 
 

@@ -13,15 +13,15 @@ import pytest
 import arraybridge
 from arraybridge.cli.doctor import FAULTS, Findings, problems_of
 from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
-from arraybridge.hardware import Card, Driver
+from arraybridge.hardware import Driver, Gpu
 from tests.cli.programs import Site, environment
 from tests.helpers import require
 
 Json = dict[str, Any]
-NONE = Driver(reason="there is no NVIDIA driver")
-FAILS = Driver(reason="the NVIDIA driver does not answer: version mismatch", is_silent=True)
+NONE = Driver(reason="no NVIDIA driver is installed")
+FAILS = Driver(reason="the NVIDIA driver does not respond: version mismatch", is_silent=True)
 OLD, NEW = Driver("550.54.15", (12, 4)), Driver("580.65.06", (13, 0))
-CARDS = (Card(0, "Fake RTX 9000", "GPU-1", "0000:01:00.0", 24 << 30),)
+CARDS = (Gpu(0, "Fake RTX 9000", "GPU-1", "0000:01:00.0", 24 << 30),)
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from arraybridge import hardware
 from arraybridge.cli import monitor
-from arraybridge.hardware import Card
+from arraybridge.hardware import Gpu
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 from tests.cli.programs import call_cli
 
@@ -83,12 +83,12 @@ def beside_a_card(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
         DeviceMemory("cpu", "", "", 8 * GIB, 2 * GIB, ()),
         DeviceMemory("gpu:0", "Fake RTX 9000", "GPU-1", 24 * GIB, 18 * GIB, (), 87, 61),
     )
-    card = Card(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB)
+    card = Gpu(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB)
     programs = {11: (["jax", "torch"], GIB), 12: (["torch"], GIB), 13: (["torch"], 2 * GIB)}
-    reading = hardware.Reading(24 * GIB, 18 * GIB, 87, 61, {11: GIB, 14: GIB})
+    reading = hardware.GpuReading(24 * GIB, 18 * GIB, 87, 61, {11: GIB, 14: GIB})
     monkeypatch.setattr(monitor, "memory_stats", lambda: MemoryStats(devices))
-    monkeypatch.setattr(hardware, "cards", lambda: (card,))
-    monkeypatch.setattr(hardware, "reading", {card: reading}.__getitem__)
+    monkeypatch.setattr(hardware, "gpus", lambda: (card,))
+    monkeypatch.setattr(hardware, "read_gpu", {card: reading}.__getitem__)
     monkeypatch.setattr(monitor, "programs", lambda: programs)
     return monitor.take_reading()
 

@@ -27,7 +27,7 @@ from tests.helpers import asked, require
 
 WHOLE = np.arange(12.0).reshape(3, 4)
 COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-CARD = hardware.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
+CARD = hardware.Gpu(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
@@ -38,7 +38,7 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
     """A worker process as on a machine without cards; what it had imported at first, and its environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "cards", lambda: ())
+        patch.setattr(hardware, "gpus", lambda: ())
         for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"):
             patch.delenv(name, raising=False)
         env = {"TF_FORCE_GPU_ALLOW_GROWTH": "false", "POCL_DEVICES": "pthread pthread"}
@@ -109,7 +109,7 @@ def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("dask_cuda")
     module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
-    monkeypatch.setattr(hardware, "cards", lambda: (CARD,))
+    monkeypatch.setattr(hardware, "gpus", lambda: (CARD,))
     monkeypatch.setattr(placement, "only_card", None)
     for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT", "OF_THE_CALLER"):
         monkeypatch.setenv(name, "")
@@ -154,12 +154,12 @@ def test_what_no_cluster_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     for fraction in (0, 1.5, -1):
         with pytest.raises(ValueError, match="no share of a card"):
             cluster(1, fraction=fraction, **QUIET)
-    if not hardware.cards():
+    if not hardware.gpus():
         require("torch")
         require("cupy")
         with pytest.raises(DeviceNotFoundError, match="torch has no device gpu:0"):
             cluster(1, share_memory=True, processes=False, **QUIET)
-    monkeypatch.setattr(hardware, "cards", lambda: (CARD,))
+    monkeypatch.setattr(hardware, "gpus", lambda: (CARD,))
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     with pytest.raises(FrameworkNotInstalledError, match=r"dask-cuda\[cu13\]") as caught:
         cluster(**QUIET)

@@ -22,8 +22,8 @@ from tests.fake_gpu import CardFramework
 from tests.helpers import jax_with, require, run_python
 from tests.test_hardware import FakeNvml, plant
 
-FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
-SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
+FIRST = Gpu(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
+SECOND = Gpu(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
 
 
 class CardsMemory(Memory):
@@ -83,7 +83,7 @@ def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["opencl:1"].identity == ""
 
 
-def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
+def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Gpu, ...], *addresses: str) -> Any:
     """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
     from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
 
@@ -92,7 +92,7 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
     for name in ("described", "devices", "memory", "batching", "interchange", "runtime"):
         vars(one).pop(name, None)
     names = ("Card B", "Card A", "CPU")
-    monkeypatch.setattr(pyclesperanto.hardware, "cards", lambda: cards)
+    monkeypatch.setattr(pyclesperanto.hardware, "gpus", lambda: cards)
     seen = [DeviceDetails(name, address, 1) for name, address in zip(names, addresses, strict=True)]
     monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
     one._arrange([SimpleNamespace(name=name) for name in names], 2)

@@ -76,7 +76,7 @@ print((y.get() == 3).all())
     ),
     "streams of threads that have ended are used again": (
         """
-cards = hardware.cards()
+cards = hardware.gpus()
 print(gpu_memory.is_awake(), len(cards), hardware.free_memory(1) == cards[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)

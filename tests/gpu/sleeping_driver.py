@@ -17,7 +17,7 @@ from arraybridge import hardware
 from arraybridge.frameworks import gpu_memory
 from tests.gpu.forked import print_results_of_each
 
-LAST = ab.Device("gpu", max(0, len(hardware.cards()) - 1))
+LAST = ab.Device("gpu", max(0, len(hardware.gpus()) - 1))
 HOST = np.ones((4, 4), np.float32)
 
 

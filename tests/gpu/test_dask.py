@@ -38,7 +38,7 @@ ADDRESS = "127.0.0.1:0"  # a free port
 def one_a_card() -> Iterator[Client]:
     require("dask_cuda")
     with cluster(dashboard_address=ADDRESS) as started, Client(started, set_as_default=False) as client:
-        client.wait_for_workers(len(hardware.cards()), timeout=120)
+        client.wait_for_workers(len(hardware.gpus()), timeout=120)
         yield client
 
 
@@ -79,7 +79,7 @@ def test_a_worker_for_each_card(one_a_card: Client) -> None:
     from dask_cuda import LocalCUDACluster
 
     assert isinstance(one_a_card.cluster, LocalCUDACluster)
-    assert len(one_a_card.scheduler_info()["workers"]) == len(hardware.cards())
+    assert len(one_a_card.scheduler_info()["workers"]) == len(hardware.gpus())
     assert set(one_a_card.nthreads().values()) == {1}
     assert set(one_a_card.run(functions.only_card).values()) == {0}
     first = set()
@@ -88,7 +88,7 @@ def test_a_worker_for_each_card(one_a_card: Client) -> None:
         assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
         first.add(found["CUDA_VISIBLE_DEVICES"].partition(",")[0])
     # Each begins with a card of its own.
-    assert len(first) == len(hardware.cards())
+    assert len(first) == len(hardware.gpus())
 
 
 @pytest.mark.parametrize("gpu_id", [0, 1, "auto"])

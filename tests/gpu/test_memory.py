@@ -73,7 +73,7 @@ def _room() -> Iterator[None]:
 def test_real_failures_are_recognised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight times the card's memory."""
     require(name)
-    monkeypatch.setattr("arraybridge.hardware.cards", lambda: ())
+    monkeypatch.setattr("arraybridge.hardware.gpus", lambda: ())
     # What no framework has opened is listed only where NVML is installed.
     arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
     total = memory_stats()["gpu:0"].total

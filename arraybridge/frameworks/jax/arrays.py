@@ -252,7 +252,7 @@ class JaxDevices(Devices):
         if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
             return self.available()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in (hardware.cards() if _plugins() else ())))
+        return (*cpus, *(Device("gpu", card.index) for card in (hardware.gpus() if _plugins() else ())))
 
     def read_device(self, x: Any) -> Device | None:
         return _as_device(x) if isinstance(x, jax.Device) else None

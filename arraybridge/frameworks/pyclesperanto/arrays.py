@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge import hardware
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import gpu_memory, protocols
 from arraybridge.frameworks.accelerators import DeviceDetails
@@ -31,7 +32,6 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
-from arraybridge import hardware
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -227,7 +227,7 @@ class ImageFramework(Framework):
         """Take the devices of the package, GPUs first, in the order in which CUDA counts their cards."""
         self.natives = natives
         self.gpus = gpus
-        numbers = {card.pci: card.index for card in hardware.cards() if self.kind == "opencl"}
+        numbers = {card.pci: card.index for card in hardware.gpus() if self.kind == "opencl"}
         if numbers:
             places = [numbers.get(one.identity, len(numbers)) for one in self.described]
             order = sorted(range(len(natives)), key=places.__getitem__)

@@ -236,7 +236,7 @@ class TorchDevices(Devices):
     def visible_devices(self) -> tuple[Device, ...]:
         if not _is_asleep():
             return self._counted()
-        return (CPU, *(Device("gpu", card.index) for card in hardware.cards_for(_CUDA)))
+        return (CPU, *(Device("gpu", card.index) for card in hardware.gpus_for(_CUDA)))
 
     def _counted(self) -> tuple[Device, ...]:
         """Return the CPU and the accelerators that PyTorch counts. Wakes CUDA's driver."""
