@@ -31,14 +31,16 @@ NEEDS = {
     "coming-from": ("torch",),
     "conversion-table": ("torch", "tensorflow"),
     "dask": ("dask", "distributed", "torch", "jax"),
+    "dask-cluster": ("dask", "distributed", "torch"),
     "decorators": ("torch", "jax", "pyclesperanto"),
-    "devices": ("jax",),
+    "devices": ("torch", "jax"),
     "gradients": ("torch", "jax", "tensorflow"),
     "index": ("torch", "jax", "tensorflow"),
     "kernels": ("torch", "jax", "pyclesperanto", "numba"),
     "memory": ("torch",),
+    "parallel": ("jax",),
     "quickstart": ("torch", "jax"),
-    "timeline": ("tensorflow", "torch", "skimage"),
+    "traces": ("tensorflow", "torch", "skimage"),
 }
 
 
@@ -51,7 +53,7 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
         require(name)
     if page.stem in ("decorators", "kernels"):
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
-    if page.stem == "dask":
+    if page.stem.startswith("dask"):
         # Where there are cards, cluster() would want dask-cuda.
         monkeypatch.setattr(hardware, "cards", lambda: ())
         from tests.dask.timeouts import let_workers_end
