@@ -1,7 +1,7 @@
-"""Every error that a user of arraybridge can meet.
+"""Errors and warnings of the package.
 
-Each message says what was asked, why it cannot be, and what to do instead. Each class also derives
-from the built-in exception that a user of NumPy would expect, so that existing handlers go on working.
+Each message states the problem, the cause and the fix. Each class also derives from the built-in exception
+that a user of NumPy would expect, so that existing handlers keep working.
 """
 
 from __future__ import annotations
@@ -138,23 +138,32 @@ class Cast(NamedTuple):
 
 
 class MemoryConversionError(Exception):
-    """An array could not be converted.
+    """The base class of all errors of this package: an array could not be converted.
 
-    ``str(error)`` is made of ``place``, ``problem`` and ``advice``.
+    ``str(error)`` consists of ``place``, ``problem`` and ``advice``.
 
     Attributes:
-        source_type: framework of the array, or ``""`` where it is not known.
-        target_type: framework that was asked for, or ``""``.
-        method: the route that was tried: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
-        problem: the message without the place and the advice.
-        reason: why it cannot be, without the advice.
-        code: the reason as a `Reason`, or None.
-        advice: what to do instead, in words; ``""`` if there is nothing to advise.
-        expressions: the expressions in the advice. Each is Python code about ``x``, the rejected object, and
+        source_type: The framework of the array; ``""`` if unknown.
+        target_type: The requested framework; ``""`` if unknown.
+        method: The attempted route: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
+        problem: The message without the place and the advice.
+        reason: The cause, without the advice.
+        code: The cause as a `Reason`, or None.
+        advice: A sentence that states what to do instead; ``""`` if there is no advice.
+        expressions: The expressions in the advice. Each is Python code about ``x``, the rejected object, and
             its value can be converted.
-        place: the argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or its path in
+        place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or its path in
             a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
-        cast: a cast with which the conversion succeeds, or None.
+        cast: A cast with which the conversion succeeds, or None.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> masked = np.ma.masked_equal([1, 2], 2)
+        >>> try:
+        ...     arraybridge.to_torch(masked)
+        ... except arraybridge.MemoryConversionError as error:
+        ...     print(type(error).__name__, error.source_type, error.expressions[0])
+        ArrayNotSupportedError numpy x.filled(0)
     """
 
     def __init__(
@@ -242,47 +251,165 @@ def _sentences(problem: str, advice: str) -> str:
 
 
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
-    """The framework asked for is not installed, or its import failed."""
+    """The framework is not installed, or its import failed.
+
+    Also an ``ImportError``. The message has the command that installs it, or the error of the import.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> try:
+        ...     array = arraybridge.convert(np.ones(2), "mlx")
+        ... except arraybridge.FrameworkNotInstalledError as error:
+        ...     array = np.ones(2)  # go on without it
+    """
 
     def add_path(self, path: str) -> None:
         """Do nothing, since the framework is missing for every array."""
 
 
 class DeviceNotFoundError(MemoryConversionError, ValueError):
-    """The device asked for is not there; the message lists those that are."""
+    """The framework does not have the device; the message lists the available devices.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> arraybridge.to_torch(np.ones(2), gpu_id=99)
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.DeviceNotFoundError: ...
+    """
 
 
 class DtypeNotSupportedError(MemoryConversionError, TypeError):
-    """The target has no such dtype; pass ``dtype=`` to ask for a cast."""
+    """The target does not have the dtype of the array; pass ``dtype`` to cast.
+
+    Also a ``TypeError``. ``error.cast`` has a dtype with which the conversion succeeds.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> arraybridge.to_torch(np.array(["a", "b"]))
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.DtypeNotSupportedError: ...
+    """
 
 
 class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
-    """A masked, sparse, ragged, meta or traced array, or a rank that the target does not have."""
+    """The target cannot represent the array without a loss, regardless of dtype.
+
+    Raised for masked, quantized, ragged, meta and traced arrays, and for more axes than the target has.
+    Also a ``TypeError`` and a ``ValueError``.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> masked = np.ma.masked_equal([1, 2], 2)
+        >>> arraybridge.to_torch(masked)
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.ArrayNotSupportedError: ...
+        >>> arraybridge.to_torch(masked.filled(0))
+        tensor([1, 0])
+    """
 
 
 class CannotSplitError(MemoryConversionError, ValueError):
-    """The arguments have no batch to split, or the results of the parts cannot be joined."""
+    """The arguments have no batch to split, or the results of the parts cannot be joined.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> def mean(batch):
+        ...     if len(batch) > 2:
+        ...         raise MemoryError
+        ...     return float(batch.mean())  # one number per part, which cannot be joined
+        >>> arraybridge.split_and_retry(mean, np.ones((4, 3)))
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.CannotSplitError: ...
+    """
 
 
 class CopyRequiredError(MemoryConversionError, ValueError):
-    """``copy=False`` was asked for where the bytes cannot be shared."""
+    """The conversion has to copy, but ``copy=False`` was passed; the message states why.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> arraybridge.to_torch(np.arange(3)[::-1], copy=False)
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.CopyRequiredError: ...
+    """
 
 
 class GradientError(MemoryConversionError, RuntimeError):
-    """The tensor requires grad and would lose its graph; pass ``grad="detach"`` to let it."""
+    """The conversion would lose the gradient of a tensor; pass ``grad="detach"`` to permit that.
+
+    Also a ``RuntimeError``. Functions decorated with ``grad="flow"`` raise it for unsupported cases.
+
+    Example:
+        >>> import torch, arraybridge
+        >>> weights = torch.ones(2, requires_grad=True)
+        >>> arraybridge.to_numpy(weights)
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.GradientError: ...
+        >>> arraybridge.to_numpy(weights, grad="detach")
+        array([1., 1.], dtype=float32)
+    """
 
 
 class SourceMismatchError(MemoryConversionError, TypeError, ValueError):
-    """The array is not of the framework that was declared as its source."""
+    """The array does not belong to the declared source framework.
+
+    Also a ``TypeError`` and a ``ValueError``.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> arraybridge.convert_memory(np.ones(2), "torch", "jax")  # source, target
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.SourceMismatchError: ...
+    """
 
 
 class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
-    """The object is no array of any known framework."""
+    """The object is not an array of any known framework; the message states what to pass instead.
+
+    Also a ``TypeError`` and a ``ValueError``.
+
+    Example:
+        >>> import arraybridge
+        >>> arraybridge.to_torch([1, 2])
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.UnknownArrayError: ...
+    """
 
 
 class UnknownFrameworkError(MemoryConversionError, ValueError):
-    """No framework of that name is known; the message lists those that are, and the nearest."""
+    """No framework has that name; the message lists the known names and the nearest one.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> arraybridge.convert(np.ones(2), "pytorch")
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.UnknownFrameworkError: ...
+    """
 
 
 class MissingGpuWarning(UserWarning):
-    """An array was placed on the host because the GPU asked for is missing (``missing_gpu="host"``)."""
+    """A GPU is missing, so an array was placed on the host (``missing_gpu="host"``).
+
+    Example:
+        >>> import warnings, torch, arraybridge
+        >>> warnings.simplefilter("ignore", arraybridge.MissingGpuWarning)  # the host is fine
+        >>> with arraybridge.settings(missing_gpu="host"):
+        ...     x = arraybridge.to_gpu(torch.ones(2))
+    """

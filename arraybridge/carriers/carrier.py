@@ -11,32 +11,35 @@ __all__ = ["Carrier"]
 
 
 class Carrier:
-    """A kind of objects that carry one array; `register_carrier` makes it known.
+    """The interface for objects that wrap one array; `register_carrier` adds a subclass.
 
-    >>> import numpy as np, arraybridge
-    >>> class Scan:  # somebody's class
-    ...     def __init__(self, pixels, patient):
-    ...         self.pixels, self.patient = pixels, patient
-    >>> class Scans(arraybridge.Carrier):
-    ...     def carries(self, x):
-    ...         return type(x).__name__ == "Scan"
-    ...     def array(self, x):
-    ...         return x.pixels
-    ...     def rebuild(self, x, array):
-    ...         return type(x)(array, x.patient)
-    >>> _ = arraybridge.register_carrier(Scans())
-    >>> @arraybridge.torch(output_type="input")
-    ... def double(x):
-    ...     return x * 2  # a tensor here
-    >>> double(Scan(np.ones(2), "Ada")).patient
-    'Ada'
+    A subclass defines `carries`, `array`, and `rebuild` if results are to be restored as such objects.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> class Scan:  # the class of another library
+        ...     def __init__(self, pixels, patient):
+        ...         self.pixels, self.patient = pixels, patient
+        >>> class Scans(arraybridge.Carrier):
+        ...     def carries(self, x):
+        ...         return isinstance(x, Scan)
+        ...     def array(self, x):
+        ...         return x.pixels
+        ...     def rebuild(self, x, array):
+        ...         return Scan(array, x.patient)
+        >>> _ = arraybridge.register_carrier(Scans())
+        >>> @arraybridge.torch(output_type="input")
+        ... def double(x):
+        ...     return x * 2  # a tensor here
+        >>> double(Scan(np.ones(2), "Ada")).patient
+        'Ada'
     """
 
     #: Python code that gives the carried array of an object ``{x}``, for the advice in error messages.
     expression: ClassVar[str] = ""
 
     def carries(self, x: Any) -> bool:
-        """Whether ``x`` is such an object. Asked of whatever no framework owns; False leaves it alone.
+        """Return whether ``x`` is such an object; called only for objects that no framework owns.
 
         An exception counts as False, so that an unrelated object in an argument never breaks a call.
         """

@@ -1,4 +1,4 @@
-"""`convert_memory` and its short forms, `detect_memory_type`, `convert_tree` and `explain`."""
+"""Convert arrays and containers, predict conversions, and detect the framework and device of an array."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _Source: TypeAlias = "FrameworkLike | None"
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments that every form of `convert_memory` takes."""
+    """Keyword arguments of every call signature of `convert_memory`."""
 
     copy: bool | None
     dtype: Any
@@ -124,7 +124,7 @@ def convert_memory(
     gpu_id: GpuId = None,
     **options: Unpack[Options],
 ) -> Any: ...
-def convert_memory(  # type: ignore[misc]
+def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes the other call signatures
     data: Any,
     source_type: Any = None,
     target_type: Any = None,
@@ -136,42 +136,53 @@ def convert_memory(  # type: ignore[misc]
     grad: str = "error",
     device: DeviceLike | None = None,
 ) -> Any:
-    """Convert an array to another framework: bit for bit, and without a copy where memory can be shared.
+    """Convert an array to another framework, exactly, and without a copy if memory can be shared.
 
-    Called as ``convert_memory(data, target)``, ``convert_memory(data, target, gpu_id)`` or
-    ``convert_memory(data, source, target, gpu_id)``; the names are strings or `MemoryType` members.
+    Values, shape and dtype are preserved bit for bit. If that is impossible, a typed error states the reason
+    and what to pass instead.
+
+    The number of the GPU may be the third positional argument. A source before the target is checked:
+    ``convert_memory(data, source, target, gpu_id)``. Both also have names, ``source_type`` and
+    ``target_type``. A framework is a string such as ``"torch"`` or a `MemoryType` member. `convert` is the
+    same function.
 
     Args:
-        data: an array of any framework, or an object with ``__dlpack__``, ``__array_interface__`` or
-            ``__cuda_array_interface__``. Any shape; values, shape and dtype arrive unchanged.
-        source_type: what ``data`` is declared to be; checked. Left out, it is detected.
-        target_type: the framework to convert to.
-        gpu_id: number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
-            Left out, data stays where it is, or goes to the host where the target does not reach it.
-        target: the same as ``target_type``.
-        copy: None shares memory where it can and copies once where not; True never shares; False shares
-            or raises. What was copied is complete when the call returns.
-        dtype: a dtype to cast to, as the target framework casts; without it nothing is ever cast.
-        grad: what to do with a torch tensor that requires grad: ``"error"``, or ``"detach"``.
-        device: any device in words instead of ``gpu_id``: ``"cpu"``, ``"cpu:1"``, ``"gpu:0"``.
+        data: An array of any framework and shape, a carrier such as ``xarray.DataArray``, or an object with
+            ``__dlpack__``, ``__array_interface__`` or ``__cuda_array_interface__``.
+        target: The framework to convert to.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if the target has that device, and otherwise moves
+            to the host. CuPy and pyclesperanto have no host arrays and use their current device.
+        copy: None shares memory if possible and copies once otherwise. True never shares. False shares or
+            raises. Defaults to None. Copies are complete when the call returns.
+        dtype: The dtype to cast to, by the rules of the target framework. Defaults to None, which never
+            casts.
+        grad: ``"error"`` raises for a PyTorch tensor that requires grad, ``"detach"`` detaches it. Defaults
+            to ``"error"``.
+        device: A device string such as ``"cpu"``, ``"cpu:1"`` or ``"gpu:0"``, a `Device`, or a native
+            device of any framework; instead of ``gpu_id``. Defaults to None.
 
     Returns:
-        an array of the target framework; ``data`` itself where it is one already, on that device.
+        An array of the target framework. It is ``data`` itself if ``data`` is such an array on that device,
+        and neither ``copy`` nor ``dtype`` requires a new one.
 
     Raises:
-        UnknownArrayError: ``data`` is no array.
-        SourceMismatchError: it is not of the declared source.
-        FrameworkNotInstalledError: the target is not installed.
-        DeviceNotFoundError: the device is not there.
-        DtypeNotSupportedError, ArrayNotSupportedError: the target cannot hold it exactly.
-        CopyRequiredError: ``copy=False``, and it has to be copied.
-        GradientError: it requires grad, and ``grad`` is ``"error"``.
-        ValueError: an unknown framework, a negative ``gpu_id``, and the like.
+        UnknownArrayError: If ``data`` is not an array.
+        SourceMismatchError: If the array is not of the declared source.
+        UnknownFrameworkError: If no framework has that name.
+        FrameworkNotInstalledError: If the target is not installed, or its import fails.
+        DeviceNotFoundError: If the target does not have the device.
+        DtypeNotSupportedError: If the target does not have the dtype.
+        ArrayNotSupportedError: If the target cannot represent the array, such as a masked array.
+        CopyRequiredError: If ``copy`` is False and memory cannot be shared.
+        GradientError: If the tensor requires grad and ``grad`` is ``"error"``.
+        ValueError: For an invalid option, such as a negative ``gpu_id``.
 
-    >>> import numpy as np
-    >>> labels = np.array([[0, 2**40]])
-    >>> convert_memory(labels, "torch")
-    tensor([[            0, 1099511627776]])
+    Example:
+        >>> import numpy as np
+        >>> labels = np.array([[0, 2**40]])
+        >>> convert_memory(labels, "torch")
+        tensor([[            0, 1099511627776]])
     """
     # Most calls name a target alone.
     if (
@@ -251,7 +262,7 @@ def explain(
     gpu_id: GpuId = None,
     **options: Unpack[Options],
 ) -> Route: ...
-def explain(  # type: ignore[misc]
+def explain(  # type: ignore[misc]  # noqa: D417  # as for convert_memory
     data: Any,
     source_type: Any = None,
     target_type: Any = None,
@@ -263,35 +274,58 @@ def explain(  # type: ignore[misc]
     grad: str = "error",
     device: DeviceLike | None = None,
 ) -> Route:
-    """The route that `convert_memory` would take with the same arguments; nothing is converted.
+    """Return the route of a conversion without converting anything.
+
+    `convert_memory` with the same arguments takes this route.
+
+    Args:
+        data: The array, as for `convert_memory`.
+        target: The framework to convert to.
+        gpu_id: The number of the target's accelerator, or ``"auto"``. Defaults to None.
+        copy: As for `convert_memory`.
+        dtype: As for `convert_memory`.
+        grad: As for `convert_memory`.
+        device: As for `convert_memory`.
 
     Returns:
-        a `Route`, which prints as one plain sentence.
+        A `Route` with source, target, method, device, bytes, copies and the reason. It prints as one
+        sentence.
 
     Raises:
-        the errors that `convert_memory` would raise.
+        MemoryConversionError: The error that `convert_memory` would raise.
 
-    >>> import numpy as np
-    >>> route = explain(np.zeros(4), "torch")
-    >>> route.method, route.shares_memory, route.copies
-    ('view', True, 0)
+    Example:
+        >>> import numpy as np
+        >>> route = explain(np.zeros(4), "torch")
+        >>> route.method, route.shares_memory, route.copies
+        ('view', True, 0)
+        >>> print(explain(np.zeros(4)[::-1], "torch"))  # doctest: +ELLIPSIS
+        numpy → torch on cpu: copied ...
     """
     request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
     return decide(data, request).route
 
 
 def detect_memory_type(x: Any) -> str:
-    """The name of the framework whose array ``x`` is, subclasses included; imports nothing.
+    """Return the name of the framework of an array, without importing any framework.
 
-    An object of another library that offers ``__dlpack__`` or an array interface counts as ``"numpy"``
-    where its memory is on the host, and as ``"cupy"`` on a card.
+    Subclasses count, such as ``torch.nn.Parameter``, ``tf.Variable`` and ``np.memmap``. For objects of other
+    libraries with ``__dlpack__`` or an array interface, the result is ``"numpy"`` for host memory and
+    ``"cupy"`` for GPU memory.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+
+    Returns:
+        The name, such as ``"torch"``.
 
     Raises:
-        UnknownArrayError: it is no array; lists and scalars are none.
+        UnknownArrayError: If ``x`` is not an array. Lists and scalars are not arrays.
 
-    >>> import numpy as np
-    >>> detect_memory_type(np.zeros(3))
-    'numpy'
+    Example:
+        >>> import numpy as np
+        >>> detect_memory_type(np.zeros(3))
+        'numpy'
     """
     owner = registry.find_owner(x)
     if owner is not None:
@@ -304,14 +338,21 @@ def detect_memory_type(x: Any) -> str:
 
 
 def device_of(x: Any) -> Device:
-    """Where an array lives.
+    """Return the device of an array.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+
+    Returns:
+        A `Device`, such as ``cpu`` or ``gpu:1``.
 
     Raises:
-        UnknownArrayError: it is no array.
+        UnknownArrayError: If ``x`` is not an array.
 
-    >>> import numpy as np
-    >>> print(device_of(np.zeros(3)))
-    cpu
+    Example:
+        >>> import numpy as np
+        >>> print(device_of(np.zeros(3)))
+        cpu
     """
     source, data = source_of(x)
     return source.devices.device_of(data)
@@ -337,19 +378,23 @@ def convert_tree(
             dataclasses, attrs classes, pydantic models, ``UserDict``, ``SimpleNamespace``, other mappings
             that can be rebuilt from a dict, and classes that are registered with optree (in its global
             namespace or in ``"arraybridge"``), JAX or PyTorch.
-        target: the framework to convert to.
-        gpu_id: as for `convert_memory`, as are the others; each is meant for every array.
-        copy: share, copy, or refuse to.
-        dtype: what to cast to.
-        grad: what to do with tensors that require grad.
-        device: the device in words.
+        target: The framework to convert to.
+        gpu_id: As for `convert_memory`. Every option applies to every array.
+        copy: As for `convert_memory`.
+        dtype: As for `convert_memory`.
+        grad: As for `convert_memory`.
+        device: As for `convert_memory`.
+
+    Returns:
+        A container of the same structure; ``tree`` itself if nothing was converted.
 
     Raises:
-        MemoryConversionError: or a subclass, whose message says where in the tree.
+        MemoryConversionError: One of its subclasses. The message states the place of the array in ``tree``.
 
-    >>> import numpy as np
-    >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
-    {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
+    Example:
+        >>> import numpy as np
+        >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
+        {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
     name = registry.framework_name(target)
 
@@ -365,56 +410,220 @@ def convert_tree(
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:
-    """``convert_memory(x, "numpy", …)``: the array as a NumPy array, which lives on the host.
+    """Convert an array to a NumPy array; the same as ``convert_memory(x, "numpy", gpu_id, ...)``.
 
-    >>> import torch
-    >>> to_numpy(torch.ones(2))
-    array([1., 1.], dtype=float32)
+    The result is in host memory. Views of immutable arrays (JAX, TensorFlow) are read-only.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: Accepted and ignored, because NumPy arrays are in host memory.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A NumPy array of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import torch
+        >>> to_numpy(torch.ones(2))
+        array([1., 1.], dtype=float32)
     """
     result: numpy.ndarray[Any, Any] = convert_memory(x, "numpy", gpu_id, **options)
     return result
 
 
 def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.ndarray:
-    """``convert_memory(x, "cupy", gpu_id, …)``: the array as a CuPy array."""
+    """Convert an array to a CuPy array; the same as ``convert_memory(x, "cupy", gpu_id, ...)``.
+
+    An array on the host is copied to CuPy's current GPU, because CuPy has no host arrays.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A CuPy array of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> to_cupy(np.ones(2), 0)
+        array([1., 1.])
+    """
     return convert_memory(x, "cupy", gpu_id, **options)
 
 
 def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.Tensor:
-    """``convert_memory(x, "torch", gpu_id, …)``: the array as a torch tensor."""
+    """Convert an array to a PyTorch tensor; the same as ``convert_memory(x, "torch", gpu_id, ...)``.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A PyTorch tensor of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> image = np.ones(2)
+        >>> tensor = to_torch(image)
+        >>> image[0] = 5  # NumPy and PyTorch share the memory
+        >>> tensor
+        tensor([5., 1.], dtype=torch.float64)
+    """
     return convert_memory(x, "torch", gpu_id, **options)
 
 
 def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Array:
-    """``convert_memory(x, "jax", gpu_id, …)``: the array as a JAX array."""
+    """Convert an array to a JAX array; the same as ``convert_memory(x, "jax", gpu_id, ...)``.
+
+    The array is committed to its device, as with ``jnp.from_dlpack``. 64-bit dtypes are preserved, also if
+    x64 is off.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A JAX array of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> to_jax(np.array([2**40]))
+        Array([1099511627776], dtype=int64)
+    """
     return convert_memory(x, "jax", gpu_id, **options)
 
 
 def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> tensorflow.Tensor:
-    """``convert_memory(x, "tensorflow", gpu_id, …)``: the array as a TensorFlow tensor."""
+    """Convert an array to a TensorFlow tensor; the same as ``convert_memory(x, "tensorflow", gpu_id, ...)``.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A TensorFlow tensor of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> to_tensorflow(np.ones(2)).shape
+        TensorShape([2])
+    """
     return convert_memory(x, "tensorflow", gpu_id, **options)
 
 
 def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
-    """``convert_memory(x, "pyclesperanto", gpu_id, …)``: the array as a pyclesperanto image."""
+    """Convert an array to a pyclesperanto image, as ``convert_memory(x, "pyclesperanto", gpu_id, ...)``.
+
+    Images have one to three axes. float64, bool and complex arrays need ``dtype``, as in the example.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A pyclesperanto image of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> to_pyclesperanto(np.ones((2, 3)), dtype="float32").shape
+        (2, 3)
+    """
     return convert_memory(x, "pyclesperanto", gpu_id, **options)
 
 
 def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
-    """``convert_memory(x, "mlx", gpu_id, …)``: the array as an MLX array."""
+    """Convert an array to an MLX array; the same as ``convert_memory(x, "mlx", gpu_id, ...)``.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        An MLX array of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> to_mlx(np.ones(2, "float32")).tolist()
+        [1.0, 1.0]
+    """
     return convert_memory(x, "mlx", gpu_id, **options)
 
 
 def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
-    """``convert_memory(x, "paddle", gpu_id, …)``: the array as a PaddlePaddle tensor."""
+    """Convert an array to a PaddlePaddle tensor; the same as ``convert_memory(x, "paddle", gpu_id, ...)``.
+
+    Args:
+        x: An array of any framework and shape, or a carrier.
+        gpu_id: The number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Defaults to None: the array stays on its device if possible.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
+
+    Returns:
+        A PaddlePaddle tensor of the same shape, values and dtype; ``x`` itself if it is one already.
+
+    Raises:
+        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+
+    Example:
+        >>> import numpy as np
+        >>> to_paddle(np.ones(2)).tolist()
+        [1.0, 1.0]
+    """
     return convert_memory(x, "paddle", gpu_id, **options)
 
 
 def to_cpu(x: T, *, copy: bool | None = None) -> T:
-    """The array in host memory, in its own framework.
+    """Return the array in host memory, in the same framework.
+
+    Args:
+        x: An array of any framework and shape.
+        copy: As for `convert_memory`. Defaults to None.
+
+    Returns:
+        An array of the same framework on the device ``cpu``; ``x`` itself if it is there already.
 
     Raises:
-        DeviceNotFoundError: the framework has no host arrays (cupy, pyclesperanto); use `to_numpy`.
+        UnknownArrayError: If ``x`` is not an array.
+        DeviceNotFoundError: If the framework has no host arrays (CuPy, pyclesperanto). Use `to_numpy`
+            instead.
+
+    Example:
+        >>> import torch
+        >>> to_cpu(torch.ones(2))  # on a GPU or not
+        tensor([1., 1.])
     """
     source = detect_memory_type(x)
     if not registry.framework(source).has_host:
@@ -430,16 +639,28 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
 
 
 def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
-    """The array on an accelerator, in its own framework.
+    """Return the array on an accelerator, in the same framework.
 
     Args:
-        x: the array.
-        gpu_id: number of the accelerator, or ``"auto"``. Left out, the device that `set_device` or
-            `use_device` chose, whatever it is, or else accelerator 0.
-        copy: as for `convert_memory`.
+        x: An array of any framework and shape.
+        gpu_id: The number of the accelerator, or ``"auto"`` for the one with the most free memory. Defaults
+            to
+            None: the device of `set_device` or `use_device`, also if it is a CPU, and otherwise accelerator
+                0.
+        copy: As for `convert_memory`. Defaults to None.
+
+    Returns:
+        An array of the same framework on that device; ``x`` itself if it is there already.
 
     Raises:
-        DeviceNotFoundError: there is no such accelerator; NumPy has none at all.
+        UnknownArrayError: If ``x`` is not an array.
+        DeviceNotFoundError: If the framework does not have the accelerator. NumPy has none.
+
+    Example:
+        >>> import torch, arraybridge
+        >>> with arraybridge.use_device("cpu"):  # without this line: GPU 0
+        ...     to_gpu(torch.ones(2))
+        tensor([1., 1.])
     """
     source = detect_memory_type(x)
     chosen = chosen_device() if gpu_id is None else None

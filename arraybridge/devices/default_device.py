@@ -1,4 +1,4 @@
-"""The default device: the one that a thread or task has chosen."""
+"""Set and read the default device of a thread or task."""
 
 from __future__ import annotations
 
@@ -14,33 +14,46 @@ __all__ = ["get_device", "set_device", "use_device"]
 
 
 def set_device(device: DeviceLike | None) -> None:
-    """Choose the default device of this thread or task: for `to_gpu`, ``@gpu`` and `array_namespace`.
+    """Set the default device of this thread or task for `to_gpu`, ``@gpu`` and `array_namespace`.
 
     Args:
-        device: ``"cpu"``, ``"gpu"``, ``"gpu:1"`` (or ``"cuda"``, ``"cuda:1"``), ``"cpu:2"``, a `Device`; None
-            forgets the choice.
+        device: A device string (``"cpu"``, ``"cpu:2"``, ``"gpu"``, ``"cuda:1"``), a `Device`, or a native
+            device of any framework. None removes the default.
 
     Raises:
-        ValueError: these words are no device.
-        DeviceNotFoundError: no framework has that device here; the message lists those that are there.
+        ValueError: If the text is not a device string.
+        DeviceNotFoundError: If no framework has the device. The message lists the available devices.
 
-    >>> set_device("cpu")
-    >>> print(get_device())
-    cpu
-    >>> set_device(None)
+    Example:
+        >>> set_device("cpu")
+        >>> print(get_device())
+        cpu
+        >>> set_device(None)
     """
     default_device.set(_usable(device))
 
 
 def get_device() -> Device:
-    """The default device of this thread or task.
+    """Return the default device of this thread or task.
 
-    It is what `set_device` or `use_device` chose; inside a worker of `device_map` that worker's device; else
-    what the environment variable ``ARRAYBRIDGE_DEVICE`` says for the whole process, all its threads; else
-    ``gpu:0`` where there is a GPU, else ``cpu``.
+    The first of these that applies:
+
+    1. the device of `set_device` or `use_device`;
+    2. in a worker of `device_map`, the device of that worker;
+    3. the environment variable ``ARRAYBRIDGE_DEVICE``, which is for all threads of the process;
+    4. ``gpu:0`` if there is a GPU, otherwise ``cpu``.
+
+    Returns:
+        The device. ``get_device().native("torch")`` is the same device as a ``torch.device``.
 
     Raises:
-        ValueError, DeviceNotFoundError: ``ARRAYBRIDGE_DEVICE`` names no device, or one that is not there.
+        ValueError: If ``ARRAYBRIDGE_DEVICE`` is not a device string.
+        DeviceNotFoundError: If no framework has the device in ``ARRAYBRIDGE_DEVICE``.
+
+    Example:
+        >>> with use_device("cpu"):
+        ...     get_device()
+        Device('cpu')
     """
     chosen = default_device.get() or _usable(chosen_device())
     return chosen or (Device("gpu", 0) if gpu_available() else CPU)
@@ -48,14 +61,22 @@ def get_device() -> Device:
 
 @contextmanager
 def use_device(device: DeviceLike | None) -> Iterator[Device]:
-    """`set_device` for a ``with`` block; what was chosen before comes back, also after an exception.
+    """Set the default device inside a ``with`` block, and restore the previous one afterwards.
+
+    Args:
+        device: As for `set_device`.
 
     Yields:
-        the device that holds inside.
+        The default device inside the block.
 
-    >>> with use_device("cpu") as device:
-    ...     print(device)
-    cpu
+    Raises:
+        ValueError: If the text is not a device string.
+        DeviceNotFoundError: If no framework has the device.
+
+    Example:
+        >>> with use_device("cpu") as device:
+        ...     print(device)
+        cpu
     """
     token = default_device.set(_usable(device))
     try:

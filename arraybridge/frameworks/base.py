@@ -527,7 +527,8 @@ class Framework(ABC):
     """A framework that arrays are converted from and to: a core, and components with defaults.
 
     To add a framework, derive from this class and define ``name``, ``modules`` and `owns`. If the first
-    module has no ``from_dlpack``, also define `from_host`, and `host_view` or `to_host`.
+    module has no ``from_dlpack``, also define `from_host`, and `host_view` or `to_host`. Then pass an
+    instance to `register`.
 
     Attributes:
         name: The name that users pass.
@@ -549,6 +550,30 @@ class Framework(ABC):
         fast_path: Functions for host arrays that need no special handling; see `FastPath`.
         streams: Its streams on accelerators; see `Streams`.
         autodiff: Its derivatives; see `Autodiff`.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> class Table:  # the class of another library, without DLPack
+        ...     def __init__(self, values):
+        ...         self.values = values
+        ...         self.shape, self.dtype, self.nbytes = values.shape, values.dtype, values.nbytes
+        >>> class Tables(arraybridge.Framework):
+        ...     name = "tables"
+        ...     modules = (Table.__module__.partition(".")[0],)  # the package of the class
+        ...     max_rank = 2
+        ...     def owns(self, x):
+        ...         return isinstance(x, Table)
+        ...     def host_view(self, x):
+        ...         return x.values
+        ...     def from_host(self, view, device):
+        ...         return Table(view)
+        >>> _ = arraybridge.register(Tables(), replace=True)
+        >>> arraybridge.to_torch(Table(np.ones((1, 2))))
+        tensor([[1., 1.]], dtype=torch.float64)
+        >>> arraybridge.convert(np.ones((2, 2, 2)), "tables")
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.ArrayNotSupportedError: ...
     """
 
     name: ClassVar[str]

@@ -166,10 +166,34 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
         framework: An instance of a subclass of `Framework`.
         replace: Whether to replace a framework of the same name. Defaults to False.
 
+    Returns:
+        The same instance.
+
     Raises:
         TypeError: If it is not such an instance, or has no name.
         ValueError: If the name exists and ``replace`` is false, or if the class lacks required methods
             or ``modules``.
+
+    Example:
+        >>> import numpy as np
+        >>> class MyArray:  # the class of another library
+        ...     def __init__(self, values):
+        ...         self.values = values
+        ...         self.shape, self.dtype, self.nbytes = values.shape, values.dtype, values.nbytes
+        >>> class MyFramework(Framework):
+        ...     name = "mine"
+        ...     modules = (MyArray.__module__.partition(".")[0],)  # the package of the class
+        ...     def owns(self, x):
+        ...         return isinstance(x, MyArray)
+        ...     def host_view(self, x):
+        ...         return x.values
+        ...     def from_host(self, view, device):
+        ...         return MyArray(view)
+        >>> _ = register(MyFramework())
+        >>> import arraybridge
+        >>> arraybridge.to_torch(MyArray(np.ones(2)))
+        tensor([1., 1.], dtype=torch.float64)
+        >>> unregister("mine")
     """
     if not isinstance(framework, Framework):
         raise TypeError(f"register() takes an instance of a Framework subclass, not {framework!r}")
@@ -279,14 +303,21 @@ def framework_name(name: FrameworkLike) -> str:
 
 
 def framework(name: FrameworkLike) -> Framework:
-    """The framework of that name, imported if it was not yet.
+    """Return the framework of a name, and import its package if necessary.
+
+    Args:
+        name: The name, such as ``"torch"``, or a `MemoryType` member.
+
+    Returns:
+        The instance of `Framework` that converts its arrays.
 
     Raises:
-        UnknownFrameworkError: the name is unknown; the message lists the known ones and the nearest.
-        FrameworkNotInstalledError: it is not installed, or its import fails.
+        UnknownFrameworkError: If no framework has that name. The message lists the names and the nearest one.
+        FrameworkNotInstalledError: If the package is not installed, or its import fails.
 
-    >>> framework("numpy").name
-    'numpy'
+    Example:
+        >>> framework("numpy").name
+        'numpy'
     """
     ready = _instances.get(name) if isinstance(name, str) else None
     return ready if ready is not None else _load(framework_name(name))
