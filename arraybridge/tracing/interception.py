@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, update_wrapper
 from inspect import currentframe
 from threading import RLock, current_thread, get_ident, local
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -456,28 +456,31 @@ def _holders(owner: Any, name: str) -> Iterator[Any]:
         yield owner
 
 
-def _find_later(name: str, path: Any = None, target: Any = None) -> Any:
-    """Among the finders of modules: frameworks that are imported while a trace is open are wrapped then."""
-    if name == _COMPILER:
-        _detach("numpy")  # which it looks at; afterwards it is wrapped again
-    elif name not in _CALLS:
-        return None
-    others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not _later)
-    spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
-    if spec is None or spec.loader is None:
+class _LaterImports:
+    """A finder of modules: it wraps frameworks that are imported while a trace is open."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that the other finders give, with a loader that wraps the module."""
+        if name == _COMPILER:
+            _detach("numpy")  # the compiler inspects NumPy's functions; they are wrapped again afterwards
+        elif name not in _CALLS:
+            return None
+        others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not self)
+        spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            run(module)
+            with _lock:
+                if _open_traces:
+                    _attach("numpy" if name == _COMPILER else name)
+
+        loader.exec_module = exec_module
         return spec
-    loader = spec.loader
-    run = spec.loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        del loader.exec_module
-        run(module)
-        with _lock:
-            if _open_traces:
-                _attach("numpy" if name == _COMPILER else name)
-
-    loader.exec_module = exec_module
-    return spec
 
 
-_later: Any = SimpleNamespace(find_spec=_find_later)
+_later: Any = _LaterImports()
