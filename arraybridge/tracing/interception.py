@@ -103,18 +103,24 @@ class Conversion:
             return Cause(Reason.SHARED_MEMORY)
         if self.source_device != self.device:
             return Cause(Reason.OTHER_DEVICE, device=str(self.device), source_device=str(self.source_device))
-        # Of NumPy's dtypes and others that have one the name; torch's have none.
-        dtypes = self.source_dtype, self.target_dtype
-        was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
-        if was != now:
-            is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
-            if is_narrowed and self.observation.narrows:
-                return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
-            return Cause(Reason.NATIVE_CAST, dtype=now)
+        cast = self._cause_of_cast()
+        if cast is not None:
+            return cast
         steps = None if self.observation.has_strides else self.steps
         if steps is not None and not is_c_contiguous(*steps):
             return Cause(Reason.NOT_C_CONTIGUOUS)
         return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
+
+    def _cause_of_cast(self) -> Cause | None:
+        """Return why the dtype changed; None if it is the same."""
+        was = _name_of_dtype(self.source_dtype)
+        now = _name_of_dtype(self.target_dtype)
+        if was == now:
+            return None
+        is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
+        if is_narrowed and self.observation.narrows:
+            return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
+        return Cause(Reason.NATIVE_CAST, dtype=now)
 
 
 class ForeignRecord(Record):
@@ -157,6 +163,12 @@ class ForeignRecord(Record):
             target=conversion.target,
             code=cause.code,
         )
+
+
+def _name_of_dtype(dtype: Any) -> str:
+    """Return the name of a framework's dtype, as NumPy has it."""
+    # The dtypes of torch have no attribute for it.
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 class _Thread(local):
