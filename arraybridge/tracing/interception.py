@@ -364,9 +364,10 @@ class _Observer:
         dtype, nbytes, address, device = target.runtime.observation.read(target, y)
         source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
         together = source_device is device or source_device == device
-        spread = source_address is not None and address is None
-        if source is target and source_address is None:  # as JAX's arrays on several devices
+        if source is target and source_address is None:  # JAX's arrays on several devices
             spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        else:
+            spread = source_address is not None and address is None
         if source is target and together and source_dtype == dtype and not spread:
             return None
         shares = bool((source_address and source_address == address) or (together and not nbytes))
@@ -376,11 +377,17 @@ class _Observer:
         )
         if not shares:
             conversion.obstacle = _obstacle(source, target, x, source_address, together, spread)
-            conversion.steps = events.steps(source, x) if source.runtime.observation.has_strides else None
-            conversion.array = events.same_array(x)
-            conversion.observation = target.runtime.observation
-            conversion.wanted = "" if wanted is None else np.dtype(wanted).name
+            self._describe_copy(conversion, source, wanted, x)
         return conversion
+
+    def _describe_copy(self, conversion: Conversion, source: Framework, wanted: Any, x: Any) -> None:
+        """Add what only copies need: the layout and identity of the array, and the dtype that was passed."""
+        if source.runtime.observation.has_strides:
+            conversion.steps = events.steps(source, x)
+        conversion.array = events.same_array(x)
+        conversion.observation = self._target.runtime.observation
+        if wanted is not None:
+            conversion.wanted = np.dtype(wanted).name
 
 
 def _obstacle(
