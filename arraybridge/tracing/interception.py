@@ -364,10 +364,10 @@ class _Observer:
         dtype, nbytes, address, device = target.runtime.observation.read(target, y)
         source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
         together = source_device is device or source_device == device
-        if source is target and source_address is None:  # JAX's arrays on several devices
-            spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        if source_address is None:
+            spread = source is target and not x.sharding.is_equivalent_to(y.sharding, y.ndim)
         else:
-            spread = source_address is not None and address is None
+            spread = address is None  # an array of JAX on several devices has no address
         if source is target and together and source_dtype == dtype and not spread:
             return None
         shares = bool((source_address and source_address == address) or (together and not nbytes))
