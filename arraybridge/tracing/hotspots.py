@@ -163,10 +163,7 @@ def _spot(events: list[Event]) -> HotSpot:
     first = events[0]
     kinds = Counter(event.kind for event in events)
     conversions = [event for event in events if event.kind in CONVERSIONS]
-    groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
-    copies = [group for group in groups if group[0].nbytes]
-    reasons = [group[0].reason for group in copies or groups[:1]]
-    advice = [advice_for(group) for group in copies]
+    reasons, advice = _reasons_and_advice(conversions)
     if kinds["retry"] or kinds["split"]:
         reasons.append(f"memory ran out here, with {kinds['retry']} × a retry and {kinds['split']} × a split")
         advice.append("pass fewer rows at a time, or free what is not needed before this line")
@@ -187,6 +184,17 @@ def _spot(events: list[Event]) -> HotSpot:
         libraries=tuple(sorted({event.library for event in events})),
         in_library=first.in_library,
     )
+
+
+def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]:
+    """Return why one line copied, and what would save these copies, most bytes first.
+
+    If nothing was copied, the reason is why the memory was shared, without advice.
+    """
+    groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
+    copies = [group for group in groups if group[0].nbytes]
+    reasons = [group[0].reason for group in copies or groups[:1]]
+    return reasons, [advice_for(group) for group in copies]
 
 
 def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[list[Event]]:
