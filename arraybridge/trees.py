@@ -90,21 +90,28 @@ def _kind_of(value: Any) -> Kind:
     cls = type(value)
     kind = kinds.get(cls)
     if kind is None:
-        if cls in _PLAIN or isinstance(value, (np.generic, type)):
-            kind = LEAF
-        elif cls in _BUILT_IN:
-            kind = TREE
-        elif registry.find_owner(value) is not None:
-            kind = ARRAY
-        elif carrier_of(value) is not None:
-            kind = _DEPENDS
-        elif is_foreign_array(value) and not offers_alone(value):
-            kind = ARRAY
-        else:
-            kind = TREE if _is_container(value) else _DEPENDS
-        remember(kinds, cls, kind)
-    if kind is not _DEPENDS:
-        return kind
+        kind = remember(kinds, cls, _shared_kind(value))
+    return _inspected_kind(value) if kind is _DEPENDS else kind
+
+
+def _shared_kind(value: Any) -> Kind:
+    """Return the kind of all values of the class of ``value``; `DEPENDS` if each has to be inspected."""
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, (np.generic, type)):
+        return LEAF
+    if cls in _BUILT_IN:
+        return TREE
+    if registry.find_owner(value) is not None:
+        return ARRAY
+    if carrier_of(value) is not None:
+        return _DEPENDS
+    if is_foreign_array(value) and not offers_alone(value):
+        return ARRAY
+    return TREE if _is_container(value) else _DEPENDS
+
+
+def _inspected_kind(value: Any) -> Kind:
+    """Return the kind of one value whose class does not decide it."""
     # Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
     if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
         return ARRAY  # first, since zarr's arrays are dataclasses

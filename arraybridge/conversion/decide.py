@@ -99,23 +99,28 @@ def decide(data: Any, request: Request) -> Decision:
             dtype_name(request.dtype)  # an invalid option comes first
         raise
     try:
-        source_device = source.devices.device_of(array)
-        device = target_device(source, target, source_device, request.gpu_id, request.device)
-        cast = None if request.dtype is None else dtype_name(request.dtype)
-        if cast is not None and cast == source.dtype_name(array):
-            cast = None
-        choice = _Choice(request, source, target, array, source_device, device, cast)
-        if source is target and source_device == device:
-            named = request.device is not None or request.gpu_id is not None
-            if not (named and source.devices.is_scattered(array)):
-                return choice.in_place()
-        return choice.elsewhere()
+        return _decide_for(source, array, target, request)
     except MemoryConversionError as error:
         if array is not data and error.expressions:
             advise_about(error, data)
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
+
+
+def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
+    """Choose how an array of a known framework travels."""
+    source_device = source.devices.device_of(array)
+    device = target_device(source, target, source_device, request.gpu_id, request.device)
+    cast = None if request.dtype is None else dtype_name(request.dtype)
+    if cast is not None and cast == source.dtype_name(array):
+        cast = None
+    choice = _Choice(request, source, target, array, source_device, device, cast)
+    if source is target and source_device == device:
+        named = request.device is not None or request.gpu_id is not None
+        if not (named and source.devices.is_scattered(array)):
+            return choice.in_place()
+    return choice.elsewhere()
 
 
 def check_options(request: Request) -> Request:
@@ -253,22 +258,27 @@ class _Choice:
             target.supports(self.cast or dtype, shape)
             if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
                 return self._cast_on_the_way(self.cast)
-            if self.source_device.kind == "cpu" and self.device.kind == "cpu":
-                return self._on_the_host()
-            if source is target and self.source_device == self.device:
-                return self._replica_on_its_device()
-            if source is target:
-                return self._to_other_device()
-            on_cards = self.source_device.kind != "cpu" and self.device.kind != "cpu"
-            if on_cards and shares_cards(source, target):
-                return self._card_to_card(shape)
-            return self._through_the_host()
+            return self._between_devices(shape)
         except MemoryConversionError:
             raise
         except refusals(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
             raise _refused(source, target, "", error) from error
+
+    def _between_devices(self, shape: tuple[int, ...]) -> Decision:
+        """Choose the route by the two devices, and by whether the framework stays the same."""
+        from_host = self.source_device.kind == "cpu"
+        to_host = self.device.kind == "cpu"
+        if from_host and to_host:
+            return self._on_the_host()
+        if self.source is self.target:
+            if self.source_device == self.device:
+                return self._replica_on_its_device()
+            return self._to_other_device()
+        if not from_host and not to_host and shares_cards(self.source, self.target):
+            return self._card_to_card(shape)
+        return self._through_the_host()
 
     def _choose_replica(self) -> None:
         """Convert one replica of a replicated array, if possible the one on the device of the result."""
@@ -435,8 +445,6 @@ class _Choice:
         """Return why the target cannot, or should not, share this memory of a GPU; or None."""
         source = self.source
         target = self.target
-        array = self.array
-        itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
         if self.must_copy:
@@ -445,10 +453,17 @@ class _Choice:
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
-        if target.alignment and source.interchange.address(array) % target.alignment:
+        return self._layout_objection(shape)
+
+    def _layout_objection(self, shape: tuple[int, ...]) -> Cause | None:
+        """Return why the target cannot share memory of a GPU with such alignment or strides; or None."""
+        target = self.target
+        interchange = self.source.interchange
+        if target.alignment and interchange.address(self.array) % target.alignment:
             # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
             return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
-        return as_cause(target.interchange.cannot_stride(shape, source.interchange.strides(array), itemsize))
+        itemsize = self.nbytes // max(1, math.prod(shape)) or 1
+        return as_cause(target.interchange.cannot_stride(shape, interchange.strides(self.array), itemsize))
 
     def _cast_on_the_way(self, dtype: str) -> Decision:
         """The target lacks the source's dtype: cast in host memory, where the values still are whole."""

@@ -14,6 +14,7 @@ more than the call and the array (``gpu_id="auto"``, a missing GPU).
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -48,29 +49,39 @@ def form_of(
 def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
     """Remember what was decided for this form, and for an array with these facts, if that can be."""
     global declined
-    cls = type(data)
     opened: FastFunction | None = None
     if data is not decision.data:  # an array of another library, which was opened first
-        if decision.source is FOREIGN_HOST and carrier_of(data) is None:
-            opened = opener(data, decision.data)
+        opened = _opener_of(data, decision)
         if opened is None:
             return
     if request.gpu_id is not None:
         return
     with _declining:
         declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
+    with suppress(TypeError):  # an option that cannot be a key
+        _add_plans(form, type(data), opened, request, decision)
+
+
+def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
+    """Return a function that opens such an array of another library; None if there is no fast one."""
+    if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
+        return None
+    return opener(data, decision.data)
+
+
+def _add_plans(
+    form: tuple[Any, ...], cls: type, opened: FastFunction | None, request: Request, decision: Decision
+) -> None:
+    """Add the plan under the form and, for calls that pass only a target, under the target's name."""
     fast = _fast(request, decision)
-    plain = request.dtype is None and request.device is None and request.grad == "error"
-    try:
-        is_bare = plain and request.declared is None and request.copy is None
-        # A call of a target alone, which stands first, has tried the fast converter by then.
-        has_tried = is_bare and form[0] is not None and opened is None
-        plan = _planned(form, request, decision, None if has_tried else fast)
-        _add(form, cls, _after(opened, plan))
-        if is_bare:  # however it was written
-            _add(request.target, cls, fast if opened is None else _after(opened, plan))
-    except TypeError:
-        pass  # an option that cannot be a key
+    has_options = request.dtype is not None or request.device is not None or request.copy is not None
+    is_bare = not has_options and request.declared is None and request.grad == "error"
+    # A call that passes its target first has tried the fast converter by then.
+    has_tried = is_bare and form[0] is not None and opened is None
+    plan = _planned(form, request, decision, None if has_tried else fast)
+    _add(form, cls, _after(opened, plan))
+    if is_bare:  # regardless of how it was written
+        _add(request.target, cls, fast if opened is None else _after(opened, plan))
 
 
 def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFunction | None:
@@ -121,13 +132,10 @@ def _planned(
 
 
 def _fast(request: Request, decision: Decision) -> FastFunction | None:
-    """The fast converter of the pair, where it looks at all on which this form depends; or None."""
+    """Return the fast converter of the pair; None if the form depends on more than it reads."""
     source = decision.source
     target = decision.target
-    # What it does not look at is the dtype, where the result should be, and whether a scalar is copied.
-    if request.dtype is not None or request.copy or (request.copy is not None and not source.mutable):
-        return None
-    if request.device is not None and (source is target or Device.parse(request.device) != CPU):
+    if _is_beyond_fast(request, decision):
         return None
     if source is not target and type(decision.data) not in source.fast_path.fast_types():
         return None
@@ -136,6 +144,17 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
         return fast
     detach = source.autodiff.detach
     return lambda x: fast(detach(x))
+
+
+def _is_beyond_fast(request: Request, decision: Decision) -> bool:
+    """Return whether an option asks for a dtype, copy or device, none of which fast converters read."""
+    if request.dtype is not None or request.copy:
+        return True
+    if request.copy is not None and not decision.source.mutable:  # a scalar may have to be copied
+        return True
+    if request.device is None:
+        return False
+    return decision.source is decision.target or Device.parse(request.device) != CPU
 
 
 def _rests_on_facts(request: Request, decision: Decision) -> bool:

@@ -88,6 +88,19 @@ class Flow(autodiff.Function):
         if len(followed) > 1:
             raise self._several_callers(followed)
         caller = registry.framework(followed.pop())
+        return self._called_by(caller, given, args[: self.skip], structure)
+
+    def _called_by(
+        self, caller: Framework, given: list[_Given], own: decorated_call.Args, structure: Any
+    ) -> Any:
+        """Call the function as an operation in the graph, tape or tracer of the caller.
+
+        Args:
+            caller: The framework whose arrays are differentiated.
+            given: The values in the arguments.
+            own: ``self`` of a method; else empty.
+            structure: The arguments without their values.
+        """
         enter = self.arguments.current()
         # The caller's arrays are arguments, integers too; those of others are constants.
         arguments = [one for one in given if one.owner is caller]
@@ -96,7 +109,7 @@ class Flow(autodiff.Function):
         try:
             find_source(arrays[0], self.options.required_source, self.name)
             leaves = [self._leaf(one, caller, enter) for one in given]
-            differentiated = autodiff.Call(self, args[: self.skip], structure, leaves)
+            differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()"):

@@ -67,21 +67,31 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     from arraybridge.memory.stats import memory_stats
 
     owners: dict[Device, list[Framework]] = {}
-    if framework is None:
-        frameworks = loaded()
-        owners |= {Device("gpu", card.index): [] for card in hardware.gpus()}  # also where none has opened it
-    elif isinstance(framework, str) and framework == "all":
-        frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
-    else:
-        words = [framework] if isinstance(framework, str) else framework
-        frameworks = [registry.framework(name) for name in words]
-    for one in frameworks:
+    if framework is None:  # also GPUs that no framework has opened
+        owners |= {Device("gpu", gpu.index): [] for gpu in hardware.gpus()}
+    for one in _selected_frameworks(framework):
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
     readings |= {card.pci: readings[f"gpu:{card.index}"] for card in hardware.gpus()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
+
+
+def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | None) -> list[Framework]:
+    """Return the frameworks that the argument of `devices` selects.
+
+    Raises:
+        UnknownFrameworkError: No framework of that name is known.
+        FrameworkNotInstalledError: The framework is not installed.
+    """
+    if framework is None:
+        return loaded()
+    if isinstance(framework, str):
+        if framework == "all":
+            return [one for one in map(registry.usable, registry.framework_names()) if one is not None]
+        return [registry.framework(framework)]
+    return [registry.framework(name) for name in framework]
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, update_wrapper
 from inspect import currentframe
 from threading import RLock, current_thread, get_ident, local
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -103,18 +103,24 @@ class Conversion:
             return Cause(Reason.SHARED_MEMORY)
         if self.source_device != self.device:
             return Cause(Reason.OTHER_DEVICE, device=str(self.device), source_device=str(self.source_device))
-        # Of NumPy's dtypes and others that have one the name; torch's have none.
-        dtypes = self.source_dtype, self.target_dtype
-        was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
-        if was != now:
-            is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
-            if is_narrowed and self.observation.narrows:
-                return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
-            return Cause(Reason.NATIVE_CAST, dtype=now)
+        cast = self._cause_of_cast()
+        if cast is not None:
+            return cast
         steps = None if self.observation.has_strides else self.steps
         if steps is not None and not is_c_contiguous(*steps):
             return Cause(Reason.NOT_C_CONTIGUOUS)
         return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
+
+    def _cause_of_cast(self) -> Cause | None:
+        """Return why the dtype changed; None if it is the same."""
+        was = _name_of_dtype(self.source_dtype)
+        now = _name_of_dtype(self.target_dtype)
+        if was == now:
+            return None
+        is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
+        if is_narrowed and self.observation.narrows:
+            return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
+        return Cause(Reason.NATIVE_CAST, dtype=now)
 
 
 class ForeignRecord(Record):
@@ -157,6 +163,12 @@ class ForeignRecord(Record):
             target=conversion.target,
             code=cause.code,
         )
+
+
+def _name_of_dtype(dtype: Any) -> str:
+    """Return the name of a framework's dtype, as NumPy has it."""
+    # The dtypes of torch have no attribute for it.
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 class _Thread(local):
@@ -352,9 +364,10 @@ class _Observer:
         dtype, nbytes, address, device = target.runtime.observation.read(target, y)
         source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
         together = source_device is device or source_device == device
-        spread = source_address is not None and address is None
-        if source is target and source_address is None:  # as JAX's arrays on several devices
-            spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        if source_address is None:
+            spread = source is target and not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        else:
+            spread = address is None  # an array of JAX on several devices has no address
         if source is target and together and source_dtype == dtype and not spread:
             return None
         shares = bool((source_address and source_address == address) or (together and not nbytes))
@@ -364,11 +377,17 @@ class _Observer:
         )
         if not shares:
             conversion.obstacle = _obstacle(source, target, x, source_address, together, spread)
-            conversion.steps = events.steps(source, x) if source.runtime.observation.has_strides else None
-            conversion.array = events.same_array(x)
-            conversion.observation = target.runtime.observation
-            conversion.wanted = "" if wanted is None else np.dtype(wanted).name
+            self._describe_copy(conversion, source, wanted, x)
         return conversion
+
+    def _describe_copy(self, conversion: Conversion, source: Framework, wanted: Any, x: Any) -> None:
+        """Add what only copies need: the layout and identity of the array, and the dtype that was passed."""
+        if source.runtime.observation.has_strides:
+            conversion.steps = events.steps(source, x)
+        conversion.array = events.same_array(x)
+        conversion.observation = self._target.runtime.observation
+        if wanted is not None:
+            conversion.wanted = np.dtype(wanted).name
 
 
 def _obstacle(
@@ -456,28 +475,31 @@ def _holders(owner: Any, name: str) -> Iterator[Any]:
         yield owner
 
 
-def _find_later(name: str, path: Any = None, target: Any = None) -> Any:
-    """Among the finders of modules: frameworks that are imported while a trace is open are wrapped then."""
-    if name == _COMPILER:
-        _detach("numpy")  # which it looks at; afterwards it is wrapped again
-    elif name not in _CALLS:
-        return None
-    others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not _later)
-    spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
-    if spec is None or spec.loader is None:
+class _LaterImports:
+    """A finder of modules: it wraps frameworks that are imported while a trace is open."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that the other finders give, with a loader that wraps the module."""
+        if name == _COMPILER:
+            _detach("numpy")  # the compiler inspects NumPy's functions; they are wrapped again afterwards
+        elif name not in _CALLS:
+            return None
+        others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not self)
+        spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            run(module)
+            with _lock:
+                if _open_traces:
+                    _attach("numpy" if name == _COMPILER else name)
+
+        loader.exec_module = exec_module
         return spec
-    loader = spec.loader
-    run = spec.loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        del loader.exec_module
-        run(module)
-        with _lock:
-            if _open_traces:
-                _attach("numpy" if name == _COMPILER else name)
-
-    loader.exec_module = exec_module
-    return spec
 
 
-_later: Any = SimpleNamespace(find_spec=_find_later)
+_later: Any = _LaterImports()

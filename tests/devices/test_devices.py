@@ -17,7 +17,7 @@ from arraybridge import Device, array_namespace, devices, get_device, hardware, 
 from arraybridge.devices import inventory as module
 from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.base import Framework, Memory, component
-from arraybridge.hardware import Card
+from arraybridge.hardware import Gpu
 from tests.fake_gpu import CardFramework
 from tests.helpers import jax_with, require, run_python
 from tests.test_hardware import FakeNvml, plant

@@ -165,9 +165,17 @@ def _pull(
         create_graph=inner or any(c.requires_grad for _, c in pairs),
         materialize_grads=True,
     )
-    gradients = [g if g.layout is torch.strided else g.to_dense() for g in gradients]
+    return [_unshared(g) for g in gradients]
+
+
+def _unshared(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a dense tensor that belongs to the caller."""
+    if gradient.layout is not torch.strided:
+        gradient = gradient.to_dense()
     # A torch.autograd.Function and a hook may return a tensor that they keep.
-    return [g if g.requires_grad or _is_transformed(g) else g.clone() for g in gradients]
+    if gradient.requires_grad or _is_transformed(gradient):
+        return gradient
+    return gradient.clone()
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
