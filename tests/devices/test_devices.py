@@ -111,7 +111,7 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cards", lambda: ())
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
     monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None

@@ -63,7 +63,7 @@ def test_memory_is_counted_on_the_physical_gpu() -> None:
         "handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]",
         "print([pynvml.nvmlDeviceGetMemoryInfo(handle).used >= x.nbytes for handle in handles])",
         "print([len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles])",
-        "reading = hardware.reading(hardware.gpus()[0])",
+        "reading = hardware.read_gpu(hardware.gpus()[0])",
         "print(reading.used >= x.nbytes, hardware.free_memory(0) == reading.free, hardware.free_memory(1))",
         "print(ab.memory_stats()['gpu:0'].holdings[0].used, ab.to_numpy(x).sum())",
         env={"CUDA_VISIBLE_DEVICES": "1"},
