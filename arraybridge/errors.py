@@ -43,7 +43,7 @@ def first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """``"ValueError: its message"``, or the class alone where there is no message to be had."""
     words = text_of(error)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -20,11 +20,11 @@ _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gp
 def missing_gpu() -> MissingGpu:
     """What to do when a GPU that was asked for is missing, in this thread or task."""
     chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
-    checked: MissingGpu = _checked(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
+    checked: MissingGpu = _check_missing_gpu(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
     return checked
 
 
-def _checked(value: object, name: str, *choices: str | None) -> Any:
+def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
     if not isinstance(value, (str, NoneType)) or value not in choices:  # an array compares value by value
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
     return value
@@ -50,8 +50,8 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
-    _checked(missing_gpu, "missing_gpu", None, "error", "host")
-    _checked(annotate, "annotate", None, "torch", "jax", "nvtx")
+    _check_missing_gpu(missing_gpu, "missing_gpu", None, "error", "host")
+    _check_missing_gpu(annotate, "annotate", None, "torch", "jax", "nvtx")
     token = _missing_gpu.set(missing_gpu or _missing_gpu.get())
     try:
         with nullcontext() if annotate is None else hooks.annotate(annotate):

@@ -29,7 +29,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Pytree
-from arraybridge.frameworks.protocol_producers import is_foreign_array, offers_alone
+from arraybridge.frameworks.protocol_producers import is_protocol_producer, offers_on_instance
 from arraybridge.types import exact_key, new_cache, remember
 
 # -- what a value is -----------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _shared_kind(value: Any) -> Kind:
         return ARRAY
     if carrier_of(value) is not None:
         return _DEPENDS
-    if is_foreign_array(value) and not offers_alone(value):
+    if is_protocol_producer(value) and not offers_on_instance(value):
         return ARRAY
     return TREE if _is_container(value) else _DEPENDS
 
@@ -117,7 +117,7 @@ def _inspected_kind(value: Any) -> Kind:
         return ARRAY  # first, since zarr's arrays are dataclasses
     if _is_container(value):
         return TREE
-    return ARRAY if offers_alone(value) else LEAF
+    return ARRAY if offers_on_instance(value) else LEAF
 
 
 def _field_names(cls: type) -> list[str] | None:
@@ -222,7 +222,7 @@ class Container(ABC):
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
-        return self._checked(self._make, children)
+        return self._rebuild_checked(self._make, children)
 
     def with_items(self, items: Sequence[Any]) -> Any:
         """Return a list like this one with any number of items; its attributes and fields stay.
@@ -230,9 +230,9 @@ class Container(ABC):
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
-        return self._checked(self._make_with_items, items)
+        return self._rebuild_checked(self._make_with_items, items)
 
-    def _checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
+    def _rebuild_checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
         try:
             return make(children)
         except _OF_CLASSES as error:
@@ -261,7 +261,7 @@ def open_container(tree: Any) -> Container:
     base = _base_of(tree)
     if base is not None:
         items = _Dict(tree, base) if base is dict or base is OrderedDict else _Sequence(tree, base)
-        fields = [] if type(tree) in _BUILT_IN else _fields_beside(tree, items.children)
+        fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
         return _Attributes(tree)  # also if it is a mapping, whose class need not accept a dict
@@ -323,7 +323,7 @@ class _Field(NamedTuple):
     name: str
 
 
-def _fields_beside(tree: Any, items: Sequence[Any]) -> list[_Field]:
+def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
     """Return the fields of a container with items, but for attributes that refer to one of these items.
 
     Those follow the item (`_replace_attributes`), which is impossible for slots.
@@ -713,7 +713,7 @@ def outline(tree: Any) -> str:
     return f"{article} {name}{size}"
 
 
-def attributes_beside(tree: Any, opened: Container) -> dict[str, Any]:
+def additional_attributes(tree: Any, opened: Container) -> dict[str, Any]:
     """Return the attributes of a container that are neither its children nor computed from them."""
     if isinstance(opened, _Mapping):
         return {}  # its class makes them of the items

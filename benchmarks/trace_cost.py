@@ -65,7 +65,7 @@ def unrecorded() -> Iterator[None]:
     from arraybridge.conversion.decide import Decision
     from arraybridge.tracing import trace_log
 
-    def untold(decision: Decision, listeners: object) -> Any:
+    def untold(decision: Decision, active_logs: object) -> Any:
         return decision()
 
     with (

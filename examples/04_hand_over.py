@@ -100,9 +100,9 @@ def edges(image):
     )
 
 
-with inject_oom("torch", count=1) as rehearsal:
+with inject_oom("torch", count=1) as simulation:
     outline = edges(coins)
-print("attempts:", len(rehearsal.attempts))
+print("attempts:", len(simulation.attempts))
 print("idle in the pool now:", ab.free_memory(), "bytes")
 
 # %%

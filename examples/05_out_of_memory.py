@@ -41,11 +41,11 @@ whole = widened(images)
 # The same with a card that holds 10 images
 # -----------------------------------------
 
-with inject_oom("torch", above_rows=10) as rehearsal:
+with inject_oom("torch", above_rows=10) as simulation:
     in_parts = widened(images)
 
-print("rows of each attempt:", rehearsal.attempts)
-print("attempts that failed:", rehearsal.raised)
+print("rows of each attempt:", simulation.attempts)
+print("attempts that failed:", simulation.raised)
 assert np.array_equal(in_parts, whole)  # bit for bit
 
 # %%
@@ -57,7 +57,7 @@ assert np.array_equal(in_parts, whole)  # bit for bit
 
 figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
 first = 0
-for attempt, rows in enumerate(rehearsal.attempts):
+for attempt, rows in enumerate(simulation.attempts):
     fits = rows <= 10
     axis.barh(
         attempt,

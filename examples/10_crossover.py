@@ -19,13 +19,13 @@ import scipy.ndimage
 import arraybridge as ab
 
 disc = [(y, x) for y in range(-2, 3) for x in range(-2, 3) if y * y + x * x <= 4]
-footprint = np.zeros((5, 5), bool)
+signature = np.zeros((5, 5), bool)
 for y, x in disc:
-    footprint[y + 2, x + 2] = True
+    signature[y + 2, x + 2] = True
 
 
 def on_cpu(image):
-    return scipy.ndimage.median_filter(image, footprint=footprint, mode="nearest")
+    return scipy.ndimage.median_filter(image, signature=signature, mode="nearest")
 
 
 @ab.pyclesperanto(output_type="input")

@@ -31,7 +31,7 @@ _WORDS = {
     "host": "one copy",
 }
 # CuPy has no host arrays: with a framework that reaches its card it shares the memory of the card.
-_ON_CARD = " on the card"
+_ON_GPU = " on the card"
 
 
 def cell_text(source: str, target: str) -> str:
@@ -41,7 +41,7 @@ def cell_text(source: str, target: str) -> str:
     if route == "host" and target in ("cupy", "pyclesperanto"):
         words = "two copies"  # out of one device, and into the other
     if route == "dlpack" and "cupy" in (source, target):
-        words += _ON_CARD
+        words += _ON_GPU
     return words if route == "same" else f"{words} (`{route}`)"
 
 
@@ -97,14 +97,14 @@ def picture(names: tuple[str, ...] = FRAMEWORKS) -> str:
         )
         for column, target in enumerate(names):
             words = cell_text(source, target).partition(" (")[0]
-            kind, _, card = words.partition(_ON_CARD)
+            kind, _, gpu = words.partition(_ON_GPU)
             x = _LEFT + _WIDTH * column
             lines.append(
                 f'<rect x="{x + 1}" y="{y + 1}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" rx="4"'
                 f' class="{_CLASSES[kind]}"/>'
             )
             word = kind.replace("one copy", "1 copy").replace("two copies", "2 copies")
-            star = "*" if words != kind else card
+            star = "*" if words != kind else gpu
             lines.append(f'<text x="{x + _WIDTH // 2}" y="{y + 22}">{word}{star}</text>')
     note = "* on the card; CuPy has no host arrays"
     place = f'x="{width - 8}" y="{height - 12}" text-anchor="end"'

@@ -73,7 +73,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
-    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in hardware.gpus()}  # OpenCL knows no more
+    readings |= {gpu.pci: readings[f"gpu:{gpu.index}"] for gpu in hardware.gpus()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
@@ -116,7 +116,7 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetai
     """Return the details of a device, each from the first framework that knows it."""
     known = DeviceDetails()
     for owner in owners:
-        here = owner.memory.card_of(device)
+        here = owner.memory.device_details(device)
         known = DeviceDetails(
             name=known.name or here.name,
             identity=known.identity or here.identity,

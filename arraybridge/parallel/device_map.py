@@ -114,7 +114,7 @@ def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
     from arraybridge.parallel.worker_processes import WorkerProcess  # which most programs do not need
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
-    process = WorkerProcess(partial(_alone, fn, setup, device), functions, str(device))
+    process = WorkerProcess(partial(_in_process, fn, setup, device), functions, str(device))
     return Worker(process.working, note, shown, process.stop)
 
 
@@ -135,7 +135,7 @@ def _in_thread(fn: Any, setup: Any, device: Device, worker: Worker) -> Iterator[
         yield _prepared(fn, setup, device)
 
 
-def _alone(fn: Any, setup: Any, device: Device) -> Work:
+def _in_process(fn: Any, setup: Any, device: Device) -> Work:
     """What a process of its own does with each item, which may bring its framework."""
     with working_on(device):
         work = _prepared(fn, setup, device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from arraybridge.conversion.placement import Placement
 
-__all__ = ["decorated", "place_in_words", "placement"]
+__all__ = ["decorated", "placement_text", "placement"]
 
 
 def placement(fn: Any) -> Placement | None:
@@ -15,7 +15,7 @@ def placement(fn: Any) -> Placement | None:
     return getattr(decorated(fn), "_placement", None)
 
 
-def place_in_words(fn: Any) -> str:
+def placement_text(fn: Any) -> str:
     """Where ``fn`` runs, as its decorator says.
 
     >>> import functools, arraybridge

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.batches import Joined, kept, part, plain
+from arraybridge.batches import Joined, part, plain, snapshot
 from arraybridge.carriers.sources import source_of
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.formatting import Contents, Table, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.accelerators import itself
-from arraybridge.parallel.function_devices import place_in_words, placement
+from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.workers import Enter, ItemTime, Run, Shown, Work, Worker, nothing
 from arraybridge.tracing.events import Event, began
@@ -134,7 +134,9 @@ class Pipeline:
         count = max(1, min(self.microbatches, rows))
         if count == 1:
             microbatch = part(batch, self.axis, rows, 0, rows)
-            return plain(next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=kept))))
+            return plain(
+                next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=snapshot)))
+            )
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
@@ -189,7 +191,7 @@ class Pipeline:
         @contextmanager
         def working(worker: Worker) -> Iterator[Work]:
             with enter(worker) as call:
-                yield lambda item: then(_checked(call(item), label))
+                yield lambda item: then(_check_result(call(item), label))
 
         return Worker(
             working,
@@ -197,7 +199,7 @@ class Pipeline:
             Shown("stage", label, _device(stage)),
             stop,
             depth=self.queue_size,
-            room=self.queue_size if i else 0,
+            slots=self.queue_size if i else 0,
         )
 
     def _rows(self, batch: Any) -> int:
@@ -231,7 +233,7 @@ class Pipeline:
     # -- what it looks like -----------------------------------------------------------------------
 
     def _drawn(self) -> list[tuple[str, str]]:
-        return [(name_of(stage), place_in_words(stage)) for stage in self.stages]
+        return [(name_of(stage), placement_text(stage)) for stage in self.stages]
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
@@ -267,12 +269,12 @@ class Pipeline:
             raise RuntimeError("this pipeline has not run yet; call it, or go through pipeline.map(items)")
         stages = tuple(
             StageReport(name, place, w.items, w.busy, w.starved, w.blocked, tuple(w.spans.copy()))
-            for (name, place), (w,) in zip(self._drawn(), run.stations, strict=True)
+            for (name, place), (w,) in zip(self._drawn(), run.stages, strict=True)
         )
         return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
-def _checked(result: Any, label: str) -> Any:
+def _check_result(result: Any, label: str) -> Any:
     if result is None:
         raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
     return result
@@ -283,7 +285,7 @@ def _device(stage: Any) -> str:
     placed = placement(stage)
     if placed is None or not placed.is_fixed:
         return ""
-    kind = registry.facts(placed.framework).accelerator_kind if placed.framework else "gpu"
+    kind = registry.metadata_of(placed.framework).accelerator_kind if placed.framework else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)
 
 

@@ -25,7 +25,7 @@ __all__ = ["prefetch"]
 # Items that are read ahead at most, whatever depth is asked for: each has its turn from the beginning.
 _MOST = 1000
 # Seconds that the end of the program waits for the thread: a source may be stuck for ever.
-_LAST_PATIENCE = 2.0
+_FINAL_TIMEOUT = 2.0
 
 
 def prefetch(
@@ -94,7 +94,7 @@ def prefetch(
         [[Worker(reader.working, reader.note, depth=depth)]],
         min(depth, _MOST) + 1,
         refill=True,
-        last_patience=_LAST_PATIENCE,
+        final_timeout=_FINAL_TIMEOUT,
     )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
@@ -141,7 +141,7 @@ class _Reader:
         self.is_read = True
         result = _traced(f"to {self.target.name}", self.place, partial(self._convert, item))
         # The source fills its memory anew on its framework's stream, after what reads it on others.
-        wait_for_each_other(worker.hold(item))
+        wait_for_each_other(worker.keep_alive_until_done(item))
         return result
 
     def _read(self) -> Any:

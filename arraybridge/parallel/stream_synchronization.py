@@ -13,12 +13,12 @@ import numpy as np
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import Mark
+from arraybridge.frameworks.accelerators import StreamEvent
 from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 from arraybridge.types import Device
 
 
-def marks_of(tree: Any) -> list[Mark]:
+def record_stream_events(tree: Any) -> list[StreamEvent]:
     """What another thread has to wait for before it reads the arrays of this thread; one mark a device.
 
     JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
@@ -26,76 +26,76 @@ def marks_of(tree: Any) -> list[Mark]:
     """
     if kinds.get(type(tree)) is LEAF:
         return []
-    marks: dict[tuple[str, Device], Mark | None] = {}
+    stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None:
             continue
-        if not owner.streams.has_queues:
+        if not owner.streams.has_streams:
             wait = owner.runtime.late_errors(type(x))
             if wait is not None:
                 wait(x)
             continue
         device = owner.devices.device_of(x)
-        if (owner.name, device) not in marks:
-            marks[owner.name, device] = owner.streams.mark(device)
-    return [mark for mark in marks.values() if mark is not None]
+        if (owner.name, device) not in stream_events:
+            stream_events[owner.name, device] = owner.streams.record_event(device)
+    return [event for event in stream_events.values() if event is not None]
 
 
-def received(result: Any, marks: list[Mark]) -> Any:
+def received(result: Any, stream_events: list[StreamEvent]) -> Any:
     """The result, for this thread to use and to free."""
-    if not marks:
+    if not stream_events:
         return result
-    for mark in marks:
-        mark.wait()
-    marked = {(mark.streams, mark.device) for mark in marks}
+    for event in stream_events:
+        event.wait()
+    recorded = {(event.streams, event.device) for event in stream_events}
 
     def take_over(x: Any) -> Any:
         owner = registry.find_owner(x)
-        if owner is None or (owner.streams, owner.devices.device_of(x)) not in marked:
+        if owner is None or (owner.streams, owner.devices.device_of(x)) not in recorded:
             return x
         return owner.streams.take_over(x)
 
     return map_arrays(result, take_over)
 
 
-def readers_of(tree: Any) -> list[Mark]:
+def record_reader_events(tree: Any) -> list[StreamEvent]:
     """Marks on all queues of this thread in which work may wait that reads the arrays.
 
     A function may read an array in another framework than the array's: each that has its cards open is asked.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
-    marks: dict[tuple[str, Device], Mark | None] = {}
+    stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None or (device := owner.devices.device_of(x)).kind == "cpu":
             continue
         for reader in (owner, *registry.loaded()):
-            if not reader.streams.has_queues or (reader.name, device) in marks:
+            if not reader.streams.has_streams or (reader.name, device) in stream_events:
                 continue
             if reader is owner or reader.devices.is_started():
-                marks[reader.name, device] = reader.streams.mark(device)
-    return [mark for mark in marks.values() if mark is not None]
+                stream_events[reader.name, device] = reader.streams.record_event(device)
+    return [event for event in stream_events.values() if event is not None]
 
 
-def wait_for_each_other(marks: list[Mark]) -> None:
+def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
     """Let the queues of several frameworks wait for one another, as far as they have been filled."""
-    for mark in marks:
-        for other in marks:
-            if other.streams is mark.streams or other.device != mark.device:
+    for event in stream_events:
+        for other in stream_events:
+            if other.streams is event.streams or other.device != event.device:
                 continue
             handle = other.streams.handle(other.device)
             if handle is None:  # it has no number by which another framework could wait for it
                 other.synchronize()
             else:
-                mark.streams.wait_for(mark.device, handle)
+                event.streams.wait_for(event.device, handle)
 
 
 # -- what does not pass --------------------------------------------------------------------------------
 
 
-def refuse_differentiated(item: Any) -> None:
+def check_not_differentiated(item: Any) -> None:
     """Refuse an item for a function of another thread, which a tape or tracer of this one follows."""
     cls = type(item)
     if cls is np.ndarray or kinds.get(cls) is LEAF:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from arraybridge.errors import MemoryConversionError, note_on, told
+from arraybridge.errors import MemoryConversionError, error_text, note_on
 from arraybridge.frameworks import registry
 from arraybridge.memory import serialization
 from arraybridge.memory.shared_memory import Exchange
@@ -49,7 +49,7 @@ class WorkerProcess:
         if job.error is not None:
             raise TypeError(
                 f"processes=True sends the function to other processes, and {what} does not pickle"
-                f" ({told(job.error)}); define it at the top of a module, and let setup= make what cannot"
+                f" ({error_text(job.error)}); define it at the top of a module, and let setup= make what cannot"
                 " be sent"
             ) from job.error
         self._job: bytes = job.value
@@ -119,7 +119,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
         for x in arrays_of(result):
             owner = registry.find_owner(x)
             if owner is not None:
-                owner.interchange.settle(x)
+                owner.interchange.block_until_ready(x)
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
             return serialization.dumps(_Result(result), exchange)
 
@@ -163,8 +163,8 @@ class _Failure:
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
         pickled = attempt(pickle.dumps, error)  # what stands in its __reduce__ is unknown
-        data = pickled.value if pickled.error is None else pickle.dumps(told(pickled.error))
-        return cls(data, told(error), "".join(traceback.format_exception(error)).rstrip())
+        data = pickled.value if pickled.error is None else pickle.dumps(error_text(pickled.error))
+        return cls(data, error_text(error), "".join(traceback.format_exception(error)).rstrip())
 
     def error(self) -> BaseException:
         """Return the exception for the caller to raise, with the traceback of its process as a note."""
@@ -173,7 +173,7 @@ class _Failure:
             error = loaded.value
         else:
             error = RuntimeError(self.text)
-            why = loaded.value if loaded.error is None else told(loaded.error)
+            why = loaded.value if loaded.error is None else error_text(loaded.error)
             note_on(error, f"the error itself cannot leave its process ({why})")
         note_on(error, self.traceback)
         return error

@@ -24,23 +24,28 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from arraybridge.errors import note_on
-from arraybridge.frameworks.accelerators import Mark, Streams
-from arraybridge.frameworks.gpu_memory import Kept
+from arraybridge.frameworks.accelerators import StreamEvent, Streams
+from arraybridge.frameworks.gpu_memory import KeepAlives
 from arraybridge.frameworks.registry import loaded
-from arraybridge.parallel.stream_synchronization import marks_of, readers_of, received, refuse_differentiated
+from arraybridge.parallel.stream_synchronization import (
+    check_not_differentiated,
+    received,
+    record_reader_events,
+    record_stream_events,
+)
 from arraybridge.tracing import trace_log
-from arraybridge.tracing.events import device_words, handed_out, site
+from arraybridge.tracing.events import device_text, handed_out, site
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.types import Device
 
 #: A result that stands for no item: the input has ended.
 END = object()
 
-_numbers = count()
+_thread_numbers = count()
 # How long the caller's thread waits before it looks up, so that Ctrl-C is minded on every system.
-_LOOK_UP = 0.5
+_POLL_INTERVAL = 0.5
 # How long an iterator that is dropped waits for its threads.
-_PATIENCE = 0.1
+_TIMEOUT = 0.1
 
 
 class ItemTime(NamedTuple):
@@ -86,13 +91,13 @@ class _Item:
     Attributes:
         number: Its number in the input.
         value: The item, or the result of the last station.
-        marks: The marks behind which its arrays are ready.
+        stream_events: The marks behind which its arrays are ready.
         error: The exception that takes the place of the result, or None.
     """
 
     number: int
     value: Any
-    marks: list[Mark]
+    stream_events: list[StreamEvent]
     error: BaseException | None = None
 
     @property
@@ -144,7 +149,7 @@ class Worker:
         shown: Its events in a trace; None for a function that records its own events.
         stop: is called when no more results are wanted, to end what the function waits for.
         depth: inputs at most whose work may wait for an accelerator, and which are kept until it is done.
-        room: items that wait in front of it at most; 0 for any number.
+        slots: items that wait in front of it at most; 0 for any number.
     """
 
     def __init__(
@@ -155,19 +160,19 @@ class Worker:
         stop: Callable[[], object] = nothing,
         *,
         depth: int = 2,
-        room: int = 0,
+        slots: int = 0,
     ) -> None:
         self.enter = enter
         self.note = note
         self.shown = shown
         self.stop = stop
         #: A token for each item that may still come to wait here.
-        self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
-        for _ in range(room):
-            self.room.put(None)  # type: ignore[union-attr]
+        self.slots: SimpleQueue[None] | None = SimpleQueue() if slots else None
+        for _ in range(slots):
+            self.slots.put(None)  # type: ignore[union-attr]
         self._depth = depth
         self._streams: set[tuple[Streams, Device]] = set()
-        self._held = Kept()
+        self._keep_alives = KeepAlives()
         #: Items done, and seconds at work, waiting for input, and waiting for room behind.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
@@ -178,7 +183,7 @@ class Worker:
         for same in settings:
             stack.enter_context(same())
         work = stack.enter_context(self.enter(self))
-        stack.callback(self._held.settle)  # what is queued is done before its inputs go
+        stack.callback(self._keep_alives.block_until_ready)  # what is queued is done before its inputs go
         return work
 
     def use_stream(self, streams: Streams, device: Device) -> None:
@@ -187,17 +192,19 @@ class Worker:
             self._streams.add((streams, device))
             streams.take_stream(device)
 
-    def hold(self, item: Any) -> list[Mark]:
+    def keep_alive_until_done(self, item: Any) -> list[StreamEvent]:
         """Keep an input until the work that reads it is done; the marks behind which that is so."""
-        marks = readers_of(item)
-        if marks:
-            self._held.keep(
-                item, lambda: all(m.is_done() for m in marks), lambda: [m.synchronize() for m in marks]
+        stream_events = record_reader_events(item)
+        if stream_events:
+            self._keep_alives.keep(
+                item,
+                lambda: all(m.is_done() for m in stream_events),
+                lambda: [m.synchronize() for m in stream_events],
             )
-        if self._held:
-            self._held.release()
-            self._held.settle(self._depth)
-        return marks
+        if self._keep_alives:
+            self._keep_alives.release()
+            self._keep_alives.block_until_ready(self._depth)
+        return stream_events
 
     def work_on(self, item: _Item, work: Work, run: int) -> _Item:
         """Return the result, or the exception that takes its place."""
@@ -218,16 +225,16 @@ class Worker:
         return _Item(number, None, [], error)
 
     def _result_of(self, item: _Item, work: Work, run: int) -> _Item:
-        for mark in item.marks:  # this thread's work comes after what made its input
-            self.use_stream(mark.streams, mark.device)
-            mark.wait()
+        for event in item.stream_events:  # this thread's work comes after what made its input
+            self.use_stream(event.streams, event.device)
+            event.wait()
         if open_logs and self.shown is not None:
             result = self._traced(self.shown, item, work, run)
         else:
             result = work(item.value)
-        marks = marks_of(result)
-        self.hold(item.value)
-        return _Item(item.number, result, marks)
+        stream_events = record_stream_events(result)
+        self.keep_alive_until_done(item.value)
+        return _Item(item.number, result, stream_events)
 
     def _traced(self, shown: Shown, item: _Item, work: Work, run: int) -> Any:
         span = trace_log.span(shown.kind, shown.name)
@@ -238,48 +245,48 @@ class Worker:
         span.flow = f"{run}.{item.number}"
         with span:
             result = work(item.value)
-            span.device = shown.device or device_words(result)
+            span.device = shown.device or device_text(result)
         return result
 
 
 def _read(source: Iterator[Any], number: int) -> _Item:
     value = next(source)
-    refuse_differentiated(value)
-    return _Item(number, value, marks_of(value))  # marks_of() raises for a deleted array of JAX
+    check_not_differentiated(value)
+    return _Item(number, value, record_stream_events(value))  # marks_of() raises for a deleted array of JAX
 
 
 class Run:
     """Stations in a row with their workers, and the items on their way through them.
 
     Args:
-        stations: for each the workers that share its queue, every one with a thread.
+        stages: for each the workers that share its queue, every one with a thread.
         limit: items that are read and not handed out yet, at most.
         ordered: hand results out in the order of the input; only one station need not.
         refill: read as far as the limit goes before a result is handed out; for an input that never blocks.
-        last_patience: seconds that the end of the program waits for threads at work. One that comes back from
+        final_timeout: seconds that the end of the program waits for threads at work. One that comes back from
             native code into an interpreter that is being taken down ends the process with SIGABRT.
     """
 
     def __init__(
         self,
-        stations: Sequence[Sequence[Worker]],
+        stages: Sequence[Sequence[Worker]],
         limit: int,
         *,
         ordered: bool = True,
         refill: bool = False,
-        last_patience: float = 20.0,
+        final_timeout: float = 20.0,
     ) -> None:
-        self.stations = stations
+        self.stages = stages
         self.limit = limit
         self.ordered = ordered
         self.refill = refill
-        self.last_patience = last_patience
+        self.final_timeout = final_timeout
         self.began = self.ended = time.perf_counter()
         #: Most items that were on their way at one time.
         self.most_in_flight = 0
-        self._number = next(_numbers)
+        self._number = next(_thread_numbers)
         self._process = os.getpid()
-        self._queues: list[SimpleQueue[_Item | None]] = [SimpleQueue() for _ in stations]
+        self._queues: list[SimpleQueue[_Item | None]] = [SimpleQueue() for _ in stages]
         self._done: SimpleQueue[_Item] = SimpleQueue()
         #: What came from there and is not handed out yet, by its turn.
         self._arrived: dict[int, _Item] = {}
@@ -297,7 +304,7 @@ class Run:
         order, after those that were ready when it was raised.
         """
         more = True
-        patience = _PATIENCE
+        timeout = _TIMEOUT
         try:
             self._start()
             while True:
@@ -316,10 +323,10 @@ class Run:
                 del result
             if self._unread:
                 raise self._unread.pop()
-            patience = 10 * _PATIENCE  # nothing is left to do, so that none is at work
+            timeout = 10 * _TIMEOUT  # nothing is left to do, so that none is at work
         finally:
             self.stop()
-            self.join(patience)
+            self.join(timeout)
 
     # -- the caller's thread ----------------------------------------------------------------------
 
@@ -328,8 +335,8 @@ class Run:
         # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
         settings = [one.runtime.thread_settings() for one in loaded()]
         _runs.add(self)
-        for s, station in enumerate(self.stations):
-            for w, worker in enumerate(station):
+        for s, stage in enumerate(self.stages):
+            for w, worker in enumerate(stage):
                 # Settings, traces and the default device of the caller hold in the threads that work for it.
                 context = copy_context()
                 context.run(handed_out.set, self._line)
@@ -369,14 +376,14 @@ class Run:
 
     def _next(self) -> Any:
         """The next result, once it is ready; or its error is raised."""
-        while not self._is_ready(_LOOK_UP):
+        while not self._is_ready(_POLL_INTERVAL):
             self._check()
         item = self._arrived.pop(self._given)
         if item.error is not None:
             raise item.take_error()
         self._given += 1
         self.ended = time.perf_counter()
-        return received(item.value, item.marks)
+        return received(item.value, item.stream_events)
 
     def _check(self) -> None:
         """Refuse to go on without threads."""
@@ -391,13 +398,13 @@ class Run:
     # -- the threads ------------------------------------------------------------------------------
 
     def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
-        following = self.stations[s + 1][0] if s + 1 < len(self.stations) else None
+        following = self.stages[s + 1][0] if s + 1 < len(self.stages) else None
         with ExitStack() as stack:
             entered = attempt(worker.entered, stack, settings)
             free = time.perf_counter()
             while (item := self._queues[s].get()) is not None:
-                if worker.room is not None:
-                    worker.room.put(None)
+                if worker.slots is not None:
+                    worker.slots.put(None)
                 number = item.number
                 if number > self._end:  # one before it has failed, so that nobody waits for this one
                     del item
@@ -414,8 +421,8 @@ class Run:
                 if result.is_last or following is None:
                     self._done.put(result)
                 else:
-                    if following.room is not None:
-                        following.room.get()
+                    if following.slots is not None:
+                        following.slots.get()
                     self._queues[s + 1].put(result)
                 del result
                 worker.items += 1
@@ -428,18 +435,18 @@ class Run:
     def stop(self) -> None:
         """No more results are wanted: threads that wait end, the others when their call returns."""
         self._end = -1
-        for station, queue in zip(self.stations, self._queues, strict=True):
-            for worker in station:
+        for stage, queue in zip(self.stages, self._queues, strict=True):
+            for worker in stage:
                 queue.put(None)
-                if worker.room is not None:
-                    worker.room.put(None)
+                if worker.slots is not None:
+                    worker.slots.put(None)
                 worker.stop()
         self._arrived.clear()  # a report keeps the run, and need not keep the arrays
         self._done = SimpleQueue()
 
-    def join(self, patience: float) -> None:
+    def join(self, timeout: float) -> None:
         """Wait so many seconds for the threads to end."""
-        until = time.perf_counter() + patience
+        until = time.perf_counter() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.perf_counter()))
@@ -457,4 +464,4 @@ def _end_all() -> None:
         run.stop()
     start = time.perf_counter()
     for run in runs:
-        run.join(start + run.last_patience - time.perf_counter())
+        run.join(start + run.final_timeout - time.perf_counter())

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-def test_a_full_card_is_cleared_for_a_new_array_or_out_of_memory() -> None:
+def test_a_full_gpu_is_cleared_for_a_new_array_or_out_of_memory() -> None:
     """CuPy's cache and idle buffers are in the way of a new array, and are given up for it."""
     third = accounting.capacity() // 3
     pool = arraybridge.BufferPool(accounting.capacity())

@@ -43,7 +43,7 @@ def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cu
 # -- what happens once in a process ---------------------------------------------------------------------
 
 
-def test_a_card_is_open_once_it_is_used_and_not_before() -> None:
+def test_a_gpu_is_open_once_it_is_used_and_not_before() -> None:
     said = asked(
         "import cupy",
         "from tests.emulated_gpu import accounting",

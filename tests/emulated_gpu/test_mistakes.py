@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks.accelerators import Mark
+from arraybridge.frameworks.accelerators import StreamEvent
 from arraybridge.types import Device
 from tests.emulated_gpu import accounting
 from tests.gpu import test_memory as memory
@@ -99,14 +99,14 @@ def the_default_stream_is_not_waited_for(right: Function, self: Any, device: Dev
 
 
 @mistake(f"{CUPY}.CupyStreams.mark", ordering.test_a_pipeline_of_plain_functions_frees_nothing_early)
-def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> Mark:
-    mark: Mark = right(self, device)
+def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> StreamEvent:
+    mark: StreamEvent = right(self, device)
     return mark._replace(wait=lambda: None)
 
 
 @mistake(
     f"{CUPY}.CupyDevices.to_device",
-    ordering.test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again,
+    ordering.test_a_copy_to_the_other_gpu_has_been_read_before_its_source_is_used_again,
     "to_gpu",
 )
 @mistake(
@@ -194,5 +194,5 @@ def a_loan_ends_before_it_was_read(*_: Any) -> None:
     ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
     "Pipeline",
 )
-def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[Mark]:
+def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[StreamEvent]:
     return []

@@ -19,7 +19,7 @@ SETUP = (
 )
 
 
-def test_it_shares_with_cupy_on_the_same_card_and_copies_once_where_it_cannot() -> None:
+def test_it_shares_with_cupy_on_the_same_gpu_and_copies_once_where_it_cannot() -> None:
     said = asked(
         *SETUP,
         "x = to(host, 'cupy', 1)",

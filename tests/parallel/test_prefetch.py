@@ -68,7 +68,7 @@ def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
 
 def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
     for x in prefetch([np.full(2, float(i)) for i in range(4)], "streams", device="gpu:1"):
-        assert x.card == 1
+        assert x.gpu == 1
     converting = [(what, n) for name, what, n in framework.log if name == "arraybridge-0-0"]
     assert converting[0] == ("stream", 1)
     marks = [n for what, n in converting if what == "mark"]

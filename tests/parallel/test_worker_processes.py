@@ -82,8 +82,8 @@ def test_a_graph_is_refused_as_torch_itself_does() -> None:
 # fmt: off
 WRONG: list[tuple[Any, Any, type[Exception], str, str]] = [
     (functions.die, 1, MemoryConversionError, "for cpu ended at work, with exit code 7", ""),
-    (functions.same, functions.Homebound(), FileNotFoundError, "not made here", "the item was sent to the"),
-    (functions.make_homebound, 1, FileNotFoundError, "not made here", "its result came from the process for"),
+    (functions.same, functions.UnpicklableElsewhere(), FileNotFoundError, "not made here", "the item was sent to the"),
+    (functions.make_unpicklable_elsewhere, 1, FileNotFoundError, "not made here", "its result came from the process for"),
     (functions.same, threading.Lock(), TypeError, "lock", "the item cannot be pickled, to be sent to the"),
     (functions.make_function, 1, Exception, "lambda", "its result cannot be pickled, to leave the process"),
     (functions.be_stubborn, 1, RuntimeError, "StubbornError: stubborn", "the error itself cannot leave its"),

@@ -223,9 +223,9 @@ def test_events_in_order_and_ready_for_json() -> None:
     assert starts == sorted(starts)
     assert [e.kind for e in log.events] == ["call", "conversion", "conversion", "conversion"]
     assert [e.route for e in log.events if e.route] == log.records
-    told = json.loads(json.dumps([e.to_dict() for e in log.events]))
-    assert told[-1]["name"] == "numpy → torch"
-    assert told[-1]["copies"] == 1
+    error_text = json.loads(json.dumps([e.to_dict() for e in log.events]))
+    assert error_text[-1]["name"] == "numpy → torch"
+    assert error_text[-1]["copies"] == 1
 
 
 # ---- bounds, threads, price ------------------------------------------------------------------------------

@@ -213,8 +213,8 @@ def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> No
     page = html.unescape(spots._repr_html_())
     assert page.startswith("<table")
     assert re.findall(r"<td>(.*?)</td>", page)[0] == "3.1 KiB"  # beside the line, which is a heading
-    (told,) = json.loads(json.dumps(spots.to_dict()))["hotspots"]
-    assert (told["reason"], told["threads"]) == ("torch has no negative strides", ["MainThread"])
+    (error_text,) = json.loads(json.dumps(spots.to_dict()))["hotspots"]
+    assert (error_text["reason"], error_text["threads"]) == ("torch has no negative strides", ["MainThread"])
 
 
 def read_only() -> np.ndarray[Any, Any]:
