@@ -311,11 +311,11 @@ class _Value(_Node):
 class _Column(_Node):
     """The arrays at one place: in one output array for all parts, or stored per part, by its first row."""
 
-    __slots__ = ("buffer", "parts", "stored_facts")
+    __slots__ = ("buffer", "parts", "properties")
 
     def __init__(self, of: Joined, first: Any, place: str) -> None:
         super().__init__(of, place)
-        owner, data, self.stored_facts = of.metadata(first, place)
+        owner, data, self.properties = of.metadata(first, place)
         shape = list(owner.shape(data))
         shape[of.axis] = of.rows
         self.buffer = owner.batching.output_buffer(data, tuple(shape))
@@ -325,10 +325,10 @@ class _Column(_Node):
         of = self.of
         if (kinds.get(type(x)) or kind_of(x)) is not ARRAY:
             raise of.error(self.place, f"different values (an array and {_named(x)})")
-        owner, data, stored_facts = of.metadata(x, self.place)
-        for what, fact in stored_facts.items():
-            if fact != self.stored_facts[what]:
-                raise of.error(self.place, f"different {what} ({self.stored_facts[what]} and {fact})")
+        owner, data, properties = of.metadata(x, self.place)
+        for what, value in properties.items():
+            if value != self.properties[what]:
+                raise of.error(self.place, f"different {what} ({self.properties[what]} and {value})")
         rows = owner.shape(data)[of.axis]
         if rows != count and of.row_by_row:
             raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
@@ -492,7 +492,7 @@ def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> boo
 
 
 def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
-    """Return the properties of a container that the results of all parts have in common."""
+    """Return the properties of a container that the results of all parts must share."""
     return type(tree), set(opened.names), opened.extra
 
 
@@ -509,7 +509,7 @@ def _snapshot_entry(x: Any) -> Any:
         return x
     try:
         return copy.deepcopy(x)
-    except Exception:  # noqa: BLE001  # of its class; a memoryview, for one, cannot be copied
+    except Exception:  # noqa: BLE001  # __deepcopy__ of any class; memoryviews, for example, cannot be copied
         return x
 
 

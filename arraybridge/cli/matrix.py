@@ -31,7 +31,7 @@ _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red
 OWN = "numpy's own"
 _ROUNDS = 9
 _MEANINGS = {
-    "shared": "both see the same memory",
+    "shared": "both use the same memory",
     "copied": "the bytes are copied",
     "same": "the very object comes back",
     "refused": "the target can't hold it exactly",

@@ -136,7 +136,7 @@ class TraceLog(Table):
         ...         _ = arraybridge.to_torch(np.zeros(4)[::-1])
         >>> spot = log.hotspots()[0]
         >>> spot.nbytes, spot.count, spot.reason
-        (96, 3, 'torch has no negative strides')
+        (96, 3, 'torch does not support negative strides')
         """
         from arraybridge.tracing.hotspots import hotspots
 

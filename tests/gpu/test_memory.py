@@ -233,7 +233,7 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
     assert copied.get().sum() == 15
     torch = require("torch")
     route = explain(x, "torch")
-    assert (route.code, route.reason) == (Reason.MANAGED_MEMORY, "it lies in managed memory")
+    assert (route.code, route.reason) == (Reason.MANAGED_MEMORY, "it is in managed memory")
     y = arraybridge.to_torch(x)
     assert (isinstance(y, torch.Tensor), y.is_cuda, y.tolist()) == (True, True, [0, 1, 2, 3, 4, 5])
 

@@ -68,7 +68,7 @@ def test_a_script_with_a_loop_a_pipeline_and_an_oom() -> None:
     assert len({e.flow for e in stages}) == 2
     inside = [e for e in log.events if e.line == at["INSIDE"]]
     assert [(e.name, e.nbytes, e.reason) for e in inside] == [
-        ("numpy → torch", 96, "torch has no negative strides")
+        ("numpy → torch", 96, "torch does not support negative strides")
     ] * 2
     assert {e.thread for e in inside} == {"arraybridge-2-0"}
     assert {e.line for e in of_kind(log, "call") if e.name == "double"} == {at["PIPELINE"]}
