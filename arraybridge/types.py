@@ -118,7 +118,7 @@ class Device:
             if found is not None:
                 return found
         raise ValueError(
-        """Return the device that a device string, or a device object of a framework, names.
+            f"{device!r} is not a device. Pass 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps', 'xpu',"
             " 'tpu', 'opencl:0', or the device object of a framework."
         )
 
