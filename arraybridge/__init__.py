@@ -162,8 +162,8 @@ __version__ = "1.0.0"
 # A later `import pyclesperanto` then finds the OpenCL driver of the PoCL wheel.
 _use_pocl_wheel()
 
-# Loaded on first access, since these modules take three times as long to import as those above. Names that are
-# not in `__all__` are types of results, or rarely needed.
+# Loaded on first access, since these modules take three times as long to import as those above. Names
+# that are not in `__all__` are types of results, or rarely needed.
 _MODULES = {
     "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",

@@ -118,8 +118,8 @@ class Device:
             if found is not None:
                 return found
         raise ValueError(
-            f"{device!r} is not a device. Pass 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps', 'xpu',"
-            " 'tpu', 'opencl:0', or the device object of a framework."
+            f"{device!r} is not a device. Pass 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps',"
+            " 'xpu', 'tpu', 'opencl:0', or the device object of a framework."
         )
 
     def native(self, framework: FrameworkLike) -> Any:
