@@ -60,7 +60,7 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
             return f"{name} on {self.device}"
         if self.gpu_id is not None:
             return f"{name} on {_text_of_gpu(self.gpu_id)}"
-        return f"{name}, where its input is" if self.framework else name
+        return f"{name}, on the device of its input" if self.framework else name
 
 
 def _text_of_gpu(gpu_id: int | str) -> str:

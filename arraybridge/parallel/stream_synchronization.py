@@ -1,8 +1,8 @@
-"""What passes from thread to thread: work on accelerators, by streams for each and marks between them.
+"""Synchronization of accelerator streams between threads.
 
-A thread that makes an array leaves a mark in its queue of work; the thread that reads the array lets its own
-queue wait for that mark. Nobody waits for a card. What does not pass is an array that is being differentiated
-in one thread.
+The thread that makes an array records an event in its stream. The stream of the thread that reads the array
+waits for that event. No thread waits for a GPU. Arrays that are being differentiated cannot be passed to
+another thread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from arraybridge.types import Device
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
-    """What another thread has to wait for before it reads the arrays of this thread; one mark a device.
+    """Record the events after which another thread may read the arrays, one per framework and device.
 
-    JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
-    the result: such arrays are waited for here.
+    JAX orders its own work, but raises errors of pending computation where the result is read. This function
+    therefore waits for its arrays, so that such an error is raised in the thread that caused it.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
@@ -43,7 +43,7 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
 
 
 def received(result: Any, stream_events: list[StreamEvent]) -> Any:
-    """The result, for this thread to use and to free."""
+    """Wait for the events, and return the result so that this thread can use and free its memory."""
     if not stream_events:
         return result
     for event in stream_events:
@@ -60,9 +60,10 @@ def received(result: Any, stream_events: list[StreamEvent]) -> Any:
 
 
 def record_reader_events(tree: Any) -> list[StreamEvent]:
-    """Marks on all queues of this thread in which work may wait that reads the arrays.
+    """Record events in all streams of this thread whose pending work may read the arrays.
 
-    A function may read an array in another framework than the array's: each that has its cards open is asked.
+    A function may read an array in a framework other than the array's, so every framework that has opened the
+    GPU records one.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
@@ -80,23 +81,23 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
 
 
 def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
-    """Let the queues of several frameworks wait for one another, as far as they have been filled."""
+    """Let the streams of several frameworks wait for each other's work so far."""
     for event in stream_events:
         for other in stream_events:
             if other.streams is event.streams or other.device != event.device:
                 continue
             handle = other.streams.handle(other.device)
-            if handle is None:  # it has no number by which another framework could wait for it
+            if handle is None:  # another framework can only wait for a stream that has a handle
                 other.synchronize()
             else:
                 event.streams.wait_for(event.device, handle)
 
 
-# -- what does not pass --------------------------------------------------------------------------------
+# -- arrays that cannot be passed on ----------------------------------------------------------------
 
 
 def check_not_differentiated(item: Any) -> None:
-    """Refuse an item for a function of another thread, which a tape or tracer of this one follows."""
+    """Raise `GradientError` if a tape or tracer of this thread follows an array of the item."""
     cls = type(item)
     if cls is np.ndarray or kinds.get(cls) is LEAF:
         return
@@ -104,10 +105,10 @@ def check_not_differentiated(item: Any) -> None:
         owner = registry.find_owner(x)
         if owner is not None and owner.autodiff.stays_in_thread(x):
             raise GradientError(
-                f"an array of {owner.name} is differentiated or transformed in this thread, and the function"
-                " runs in another one, where it would get no gradient.",
+                f"An array of {owner.name} is being differentiated or transformed in this thread, but the"
+                " function runs in another thread, where the array would get no gradient.",
                 source_type=owner.name,
                 reason="differentiated in another thread",
-                advice="Call the function itself, differentiate inside of it, or pass the array without its"
-                " graph, as by tf.stop_gradient(x).",
+                advice="Call the function directly, differentiate inside it, or pass the array without its"
+                " graph, such as tf.stop_gradient(x).",
             )

@@ -36,7 +36,7 @@ def test_an_error_of_a_conversion_says_which_item() -> None:
     next(results), next(results)
     with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
         next(results)
-    assert "item 2, on its way to torch" in caught.value.__notes__
+    assert "while converting item 2 to torch" in caught.value.__notes__
 
 
 @pytest.mark.parametrize("depth", [1, 4])

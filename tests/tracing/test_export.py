@@ -214,7 +214,10 @@ def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> No
     assert page.startswith("<table")
     assert re.findall(r"<td>(.*?)</td>", page)[0] == "3.1 KiB"  # beside the line, which is a heading
     (error_text,) = json.loads(json.dumps(spots.to_dict()))["hotspots"]
-    assert (error_text["reason"], error_text["threads"]) == ("torch does not support negative strides", ["MainThread"])
+    assert (error_text["reason"], error_text["threads"]) == (
+        "torch does not support negative strides",
+        ["MainThread"],
+    )
 
 
 def read_only() -> np.ndarray[Any, Any]:
