@@ -70,6 +70,7 @@ class ConversionRecord(Record):
 
     def event(self, opened: float, line: int) -> Event:
         route = self.route
+        cause = route.cause
         file, _, _, library = self.site
         return Event(
             kind="conversion",
@@ -81,7 +82,7 @@ class ConversionRecord(Record):
             file=file,
             line=line,
             nbytes=route.nbytes * route.copies,
-            reason=route.reason,
+            reason=cause.text,
             library=library,
             thread_id=self.thread_id,
             route=route,
@@ -89,7 +90,7 @@ class ConversionRecord(Record):
             array=self.array,
             source=route.source,
             target=route.target,
-            code=route.code,
+            code=cause.code,
         )
 
 
