@@ -116,7 +116,7 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     if cast is not None and cast == source.dtype_name(array):
         cast = None
     choice = _Choice(request, source, target, array, source_device, device, cast)
-    if source is target and source_device == device:
+    if source is target and (source_device is device or source_device == device):  # `is`, in most calls
         named = request.device is not None or request.gpu_id is not None
         if not (named and source.devices.is_scattered(array)):
             return choice.in_place()
@@ -145,7 +145,8 @@ def check_options(request: Request) -> Request:
         )
     if copy is not None and not isinstance(copy, (bool, np.bool_)):
         raise ValueError(f"copy={copy!r} must be None, True or False")
-    check_placement(request.gpu_id, request.device)
+    if request.gpu_id is not None or request.device is not None:
+        check_placement(request.gpu_id, request.device)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 

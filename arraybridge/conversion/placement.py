@@ -78,6 +78,8 @@ def resolve_device(
         DeviceNotFoundError: the framework does not have the device.
         ValueError: ``gpu_id`` or ``device`` is invalid, or both are given.
     """
+    if gpu_id is None and device is None:
+        return None
     number, named = check_placement(gpu_id, device)
     if named is not None:
         return find_or_host(framework, named)
@@ -145,7 +147,7 @@ def _nearest(source: Framework, target: Framework, source_device: Device) -> Dev
     """The device of the array where the target has that one, else the target's host, else its default."""
     if source is target:
         return source_device
-    if source_device == CPU:
+    if source_device is CPU or source_device == CPU:  # `is`, for most arrays
         return CPU if target.has_host else target.devices.default_device()
     reachable = source_device.kind == "cpu" or shares_gpus(source, target)
     if reachable and source_device in target.devices.available():
