@@ -47,7 +47,7 @@ Extent = tuple[int, int]
 Shape = tuple[tuple[int, ...], str]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Linear:
     """A function of the callee at a point.
 
@@ -272,7 +272,7 @@ class Function(ABC):
         """Return a key for the structure of a call. It has a hash if its parts have one."""
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Leaf:
     """One of the values that a call passes to a function, containers opened.
 
@@ -288,7 +288,7 @@ class Leaf:
     is_passed: bool = False
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Call:
     """One call of the user's function, as a function of the caller's arrays alone."""
 

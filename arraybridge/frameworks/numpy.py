@@ -35,7 +35,7 @@ from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
 # How the message of numpy._core._exceptions._ArrayMemoryError begins.
-_OOM = re.compile(r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array")
+_OOM = r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array"
 _first_byte = ctypes.c_char.from_buffer
 
 
@@ -112,7 +112,7 @@ class NumpyBatching(IndexedBatching):
 
 class NumpyMemory(Memory):
     def is_oom_text(self, text: str) -> bool:
-        return _OOM.match(text) is not None
+        return re.match(_OOM, text) is not None
 
 
 class NumpyRuntime(Runtime):
