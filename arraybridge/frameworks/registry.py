@@ -445,7 +445,7 @@ def _owns(one: Framework, x: Any) -> bool:
 
 def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
-    # Without `_top_level`, since every conversion of a carrier asks: 1 µs less for a class of eight bases.
+    # Without `_top_level`, since every conversion of a carrier does this: 0.3 µs less for eight bases.
     for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
         if root not in roots() and root != "builtins":
             for name in _plugins():  # may it own arrays of this root? It has their name, or is imported
