@@ -1,10 +1,10 @@
-"""What other ways from one framework to another do with arrays that need care.
+"""Record how other ways of moving arrays between frameworks treat arrays that need care.
 
     python -m benchmarks.alternatives                    # prints, and writes results/alternatives.json
-    python -m benchmarks.alternatives --folder FOLDER    # the other libraries are, or will be put, there
+    python -m benchmarks.alternatives --folder FOLDER    # where the other libraries are installed
 
-Each question is put to each library in a process of its own, since some answers end the process. The table
-of the README has these answers; tests/test_readme.py holds them against each other.
+Each question runs in a separate process per library, since some answers crash the process. The table on
+docs/coming-from.md has these answers; tests/test_docs_build.py compares the two.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results" / "alternatives.json"
-#: What is installed for each library, each into a folder of its own.
+#: Packages to install for each library, each library into a separate folder.
 LIBRARIES = {
     "arraybridge": (),
-    "arraybridge 0.5.2": ("arraybridge==0.5.2",),
-    "thinc": ("thinc==9.1.1",),
     "DLPack by hand": (),
+    "arraybridge 0.5.2": ("arraybridge==0.5.2",),
+    "scikit-learn": ("scikit-learn==1.9.1",),
+    "torch2jax": ("torch2jax==0.1.0",),
 }
 
 
 def converter(library: str, source: str, target: str) -> Callable[[Any], Any]:
-    """The call by which a library goes from one framework to another; LookupError where it has none."""
+    """Return the library's call for a pair of frameworks; raises LookupError if it has none."""
     if library == "arraybridge":
         import arraybridge
 
@@ -42,10 +43,14 @@ def converter(library: str, source: str, target: str) -> Callable[[Any], Any]:
 
         host: Any = peer.HOST  # type: ignore[attr-defined]
         return lambda x: peer.convert_memory(x, source, target, host)  # type: ignore[call-overload]
-    if library == "thinc":
-        from thinc import api  # type: ignore[import-not-found]
+    if library == "torch2jax":
+        from torch2jax import j2t, t2j  # type: ignore[import-not-found]
 
-        return {("numpy", "torch"): api.xp2torch, ("torch", "numpy"): api.torch2xp}[source, target]
+        return {("torch", "jax"): t2j, ("jax", "torch"): j2t}[source, target]
+    if library == "scikit-learn":
+        if "tensorflow" in (source, target):
+            raise LookupError("scikit-learn does not support TensorFlow")
+        return _move_to(target)
     if target == "torch":
         import torch
 
@@ -57,36 +62,52 @@ def converter(library: str, source: str, target: str) -> Callable[[Any], Any]:
     return np.from_dlpack
 
 
+def _move_to(target: str) -> Callable[[Any], Any]:
+    """Return scikit-learn's internal ``move_to`` for a namespace that it supports."""
+    from sklearn.utils._array_api import move_to  # type: ignore[import-not-found]
+
+    if target == "torch":
+        import array_api_compat.torch as xp
+        import torch
+
+        return lambda x: move_to(x, xp=xp, device=torch.device("cpu"))
+    if target == "numpy":
+        import array_api_compat.numpy as xp  # type: ignore[no-redef]
+
+        return lambda x: move_to(x, xp=xp, device="cpu")
+    raise LookupError(target)
+
+
 def narrowed(library: str) -> str:
-    """float64 from torch to JAX, x64 off."""
+    """Convert float64 from PyTorch to JAX, with JAX's x64 off."""
     import torch
 
     result = converter(library, "torch", "jax")(torch.tensor([1e300, 2.0], dtype=torch.float64))
     return "exact" if str(result.dtype) == "float64" and float(result[0]) == 1e300 else "becomes float32"
 
 
-def backwards(library: str) -> str:
-    """A reversed NumPy view to torch."""
+def reversed_view(library: str) -> str:
+    """Convert a reversed NumPy view to PyTorch."""
     result = converter(library, "numpy", "torch")(np.arange(3.0)[::-1])
     return "copied" if result.tolist() == [2.0, 1.0, 0.0] else "wrong"
 
 
 def masked(library: str) -> str:
-    """A masked array to torch."""
+    """Convert a masked array to PyTorch."""
     converter(library, "numpy", "torch")(np.ma.masked_array([1.0, 2.0], [False, True]))
     return "mask dropped"
 
 
 def read_only(library: str) -> str:
-    """A read-only NumPy array to torch, and then a write to the tensor."""
+    """Convert a read-only NumPy array to PyTorch, then write to the tensor."""
     array = np.zeros(3)
     array.flags.writeable = False
     converter(library, "numpy", "torch")(array)[0] = 1
-    return "copied" if array[0] == 0 else "written through"
+    return "copied" if array[0] == 0 else "writes to the array"
 
 
 def tensorflow_to_numpy(library: str) -> str:
-    """Whether a TensorFlow tensor and the NumPy array made of it are the same bytes."""
+    """Compare the addresses of a TensorFlow tensor and the NumPy array made of it."""
     import tensorflow as tf
 
     tensor = tf.constant(np.arange(1000.0))
@@ -95,41 +116,41 @@ def tensorflow_to_numpy(library: str) -> str:
     return "shared" if same else "copied"
 
 
-QUESTIONS = (narrowed, backwards, masked, read_only, tensorflow_to_numpy)
+QUESTIONS = (narrowed, reversed_view, masked, read_only, tensorflow_to_numpy)
 
 
 def ask(library: str, question: str, folder: Path) -> str:
-    """The answer of a process of its own: what the question returns, "refused", or how it ended."""
+    """Run a question in a separate process; returns its answer, or "crashes" if a signal ended it."""
     packages = LIBRARIES[library]
     path = folder / packages[0] if packages else None
     if path is not None and not path.is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(path), *packages]
         subprocess.run(command, check=True)
     command = [sys.executable, "-m", "benchmarks.alternatives", "--ask", library, question]
-    # The peer has the same import name, and comes first; the others come last, and take NumPy from here.
+    # The older release has the same import name, so it comes first; others come last and use this NumPy.
     place = "first" if library.startswith("arraybridge ") else "last"
     command += ["--path", str(path), place] if path else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode < 0:
-        return "ends the process"
+        return "crashes the process"
     if done.returncode:
         raise RuntimeError(done.stderr)
     return done.stdout.strip()
 
 
 def answer(library: str, question: str) -> str:
-    """Put a question in this process."""
+    """Answer a question in this process."""
     put = {one.__name__: one for one in QUESTIONS}[question]
     try:
         return put(library)
     except LookupError:
         return "–"
     except (TypeError, ValueError, BufferError):
-        return "refused"
+        return "raises an error"
 
 
 def main() -> None:
-    """Put every question to every library, print and keep the answers."""
+    """Ask every library every question; print and save the answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "arraybridge-alternatives"

@@ -1,56 +1,109 @@
-"""The README keeps its word: the table is current, and its examples run as they stand."""
+"""Tests of README.md and of the example on the documentation's front page."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.helpers import require, run_python, tool
 
 CHECKOUT = Path(__file__).parent.parent
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 TABLE = tool("conversion_table")
-EXAMPLE = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^```python\n(.*?)^```$\n\n^```text\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+SECTIONS = [
+    "Installation",
+    "Quick start",
+    "Find hidden copies",
+    "Features",
+    "What is shared",
+    "Guarantees",
+    "GPU status",
+    "Comparison",
+    "Benchmarks",
+    "Tests",
+    "Getting help, contributing, license",
+]
+
+
+def words(text: str) -> int:
+    return len(re.sub(r"<[^>]*>|\]\([^)]*\)", " ", text).split())
 
 
 def test_the_table_of_pairs_is_current() -> None:
     assert TABLE.updated(README) == README, "run python tools/conversion_table.py"
 
 
-# After those whose output is compared, and without theirs: each with names of its own alone.
-THE_OTHERS = """
-import contextlib, io, runpy, sys
-for script in sys.argv[1:]:
-    with contextlib.redirect_stdout(io.StringIO()):
-        runpy.run_path(script, run_name="__main__")
-"""
+def test_length_and_order_of_sections() -> None:
+    prose = re.sub(r"^\|.*$", "", BLOCK.sub("", README), flags=re.MULTILINE)
+    assert words(prose) <= 900
+    assert words(README) <= 1500
+    assert re.findall(r"^## (.*)$", README, flags=re.MULTILINE) == SECTIONS
 
 
-def test_the_examples_run_as_they_stand_and_print_what_they_say(tmp_path: Path) -> None:
-    """Those of the README, and the first of the documentation's front page, in one process."""
-    for name in ("torch", "jax", "tensorflow"):
-        require(name)
-    checks = (
+def test_the_two_commands_have_a_block_each() -> None:
+    """The first converts a photograph, the second is the command that .ci/run starts with."""
+    commands = [
+        code.strip() for kind, code in BLOCK.findall(README) if kind == "sh" and "python3 -m venv" in code
+    ]
+    assert len(commands) == 2
+    assert commands[0].endswith(".venv/bin/arraybridge demo")
+    assert commands[1].endswith(".venv-tox/bin/tox")
+    ci = CHECKOUT / ".ci" / "run"
+    if ci.is_file():  # a source distribution does not have it
+        assert f"{{ {commands[1]}; }}" in ci.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_first_example_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
+    for framework in ("torch", "jax", "tensorflow"):
+        require(framework)
+    page = CHECKOUT / name
+    if not page.is_file():
+        pytest.skip(f"no {name} in this distribution")
+    (example,) = EXAMPLE.findall(page.read_text(encoding="utf-8"))
+    checks = [
         "assert tensor.data_ptr() == image.__array_interface__['data'][0]",
         "assert array.dtype == 'float64'",
-        "assert array.unsafe_buffer_pointer() == tensor.data_ptr()",
-        "del image, tensor, array",
-    )
-    code, said = "", ""
-    for page in filter(Path.is_file, (CHECKOUT / "README.md", CHECKOUT / "docs" / "index.md")):
-        front = page.read_text(encoding="utf-8")
-        block = re.search(EXAMPLE.pattern + r"\n\n```text\n(.*?)^```$", front, flags=EXAMPLE.flags)
-        assert block is not None
-        code += "\n".join([block[1], *checks, ""])
-        said += block[2]
-    examples = [code + THE_OTHERS, *EXAMPLE.findall(README)[1:]]
-    assert len(examples) >= 4
-    scripts = [tmp_path / f"example_{number}.py" for number in range(len(examples))]
-    for script, example in zip(scripts, examples, strict=True):
-        script.write_text(example, encoding="utf-8")
-    # As a reader runs it, whom nobody has told how to silence TensorFlow.
-    done = run_python(*map(str, scripts), env={"TF_CPP_MIN_LOG_LEVEL": ""})
-    assert (done.returncode, done.stdout) == (0, said), done.stderr
-    # What TensorFlow itself says of some processors when it is imported.
+    ]
+    if "ab.aligned" in example[0]:
+        checks.append("assert array.unsafe_buffer_pointer() == tensor.data_ptr()")
+    script = tmp_path / "example.py"
+    script.write_text("\n".join([example[0], *checks, ""]), encoding="utf-8")
+    # As a user runs it, without a variable that silences TensorFlow.
+    done = run_python(str(script), env={"TF_CPP_MIN_LOG_LEVEL": ""})
+    assert (done.returncode, done.stdout) == (0, example[1]), done.stderr
+    # TensorFlow reports the CPU's instructions when it is imported.
     of_tensorflow = r"^(WARNING: All log messages before|I\d{4} .*\.cc:\d+\] |To enable the following).*\n"
     assert re.sub(of_tensorflow, "", done.stderr, flags=re.MULTILINE) == ""
+
+
+def test_the_trace_shows_the_lines_and_bytes_of_its_script(tmp_path: Path) -> None:
+    for framework in ("torch", "jax"):
+        require(framework)
+    pytest.importorskip("typer")
+    (loop,) = [code for kind, code in BLOCK.findall(README) if kind == "py"]
+    head = ["import jax.numpy as jnp", "import numpy as np", "import torch", ""]
+    head += ["net = torch.nn.Conv2d(1, 8, 3, padding=1)"]
+    shown = next(code for kind, code in BLOCK.findall(README) if kind == "text" and "copied" in code)
+    # Times differ from run to run.
+    row = re.compile(r"^\S*?(features\.py:\d+) +([\d.]+ MiB) .*? (\d+)  (\S.*)$", flags=re.MULTILINE)
+    script = tmp_path / "features.py"
+    script.write_text("\n".join([*head, loop]), encoding="utf-8")
+    done = _trace(script)
+    assert len(row.findall(shown)) == 2
+    assert sorted(row.findall(shown)) == sorted(row.findall(done.stdout))
+    shared = loop.replace("torch.tensor(image)", "ab.to_torch(image)")
+    shared = shared.replace("jnp.asarray(maps.cpu().numpy())", "ab.to_jax(maps)")
+    script.write_text("\n".join(["import arraybridge as ab", *head, shared]), encoding="utf-8")
+    assert _trace(script).stdout.strip() == "no copies"
+
+
+def _trace(script: Path) -> subprocess.CompletedProcess[str]:
+    done = run_python("-m", "arraybridge", "trace", str(script))
+    assert done.returncode == 0, done.stderr
+    return done

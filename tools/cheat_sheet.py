@@ -1,7 +1,7 @@
-"""Draws docs/cheat-sheet.md as a picture, docs/_static/cheat-sheet.svg.
+"""Draw docs/cheat-sheet.md as an image, docs/_static/cheat-sheet.svg.
 
 python tools/cheat_sheet.py           draws it
-python tools/cheat_sheet.py --check   changes nothing, and exits with 1 where it is out of date
+python tools/cheat_sheet.py --check   changes nothing, and exits with 1 if the image is out of date
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from xml.sax.saxutils import escape
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "cheat-sheet.md"
-PICTURE = DOCS / "_static" / "cheat-sheet.svg"
+IMAGE = DOCS / "_static" / "cheat-sheet.svg"
 
 _WIDTH, _LINE, _GAP, _TOP = 700, 21, 20, 64
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="14"'
 _TITLE = 'font-size="16" font-weight="bold" fill="#1d6f66"'
 _MONO = 'font-family="monospace" font-size="13"'
-# The share of a column that the code takes.
+# The width of the code in a column.
 _CODE = 330
 
 
 def sections(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The titles of the page, each with its rows: what to write, and what one gets."""
+    """Return the titles of the page, each with its rows of call and result."""
     found = []
     for part in text.split("\n## ")[1:]:
         rows = re.findall(r"^\| (`.*) \| (.*) \|$", part, flags=re.MULTILINE)
-        found.append((part.partition("\n")[0], [(_plain(write), _plain(get)) for write, get in rows]))
+        found.append((part.partition("\n")[0], [(_plain(call), _plain(result)) for call, result in rows]))
     return found
 
 
@@ -36,8 +36,8 @@ def _plain(cell: str) -> str:
     return cell.replace("`", "")
 
 
-def picture(text: str) -> str:
-    """The page as SVG in two columns, as wide as a sheet of paper that lies on its side."""
+def image(text: str) -> str:
+    """Return the page as an SVG in two columns, in the proportions of a landscape sheet."""
     parts = sections(text)
     heights = [_LINE * (len(rows) + 1) + _GAP for _, rows in parts]
     columns: list[list[int]] = [[], []]
@@ -55,20 +55,20 @@ def picture(text: str) -> str:
         for i in column:
             title, rows = parts[i]
             lines.append(f'<text x="{x}" y="{y + 16}" {_TITLE}>{escape(title)}</text>')
-            for row, (write, get) in enumerate(rows, 1):
-                below = y + 16 + _LINE * row
-                lines.append(f'<text x="{x}" y="{below}" {_MONO}>{escape(write)}</text>')
-                lines.append(f'<text x="{x + _CODE}" y="{below}">{escape(get)}</text>')
+            for row, (call, result) in enumerate(rows, 1):
+                baseline = y + 16 + _LINE * row
+                lines.append(f'<text x="{x}" y="{baseline}" {_MONO}>{escape(call)}</text>')
+                lines.append(f'<text x="{x + _CODE}" y="{baseline}">{escape(result)}</text>')
             y += heights[i]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def main() -> int:
-    """Draw or check the picture; returns the exit status."""
-    drawn = picture(PAGE.read_text(encoding="utf-8"))
+    """Draw or check the image; return the exit status."""
+    drawn = image(PAGE.read_text(encoding="utf-8"))
     if "--check" not in sys.argv[1:]:
-        PICTURE.write_text(drawn, encoding="utf-8")
-    elif not PICTURE.is_file() or PICTURE.read_text(encoding="utf-8") != drawn:
+        IMAGE.write_text(drawn, encoding="utf-8")
+    elif not IMAGE.is_file() or IMAGE.read_text(encoding="utf-8") != drawn:
         print("docs/_static/cheat-sheet.svg is out of date; run python tools/cheat_sheet.py.")
         return 1
     return 0
