@@ -29,6 +29,7 @@ MODULES = [
 NEEDS = {
     "carriers": ("torch", "xarray", "zarr", "h5py", "SimpleITK", "PIL", "pandas", "polars", "matplotlib"),
     "coming-from": ("torch",),
+    "concepts": ("torch", "jax", "tensorflow"),
     "conversion-table": ("torch", "tensorflow"),
     "dask": ("dask", "distributed", "torch", "jax"),
     "dask-cluster": ("dask", "distributed", "torch"),
@@ -39,7 +40,7 @@ NEEDS = {
     "kernels": ("torch", "jax", "pyclesperanto", "numba"),
     "memory": ("torch",),
     "parallel": ("jax",),
-    "quickstart": ("torch", "jax"),
+    "quickstart": ("torch",),
     "traces": ("tensorflow", "torch", "skimage"),
 }
 

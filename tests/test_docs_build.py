@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -35,3 +36,17 @@ def test_the_cheat_sheet_is_current_and_its_calls_are_those_of_the_library() -> 
     assert [name for name in names if name != "dask" and not hasattr(arraybridge, name)] == []
     for command in re.findall(r"`arraybridge (\w+)", commands):
         assert (Path(arraybridge.__file__).parent / "cli" / f"{command}.py").is_file()
+
+
+def test_the_comparison_has_the_measured_answers() -> None:
+    results = CHECKOUT / "benchmarks" / "results" / "alternatives.json"
+    if not results.is_file():
+        pytest.skip("no benchmarks in this distribution")
+    answers = json.loads(results.read_text(encoding="utf-8"))["answers"].values()
+    page = (DOCS / "coming-from.md").read_text(encoding="utf-8").partition("## Compare behavior")[2]
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("|")
+    ]
+    assert [dict(zip(head[1:], row[1:], strict=True)) for row in rows] == list(answers)

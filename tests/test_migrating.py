@@ -1,6 +1,6 @@
-"""docs/coming-from.md: what it calls the same is the same, and its line for old imports leaves what runs.
+"""Tests of docs/migration.md: names that are the same, and the command that rewrites old imports.
 
-What the older library does was seen with its releases 0.2.11 and 0.5.2; the values here are written by hand.
+The expected values are written by hand after the releases 0.2.11 and 0.5.2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import arraybridge
 from arraybridge import DtypeConversion, MemoryConversionError, MemoryType
 from tests.helpers import require, run_python
 
-PAGE = (Path(__file__).parent.parent / "docs" / "coming-from.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encoding="utf-8")
 IMAGE = np.arange(6, dtype=np.uint8).reshape(2, 3)
 
 
