@@ -146,11 +146,11 @@ COLOURS = {
     "clean-up": "#eeca3b",
 }
 
-_INK = "#76808d"
+_INK = "#3a4450"
 
-#: Settings of matplotlib for all pictures: transparent, with strokes that show on white and on black.
+#: matplotlib settings for all plots: dark text on white, also on dark pages.
 PICTURE: dict[Any, Any] = {
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "white"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
     **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),

@@ -572,60 +572,45 @@ def show_targets(report: Json) -> None:
 
 
 def plot(result: Json, path: Path) -> None:
-    """Bars of raw, ours and peer for each pair, one panel for each size, on a logarithmic axis."""
+    """Plot the time per call of each pair at the larger size, on a logarithmic axis."""
     plt = pyplot()
 
-    ours = f"arraybridge {result['arraybridge'].get('ours', '')}, this library"
     styles = {
-        "raw": ("fastest raw call", "#9aa5b1"),
-        "ours": (ours, "#1f77b4"),
+        "raw": ("fastest native call", "#9aa5b1"),
+        "ours": ("arraybridge, this library", "#1f77b4"),
         "peer": (PEER.replace("==", " "), "#e08a2e"),
     }
-    figure, panels = plt.subplots(
-        len(SIZES), 1, figsize=(8, 12), sharey=True, sharex=True, layout="constrained"
-    )
-    for panel, size in zip(panels, SIZES, strict=True):
-        rows = [row for row in result["rows"] if row["size"] == size]
-        shown = ["raw"] + [name for name in ("ours", "peer") if name in rows[0]]
-        height = 0.8 / len(shown)
-        for place, name in enumerate(shown):
-            label, color = styles[name]
-            values = [
-                (row[name] if name != "raw" else row.get("raw_beside_ours") or row["raw_beside_peer"])[
-                    "median_ns"
-                ]
-                / 1e3
-                for row in rows
-            ]
-            bars = panel.barh(
-                [line - 0.4 + (place + 0.5) * height for line in range(len(rows))],
-                values,
-                height * 0.92,
-                color=color,
-                label=label,
-            )
-            if name == "peer":
-                notes = [
-                    (f" {row['peer_over_ours']:.1f}x" if "peer_over_ours" in row else "")
-                    + ("" if row["peer"]["shares_memory"] else "  copies")
-                    for row in rows
-                ]
-                panel.bar_label(bars, notes, fontsize=8, padding=2)
-        panel.set_xscale("log")
-        panel.set_title(f"float32, {size}")
-        panel.grid(axis="x", which="major", alpha=0.35)
-        panel.set_axisbelow(True)
-    panels[-1].set_xlabel("time a call, logarithmic")
-    panels[0].set_yticks(range(len(PAIRS)), [f"{source} \N{RIGHTWARDS ARROW} {to}" for source, to in PAIRS])
-    panels[0].set_ylim(len(PAIRS) - 0.45, -0.55)
-    panels[0].set_xlim(0.1, panels[0].get_xlim()[1] * 5)  # room for the notes
+    size = next(iter(SIZES))
+    rows = [row for row in result["rows"] if row["size"] == size]
+    names = ["raw"] + [name for name in ("ours", "peer") if name in rows[0]]
+    height = 0.84 / len(names)
+    figure, axis = plt.subplots(figsize=(8, 8), layout="constrained")
+    for place, name in enumerate(names):
+        label, color = styles[name]
+        timings = [
+            row[name] if name != "raw" else row.get("raw_beside_ours") or row["raw_beside_peer"]
+            for row in rows
+        ]
+        values = [timing["median_ns"] / 1e3 for timing in timings]
+        positions = [line - 0.42 + (place + 0.5) * height for line in range(len(rows))]
+        bars = axis.barh(positions, values, height * 0.92, color=color, label=label)
+        notes = [
+            f"{value:.3g} µs" + (", copies" if timing.get("shares_memory") is False else "")
+            for value, timing in zip(values, timings, strict=True)
+        ]
+        axis.bar_label(bars, notes, fontsize=8, padding=3)
+    axis.set_xscale("log")
+    axis.set_title(f"Time per conversion of a float32 array of {size}")
+    axis.grid(axis="x", which="major", alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.set_xlabel("time per call, logarithmic")
+    axis.set_yticks(range(len(PAIRS)), [f"{source} \N{RIGHTWARDS ARROW} {to}" for source, to in PAIRS])
+    axis.set_ylim(len(PAIRS) - 0.45, -0.55)
+    axis.set_xlim(0.1, axis.get_xlim()[1] * 6)  # space for the notes
     ticks = {0.1: "0.1 µs", 1: "1 µs", 10: "10 µs", 100: "100 µs", 1000: "1 ms"}
-    panels[0].set_xticks(list(ticks), list(ticks.values()))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=1)
-    if "peer_over_ours" in result["rows"][0]:
-        note = "at the peer's bar: its time over ours, and where it copies instead of sharing memory"
-        figure.supxlabel(note, fontsize=9)
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -53,7 +53,7 @@ assert np.array_equal(in_parts, whole)  # bit for bit
 # -----------------------
 # From the top: the whole batch fails, and fails again after all caches were freed. Then
 # parts of half the size, and of half of that, until one fits. Its size is used for the
-# rest; now and then a larger one is tried.
+# rest.
 
 figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
 first = 0
@@ -63,7 +63,7 @@ for attempt, rows in enumerate(simulation.attempts):
         attempt,
         rows,
         left=first,
-        color="tab:green" if fits else "tab:red",
+        color="#1b7a2f" if fits else "#c0272d",
         edgecolor="white",
     )
     axis.text(

@@ -66,7 +66,7 @@ print(report)
 # others wait for it: that is the stage to make faster.
 
 figure, axis = plt.subplots(figsize=(4.8, 3.2), layout="constrained")
-colours = plt.get_cmap("tab20").colors
+colours = plt.get_cmap("Set3").colors
 for row, stage in enumerate(report.stages):
     for span in stage.spans:
         length = span.end - span.start

@@ -65,14 +65,22 @@ def test_a_page_is_whole_and_needs_no_network() -> None:
         assert address not in text
 
 
-def test_a_picture_has_no_ground_of_its_own_and_leaves_the_settings_as_they_are(tmp_path: Path) -> None:
+def test_plots_have_readable_text_on_white_and_do_not_change_matplotlib_settings(tmp_path: Path) -> None:
     settings = dict(pytest.importorskip("matplotlib").rcParams)
     with picture(3, 2, tmp_path / "x.png") as (drawing, axes):
         legend = axes.legend(axes.plot([0, 1]), ["line"])
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert drawing.get_facecolor()[3] == axes.get_facecolor()[3] == 0
+    assert drawing.get_facecolor() == axes.get_facecolor() == (1, 1, 1, 1)
+    assert contrast_on_white(axes.xaxis.label.get_color()) >= 4.5
     assert axes.xaxis.label.get_color() == legend.get_texts()[0].get_color() != "black"
     assert pytest.importorskip("matplotlib").rcParams == settings
+
+
+def contrast_on_white(color: str) -> float:
+    """Return the contrast ratio of WCAG 2 between a color, such as "#3a4450", and white."""
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

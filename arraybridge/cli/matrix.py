@@ -340,7 +340,7 @@ def _heat_map(result: Json, path: Path) -> None:
         for i, cell in enumerate(result["cells"]):
             lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]
             words = "\n".join(filter(None, lines[:1] + lines[1 + (cell["kind"] == "same") :]))
-            color = "white" if (logs[i] - low) / (high - low) > 0.62 else "black"
+            color = "white" if (logs[i] - low) / (high - low) > 0.73 else "black"
             axes.text(i % count, i // count, words, ha="center", va="center", fontsize=8, color=color)
         axes.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
         axes.set_yticks(range(count), labels)
