@@ -13,9 +13,9 @@ import sys
 import warnings
 from pathlib import Path
 
-# The programs of the gallery run in this process. They are shown two OpenCL devices, in PoCL of the wheel.
+# The programs of the gallery run in this process, with two OpenCL devices of the PoCL wheel.
 os.environ.setdefault("POCL_DEVICES", "pthread pthread")
-# A dependency of the theme would set it to INFO, and every step of a recovery be printed while building.
+# A dependency of the theme would set the level to INFO, which prints every step of a recovery.
 logging.basicConfig(level=logging.WARNING)
 
 from sphinx.application import Sphinx  # noqa: E402
@@ -28,7 +28,7 @@ import matplotlib as mpl  # noqa: E402
 import arraybridge  # noqa: E402
 from arraybridge import formatting  # noqa: E402
 
-# It calls Sphinx by a name that a later Sphinx will drop, and says so a hundred times.
+# sphinx-autodoc-typehints uses a name of Sphinx that is deprecated, and warns a hundred times.
 warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")
 warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"sphinx_autodoc_typehints\.")
 
@@ -63,9 +63,9 @@ autodoc_class_signature = "mixed"
 always_use_bars_union = True
 typehints_use_signature = True
 typehints_use_signature_return = True
-typehints_document_rtype = False  # the signature has it
+typehints_document_rtype = False  # it is in the signature
 suppress_warnings = [
-    # The types of torch, jax and the others are named in annotations, and need not be installed here.
+    # Annotations name types of PyTorch, JAX and other frameworks that may not be installed here.
     "sphinx_autodoc_typehints.forward_reference",
     "sphinx_autodoc_typehints.guarded_import",
 ]
@@ -73,7 +73,7 @@ suppress_warnings = [
 html_theme = "furo"
 html_title = f"arraybridge {version}"
 html_static_path = ["_static"]
-html_extra_path = ["llms.txt"]  # an index for tools that read documentation
+html_extra_path = ["llms.txt"]  # an index for programs
 html_css_files = ["arraybridge.css"]
 html_logo = html_favicon = "_static/logo.svg"
 html_copy_source = False
@@ -88,27 +88,27 @@ copybutton_prompt_is_regexp = True
 # Pictures of the gallery look as all others.
 mpl.rcParams.update(formatting.PICTURE)
 
-# A program runs again when its text has changed; to run all of them, delete docs/gallery/. The titles in a
-# picture are its alternative text.
+# A program runs again when its text has changed; to run all of them, delete docs/gallery/. The title of a plot
+# is its alternative text. `-D sphinx_gallery_conf.plot_gallery=0` runs none.
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": re.escape(os.sep) + r"\d\d_",
     "within_subsection_order": "FileNameSortKey",
-    "capture_repr": (),  # what is printed is shown, and nothing else
+    "capture_repr": (),  # show printed output only
     "abort_on_example_error": True,
     "write_computation_times": False,
     "show_signature": False,
     "image_srcset": ["2x"],
-    "reset_modules": (),  # which would take the style away
+    "reset_modules": (),  # a reset would remove the plot settings
 }
 
 
-# -- parts of pages that are written from what is there ------------------------------------------------
+# -- generated parts of pages --------------------------------------------------------------------------
 
 
 def _names_left(page: str) -> str:
-    """A directive for each public name that the page does not have yet, so that none is missing."""
+    """Return a directive for each public name that the page lacks."""
     there = set(re.findall(r"(?:auto\w+|py:\w+):: ([\w.]+)", page))
     lines = []
     for name in arraybridge.__all__:
@@ -127,7 +127,7 @@ def _numbers(value: float) -> str:
 
 
 def _targets(file: str) -> str:
-    """The targets of one file of results, with what was measured, as a table."""
+    """Return a table of the targets and measurements of a file of results."""
     rows = ["| claim | target | measured | verdict |", "|---|---|---|---|"]
     for section in json.loads((RESULTS / file).read_text(encoding="utf-8")).values():
         for one in section.get("targets", ()) if isinstance(section, dict) else ():
@@ -140,7 +140,7 @@ def _targets(file: str) -> str:
 
 
 def _verdicts(file: str) -> str:
-    """The targets of one file of results that has them under the words of the claim, as a table."""
+    """Return the same table for a file of results that has its targets by claim."""
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     rows = [
         f"| {claim} | {_numbers(one['measured'])} | {'met' if one['met'] else '**missed**'} |"
@@ -150,14 +150,14 @@ def _verdicts(file: str) -> str:
 
 
 def _times(file: str) -> str:
-    """The medians of the first section of one file of results, as a table."""
+    """Return a table of the medians in the first section of a file of results."""
     section = next(iter(json.loads((RESULTS / file).read_text(encoding="utf-8")).values()))
     rows = [f"| {name} | {_numbers(row['median_ns'])} |" for name, row in section["results"].items()]
     return "\n".join(["| call | ns over the plain call, median |", "|---|---|", *rows])
 
 
 def _ratios(file: str) -> str:
-    """What gradients cost beside bridges written by hand, as a table: minima of batches that took turns."""
+    """Return a table of gradients compared with bridges written by hand: minima of alternating batches."""
     rows = [
         "| direction | µs, ours / lean / native | ours ÷ lean | target | verdict |",
         "|---|---|---|---|---|",
@@ -172,7 +172,7 @@ def _ratios(file: str) -> str:
 
 
 def _own_memory(file: str) -> str:
-    """What NumPy's own arrays cost beside aligned ones, as a table."""
+    """Return a table that compares NumPy's own arrays with aligned ones."""
     rows = []
     for row in json.loads((RESULTS / file).read_text(encoding="utf-8"))["own"]["rows"]:
         cells = [
@@ -186,29 +186,20 @@ def _own_memory(file: str) -> str:
 
 
 def _taken_on(file: str) -> str:
-    """The machine and the versions of one file of results, as a sentence."""
+    """Return the machine and the versions of a file of results as a sentence."""
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     part = results if "machine" in results else next(iter(results.values()))
     machine, versions = part["machine"], part["versions"]
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
-        f"Taken on {machine['cpu']}, {machine['cores']} cores, {machine['system']},"
+        f"Measured on {machine['cpu']}, {machine['cores']} cores, {machine['system']},"
         f" Python {machine['python']}, with {packages}."
     )
-
-
-def _alternatives() -> str:
-    """The table of the README, which stands there once."""
-    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("<!-- alternatives: begin -->")[2].partition("<!-- alternatives: end -->")[0]
-    return table.partition("-->")[2].strip()
 
 
 def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
     if page == "api":
         source[0] = source[0].replace(".. names-left", _names_left(source[0]))
-    if page == "index":
-        source[0] = source[0].replace("<!-- alternatives -->", _alternatives())
     if page == "benchmarks":
         source[0] = re.sub(r"<!-- targets: (\S+) -->", lambda m: _targets(m[1]), source[0])
         source[0] = re.sub(r"<!-- verdicts: (\S+) -->", lambda m: _verdicts(m[1]), source[0])
@@ -218,7 +209,7 @@ def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])
 
 
-# `convert_memory` takes its arguments in several forms; the reference shows the one that users write first.
+# `convert_memory` has several call signatures; the reference shows the most common one.
 _OPTIONS = (
     "copy: bool | None = None, dtype: Any = None, grad: Grad = 'error', device: DeviceLike | None = None"
 )
@@ -231,6 +222,6 @@ def _first_form(app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str
 
 
 def setup(app: Sphinx) -> None:
-    """Let Sphinx call `_fill_in` for each page that it reads, and `_first_form` for each signature."""
+    """Connect `_fill_in` to each page that Sphinx reads, and `_first_form` to each signature."""
     app.connect("source-read", _fill_in)
-    app.connect("autodoc-process-signature", _first_form, priority=100)  # the first that answers is heard
+    app.connect("autodoc-process-signature", _first_form, priority=100)  # the first result counts
