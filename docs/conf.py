@@ -88,8 +88,8 @@ copybutton_prompt_is_regexp = True
 # Pictures of the gallery look as all others.
 mpl.rcParams.update(formatting.PICTURE)
 
-# A program runs again when its text has changed; to run all of them, delete docs/gallery/. The title of a plot
-# is its alternative text. `-D sphinx_gallery_conf.plot_gallery=0` runs none.
+# A program runs again when its text has changed. To run all of them, delete docs/gallery/; to run none, pass
+# `-D sphinx_gallery_conf.plot_gallery=0`. The title of a plot is its alternative text.
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",

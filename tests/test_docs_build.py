@@ -1,10 +1,11 @@
-"""What the documentation says is so: its links and its tables. (`tox -e docs` builds it.)"""
+"""Tests of the documentation's tables and lists. (`tox -e docs` builds it.)"""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,36 @@ def test_the_comparison_has_the_measured_answers() -> None:
         if line.startswith("|")
     ]
     assert [dict(zip(head[1:], row[1:], strict=True)) for row in rows] == list(answers)
+
+
+def test_the_changelog_has_one_section_of_at_most_120_lines() -> None:
+    lines = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if line.startswith("## ")] == ["## 1.0.0, unreleased: first release"]
+    assert [line for line in lines if line.startswith("### ")] == ["### Added", "### Known limits"]
+
+
+def test_every_page_is_in_the_table_of_contents_and_in_llms_txt() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    trees = "\n".join(re.findall(r"```\{toctree\}(.*?)```", index, flags=re.DOTALL))
+    entries = set(re.findall(r"^([a-z/-]+)$", trees, flags=re.MULTILINE))
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
+    assert pages <= entries
+    links = set(re.findall(r"\]\(([a-z/-]+)\.html\)", (DOCS / "llms.txt").read_text(encoding="utf-8")))
+    assert links == entries
+
+
+def test_the_benchmarks_page_is_right_about_missed_targets() -> None:
+    results = CHECKOUT / "benchmarks" / "results"
+    if not results.is_dir():
+        pytest.skip("no benchmarks in this distribution")
+
+    def read(name: str) -> Any:
+        return json.loads((results / name).read_text(encoding="utf-8"))
+
+    for name in ("conversion.json", "doors.json"):
+        sections = [part for part in read(name).values() if isinstance(part, dict)]
+        targets = [target for part in sections for target in part.get("targets", ())]
+        assert len(targets) > 10
+        assert all(target["met"] for target in targets)
+    assert any(row["ratio"] > row["target"] for row in read("gradients.json")["rows"])
