@@ -71,7 +71,15 @@ for row, stage in enumerate(report.stages):
         axis.barh(row, length, left=span.start, color=colors[span.item], height=0.7)
         if length > report.seconds / 30:
             middle = span.start + length / 2
-            axis.text(middle, row, str(span.item), ha="center", va="center", size=9)
+            axis.text(
+                middle,
+                row,
+                str(span.item),
+                ha="center",
+                va="center",
+                size=9,
+                color="black",
+            )
 axis.set_yticks(range(3), [stage.name for stage in report.stages])
 axis.invert_yaxis()
 axis.set_xlabel("seconds")
