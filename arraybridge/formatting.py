@@ -1,4 +1,4 @@
-"""Bytes, seconds, tables, pages and pictures for a reader: the only ones in the house."""
+"""Format bytes, seconds, tables, HTML pages and plots for the whole package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 
 def format_bytes(nbytes: float | None) -> str:
-    """A number of bytes, in binary units; ``"-"`` for None.
+    """Format a number of bytes in binary units; return ``"-"`` for None.
 
     >>> format_bytes(17), format_bytes(3 << 29)
     ('17 B', '1.5 GiB')
@@ -25,7 +25,7 @@ def format_bytes(nbytes: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A time; nothing for None.
+    """Format a time; return ``""`` for None.
 
     >>> format_seconds(12.3e-6), format_seconds(4.56e-3), format_seconds(1.234)
     ('12.3 µs', '4.56 ms', '1.23 s')
@@ -38,13 +38,13 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """A table as text: columns side by side, two blanks between them, and no line broken.
+    """Format a table as text, with two spaces between columns and without wrapping.
 
     Args:
-        head: the headings.
-        rows: a text for each column; in a row of fewer cells the last one runs over the columns that are
-            left, and may have several lines.
-        right: the headings of the columns that are set flush right.
+        head: The headings.
+        rows: One text per column. In a shorter row, the last cell extends over the remaining columns and may
+            have several lines.
+        right: The headings of right-aligned columns.
 
     >>> print(text_table(("what", "size"), [("one", "4 B"), ("three", "12 B")], right=("size",)))
     what   size
@@ -63,18 +63,18 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
     return "\n".join("  ".join(map(padded, line, widths, head)).rstrip() for line in lines)
 
 
-#: A text; or HTML, and the attributes of the cell's tag.
+#: A text, or HTML and the attributes of the cell's tag.
 Cell: TypeAlias = "str | tuple[str, str]"
 
 
 def html_table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], caption: str = "") -> str:
-    """A table as HTML. Texts are escaped, and what is HTML is taken as it is.
+    """Format a table as HTML, and escape the cells that are text.
 
     Args:
-        head: the headings.
-        rows: a cell for each column, the first of which is the row's heading; in a row of fewer cells the
-            last one runs over the columns that are left.
-        caption: a line above or below the table, as the page has it.
+        head: The headings.
+        rows: One cell per column. The first cell is the heading of the row. In a shorter row, the last cell
+            extends over the remaining columns.
+        caption: The caption, or ``""`` for none.
     """
     body = []
     for row in rows:
@@ -92,14 +92,15 @@ def _cell(tag: str, cell: Cell, span: str = "") -> str:
     return f"<{tag}{attributes and ' ' + attributes}{span}>{inner}</{tag}>"
 
 
-#: The headings, the rows, the headings of columns that are set flush right, and a line below.
+#: The headings, the rows, the headings of right-aligned columns, and the line below the table.
 Contents: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]
 
 
 class Table:
-    """What prints as a table, also in a notebook; subclasses say which."""
+    """Base class of results that print as a table, also in notebooks."""
 
     def _table(self) -> Contents:
+        """Return the contents of the table. Subclasses override this."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -111,18 +112,22 @@ class Table:
         return html_table(head, rows, line)
 
 
-# -- pages and pictures --------------------------------------------------------------------------------
+# -- pages and plots ----------------------------------------------------------------------------------
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page; ``parts`` are HTML already, and ``title`` is its heading, too.
+    """Return a complete HTML page with the given title, which is also its heading.
 
-    It is one file that needs no network, fits a phone of 400 pixels, and follows the reader's dark mode.
+    The page is a single file that uses no network, fits a phone 400 pixels wide, and supports dark mode.
+
+    Args:
+        title: The title as text.
+        parts: The contents as HTML.
 
     >>> "<h1>a &lt; b</h1>" in page("a < b", "<p>Hello.</p>")
     True
     """
-    from importlib.resources import files  # costs 10 ms, and only a page needs it
+    from importlib.resources import files  # import on use: it takes 10 ms
     from string import Template
 
     template = files("arraybridge").joinpath("page.html").read_text(encoding="utf-8")
@@ -130,13 +135,13 @@ def page(title: str, *parts: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    from html import escape  # costs 2 ms, and only a notebook or a page needs it
+    from html import escape  # import on use: it takes 2 ms
 
     return escape(text)
 
 
-#: What is drawn → its colour, the same in every picture and on every page. Copies are red.
-COLOURS = {
+#: Kind of event → its color, the same in all plots and pages. Copies are red.
+COLORS = {
     **dict.fromkeys(("stage", "item"), "#4c78a8"),
     **dict.fromkeys(("conversion", "foreign"), "#9ecae9"),
     **dict.fromkeys(("retry", "split"), "#f58518"),
@@ -149,7 +154,7 @@ COLOURS = {
 _INK = "#3a4450"
 
 #: matplotlib settings for all plots: dark text on white, also on dark pages.
-PICTURE: dict[Any, Any] = {
+PLOT_SETTINGS: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "white"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
     **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _INK),
@@ -158,10 +163,16 @@ PICTURE: dict[Any, Any] = {
 
 
 @contextmanager
-def picture(width: float, height: float, path: str | os.PathLike[str] | None) -> Iterator[tuple[Any, Any]]:
-    """A figure of matplotlib's and its axes, in inches, in the style of this house; opens no window.
+def plot_axes(width: float, height: float, path: str | os.PathLike[str] | None) -> Iterator[tuple[Any, Any]]:
+    """Make a matplotlib figure and its axes without opening a window, and save it when the block ends.
 
-    It is written at the end, if there is a path, whose suffix says the form.
+    Args:
+        width: The width in inches.
+        height: The height in inches.
+        path: The file, whose suffix sets the format; None to save nothing.
+
+    Yields:
+        The figure and the axes.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -170,11 +181,13 @@ def picture(width: float, height: float, path: str | os.PathLike[str] | None) ->
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib; run pip install matplotlib") from error
-    with rc_context(PICTURE):
-        drawing = Figure(figsize=(width, height), layout="constrained")
-        axes = drawing.subplots()
+        raise ImportError(
+            "Plots require matplotlib, which is not installed. Run pip install matplotlib."
+        ) from error
+    with rc_context(PLOT_SETTINGS):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots()
         axes.tick_params(labelsize=8)
-        yield drawing, axes
+        yield figure, axes
         if path is not None:
-            drawing.savefig(path, dpi=150)
+            figure.savefig(path, dpi=150)

@@ -128,5 +128,5 @@ def pyplot() -> Any:
 
     from arraybridge import formatting  # not at the top: in some processes the peer has that name
 
-    plt.rcParams.update(formatting.PICTURE)
+    plt.rcParams.update(formatting.PLOT_SETTINGS)
     return plt

@@ -86,7 +86,7 @@ copybutton_prompt_is_regexp = True
 # -- the gallery ---------------------------------------------------------------------------------------
 
 # Pictures of the gallery look as all others.
-mpl.rcParams.update(formatting.PICTURE)
+mpl.rcParams.update(formatting.PLOT_SETTINGS)
 
 # A program runs again when its text has changed. To run all of them, delete docs/gallery/; to run none, pass
 # `-D sphinx_gallery_conf.plot_gallery=0`. The title of a plot is its alternative text.

@@ -1,4 +1,4 @@
-"""Bytes, seconds, tables, pages and pictures."""
+"""Test the formats of bytes, seconds, tables, HTML pages and plots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arraybridge.formatting import (
     format_seconds,
     html_table,
     page,
-    picture,
+    plot_axes,
     text_table,
 )
 
@@ -20,7 +20,7 @@ HEAD = ("what", "size", "why")
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("text", "expected"),
     [
         (format_bytes(None), "-"),
         (format_bytes(1023), "1023 B"),
@@ -32,11 +32,11 @@ HEAD = ("what", "size", "why")
         (format_seconds(90), "90.00 s"),
     ],
 )
-def test_numbers(words: str, expected: str) -> None:
-    assert words == expected
+def test_numbers_are_formatted_with_units(text: str, expected: str) -> None:
+    assert text == expected
 
 
-def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_may_have_several_lines() -> None:
+def test_the_last_cell_of_a_short_row_extends_over_the_other_columns() -> None:
     rows = [("one", "4 B", "y"), ("cpu", "a name much longer than its column\n  and a line below")]
     assert text_table(HEAD, rows, right=("size",)).split("\n") == [
         "what  size  why",
@@ -47,7 +47,7 @@ def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_may_have_several_li
     assert '<td colspan="2">a name much' in html_table(HEAD, rows)
 
 
-def test_html_is_escaped_but_for_what_is_html() -> None:
+def test_html_tables_escape_only_cells_that_are_text() -> None:
     made = html_table(("<a>", "b"), [("<x>", ("<b>y</b>", 'class="n"'))], "1 < 2")
     assert made == (
         "<table><caption>1 &lt; 2</caption><thead><tr><th>&lt;a&gt;</th><th>b</th></tr></thead>"
@@ -55,7 +55,7 @@ def test_html_is_escaped_but_for_what_is_html() -> None:
     )
 
 
-def test_a_page_is_whole_and_needs_no_network() -> None:
+def test_pages_are_complete_and_use_no_network() -> None:
     text = page("<a & b>", "<p>one</p>", "", "<p>two</p>")
     assert text.startswith("<!DOCTYPE html>")
     assert "<h1>&lt;a &amp; b&gt;</h1>\n<p>one</p>\n<p>two</p>" in text
@@ -67,10 +67,10 @@ def test_a_page_is_whole_and_needs_no_network() -> None:
 
 def test_plots_have_readable_text_on_white_and_do_not_change_matplotlib_settings(tmp_path: Path) -> None:
     settings = dict(pytest.importorskip("matplotlib").rcParams)
-    with picture(3, 2, tmp_path / "x.png") as (drawing, axes):
+    with plot_axes(3, 2, tmp_path / "x.png") as (figure, axes):
         legend = axes.legend(axes.plot([0, 1]), ["line"])
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert drawing.get_facecolor() == axes.get_facecolor() == (1, 1, 1, 1)
+    assert figure.get_facecolor() == axes.get_facecolor() == (1, 1, 1, 1)
     assert contrast_on_white(axes.xaxis.label.get_color()) >= 4.5
     assert axes.xaxis.label.get_color() == legend.get_texts()[0].get_color() != "black"
     assert pytest.importorskip("matplotlib").rcParams == settings
@@ -83,7 +83,7 @@ def contrast_on_white(color: str) -> float:
     return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_matplotlib_contains_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"), picture(3, 2, None):
+    with pytest.raises(ImportError, match="pip install matplotlib"), plot_axes(3, 2, None):
         pass

@@ -1,4 +1,4 @@
-"""What the machine tells of its cards, through a fake of NVIDIA's library, and of its memory."""
+"""Test the queries of GPUs, through a fake of NVIDIA's library, and of host memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from arraybridge.hardware import Driver
 
 
 class FakeNvml:
-    """The calls of pynvml that are used; a test says which cards there are.
+    """A fake of the pynvml functions that the package calls, for GPUs that a test defines.
 
     Args:
-        gpus: name, UUID and bus of each, and the UUIDs of its slices.
-        holders: bytes by process id; None: the driver does not tell.
+        gpus: The name, the UUID and the bus number of each GPU, and the UUIDs of its slices.
+        memory_by_process: Bytes by process id, or None if the driver does not report them.
     """
 
     class NVMLError(Exception):
-        """What NVML raises."""
+        """The exception that NVML raises."""
 
-    def __init__(self, *gpus: tuple[Any, ...], holders: dict[int, int] | None = None) -> None:
-        self.gpus = gpus or (("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ()))
-        self.holders = holders
+    def __init__(self, *gpus: tuple[Any, ...], memory_by_process: dict[int, int] | None = None) -> None:
+        self.gpus = gpus or (("GPU A", "GPU-aaaa-1", 0x1A, ()), ("GPU B", "GPU-bbbb-2", 0x3B, ()))
+        self.memory_by_process = memory_by_process
         self.free = {"GPU-aaaa-1": 400, "GPU-bbbb-2": 900, "GPU-cccc-3": 700}
-        self._answers: dict[str, Callable[..., Any]] = {
+        self._results: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetCount": lambda: len(self.gpus),
             "nvmlDeviceGetHandleByIndex": lambda index: self.gpus[index][1],
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
@@ -44,7 +44,8 @@ class FakeNvml:
             "nvmlDeviceGetNumGpuCores": lambda uuid: self._gpu(uuid)[2],
             "nvmlDeviceGetMaxClockInfo": lambda uuid, kind: 1000,
             "nvmlDeviceGetComputeRunningProcesses": lambda uuid: [
-                SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self._given(self.holders).items()
+                SimpleNamespace(pid=pid, usedGpuMemory=n)
+                for pid, n in self._given(self.memory_by_process).items()
             ],
             "nvmlDeviceGetUtilizationRates": lambda uuid: SimpleNamespace(gpu=80, memory=3),
             "nvmlDeviceGetTemperature": lambda uuid, sensor: self._given(None),
@@ -57,20 +58,20 @@ class FakeNvml:
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13020,
         }
 
-    def __getattr__(self, question: str) -> Any:
-        return self._answers[question]
+    def __getattr__(self, function: str) -> Any:
+        return self._results[function]
 
     def _gpu(self, uuid: str) -> tuple[Any, ...]:
         return next(gpu for gpu in self.gpus if uuid in (gpu[1], *gpu[3]))
 
-    def _given(self, answer: Any) -> Any:
-        if answer is None:
+    def _given(self, result: Any) -> Any:
+        if result is None:
             raise self.NVMLError
-        return answer
+        return result
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
-    """As on a machine with this library, or with none, and no variables set."""
+    """Simulate a machine with this library, or without one, and with no variables set."""
     monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
@@ -78,19 +79,19 @@ def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = 
 
 
 COUNTED = hardware._visible_gpus.__wrapped__  # without its cache
-SLOW, FAST = ("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ())
-DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
+SLOW, FAST = ("GPU A", "GPU-aaaa-1", 0x1A, ()), ("GPU B", "GPU-bbbb-2", 0x3B, ())
+DIVIDED = ("GPU C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
 
 
 @pytest.mark.parametrize(
-    ("cards", "visible", "order", "uuids"),
+    ("gpus", "visible", "order", "uuids"),
     [
-        ((SLOW, FAST), None, "", ["GPU-bbbb-2", "GPU-aaaa-1"]),  # CUDA counts the fastest first
+        ((SLOW, FAST), None, "", ["GPU-bbbb-2", "GPU-aaaa-1"]),  # CUDA numbers the fastest GPU first
         ((SLOW, FAST), None, "PCI_BUS_ID", ["GPU-aaaa-1", "GPU-bbbb-2"]),
         ((SLOW, FAST), "1", "PCI_BUS_ID", ["GPU-bbbb-2"]),
         ((SLOW, FAST), "1,0", "PCI_BUS_ID", ["GPU-bbbb-2", "GPU-aaaa-1"]),
         ((SLOW, FAST), "GPU-bb, 0", "PCI_BUS_ID", ["GPU-bbbb-2", "GPU-aaaa-1"]),
-        ((SLOW, FAST), "0,7,1", "PCI_BUS_ID", ["GPU-aaaa-1"]),  # up to the first that is not there
+        ((SLOW, FAST), "0,7,1", "PCI_BUS_ID", ["GPU-aaaa-1"]),  # up to the first that does not exist
         ((SLOW, FAST), "0,0", "PCI_BUS_ID", []),
         ((SLOW, FAST), "GPU-", "PCI_BUS_ID", []),
         ((SLOW, FAST), "", "PCI_BUS_ID", []),
@@ -99,7 +100,7 @@ DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
         ((DIVIDED,), "MIG-2222,MIG-1111", "", ["MIG-2222"]),
     ],
 )
-def test_the_gpus_are_those_of_cuda(
+def test_gpus_are_numbered_as_in_cuda(
     monkeypatch: pytest.MonkeyPatch, gpus: Any, visible: str | None, order: str, uuids: list[str]
 ) -> None:
     plant(monkeypatch, FakeNvml(*gpus))
@@ -110,9 +111,9 @@ def test_the_gpus_are_those_of_cuda(
     assert [gpu.index for gpu in hardware.gpus()] == list(range(len(uuids)))
 
 
-def test_what_a_gpu_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
-    assert hardware.gpus() == (hardware.Gpu(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
+def test_gpus_slices_and_the_driver_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, FakeNvml(SLOW, memory_by_process={7: 350, 8: 9}))
+    assert hardware.gpus() == (hardware.Gpu(0, "GPU A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
     now = hardware.read_gpu(hardware.gpus()[0])
     expected = hardware.GpuReading(
         total=1000, free=400, load=80, temperature=None, memory_by_process={7: 350, 8: 9}
@@ -129,16 +130,16 @@ def test_what_a_gpu_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch)
     assert hardware.gpus() == ()
 
 
-def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+def test_a_driver_that_does_not_respond_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
-    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    words = "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
-    assert hardware._nvml.__wrapped__() == hardware._Nvml(None, words, is_silent=True)
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    reason = "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
+    assert hardware._nvml.__wrapped__() == hardware._Nvml(None, reason, is_silent=True)
 
 
-def test_the_memory_of_the_host() -> None:
+def test_host_memory_matches_psutil() -> None:
     host = hardware.host_memory()
     assert host.total == psutil.virtual_memory().total
     assert 0 < host.available < host.total

@@ -1,4 +1,4 @@
-"""The command line: the program in `app`, and one file per command."""
+"""The command-line interface: `app` assembles the program, and each command has its own module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command; say what to install where its packages are missing."""
+    """Run the program, or exit with install instructions if typer or rich is missing."""
     try:
         # typer and rich come with the extra `cli`.
         from arraybridge.cli.app import run
@@ -17,7 +17,7 @@ def main() -> None:
         if package not in ("typer", "rich", "packaging"):
             raise
         raise SystemExit(
-            f"arraybridge: the command line needs {package}; run pip install typer rich packaging, or"
-            ' pip install ".[cli]" in a checkout of arraybridge'
+            f"arraybridge: the command line requires {package}, which is not installed. Run pip install typer"
+            ' rich packaging, or pip install ".[cli]" in a checkout of arraybridge.'
         ) from None
     run()

@@ -1,4 +1,4 @@
-"""The program: its commands, and the options for all of them."""
+"""Assemble the program from its commands, and set up streams and signals for all of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,41 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import arraybridge
 from arraybridge.cli import bench, demo, doctor, matrix, monitor, output, trace
 
+
+def _hide_flag_types(parameters: list[Any]) -> list[Any]:
+    """Remove the type from the help of flags: typer 0.29 lists each one as ``<bool>``."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class _Command(TyperCommand):
+    """A command whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The program, whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="arraybridge",
-    help="Arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto.",
+    cls=_Group,
+    help="Convert arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -25,28 +50,30 @@ app = typer.Typer(
 )
 
 
-def _version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"arraybridge {arraybridge.__version__}")
         raise typer.Exit
 
 
 @app.callback(
-    epilog="New here? Start with [bold]arraybridge demo[/bold]."
-    " Something crashes? [bold]arraybridge doctor[/bold]."
+    epilog="New to arraybridge? Run [bold]arraybridge demo[/bold]."
+    " Something fails? Run [bold]arraybridge doctor[/bold]."
 )
 def program(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto."""
+    """Convert arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto."""
 
 
 for _command in (demo.demo, doctor.doctor, matrix.matrix, bench.bench, monitor.monitor, trace.trace):
-    # What follows the script of `trace` is its own.
+    # Options after the script of `trace` belong to the script.
     _settings = {"allow_interspersed_args": _command is not trace.trace}
-    app.command(help=output.paragraphs(_command.__doc__ or ""), context_settings=_settings)(_command)
+    _help = output.join_lines(_command.__doc__ or "")
+    app.command(cls=_Command, help=_help, context_settings=_settings)(_command)
 
 
 def _exit_for_sigterm(*_: object) -> None:
@@ -54,22 +81,22 @@ def _exit_for_sigterm(*_: object) -> None:
 
 
 def run() -> None:
-    """Run the program as `arraybridge`, however it was started; leaves with its exit code."""
-    # `kill` ends the program as Ctrl-C does, so that a terminal is never left without its cursor.
+    """Run the program under the name `arraybridge`, and exit with its exit code."""
+    # Handle `kill` as Ctrl-C, so that the terminal always gets its cursor back.
     signal.signal(signal.SIGTERM, _exit_for_sigterm)
     for name in ("stdin", "stdout", "stderr"):
-        # Closed by who started it: the next file that is opened would take its number.
+        # If the parent process closed a stream, the next file to be opened would get its descriptor.
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # to the end
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # open until exit
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that has no µ or → shows a question mark in its place.
+        # Print a question mark on terminals that lack µ or →.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         app(prog_name="arraybridge")
     except (OSError, MemoryError) as error:
-        # A full disk behind stdout, for one. What is left in the buffers can't be written either.
+        # For example a full disk behind stdout. The rest of the buffer cannot be written either.
         with contextlib.suppress(OSError):
             sys.stdout.close()
         typer.echo(f"arraybridge: {error or 'out of memory'}", err=True)

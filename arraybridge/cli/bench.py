@@ -1,4 +1,4 @@
-"""``arraybridge bench``: conversions against the native calls, decorators against the plain call."""
+"""``arraybridge bench``: time conversions and decorators against the frameworks' own functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Call = Callable[[], object]
 _ITEMSIZE = 4  # float32
 
 
-# -- calls by hand -------------------------------------------------------------------------------------
+# -- native calls --------------------------------------------------------------------------------------
 
 
 def _dlpack(x: Any) -> Any:
@@ -39,14 +39,14 @@ def _dlpack(x: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
-    """The fastest public call that converts by hand.
+class NativeCall:
+    """The fastest conversion with the frameworks' own public functions.
 
     Attributes:
-        text: The call as a user writes it.
+        text: The functions in the order of their calls.
         take: The path of a function in the module of the target, or ``""``.
-        give: The path of a function in the module of the source that is called before ``take``, ``""``, or a
-            function of no framework.
+        give: The path of a function in the module of the source, which is called before ``take``. It may also
+            be a function that does not belong to a framework, or ``""``.
     """
 
     text: str
@@ -54,7 +54,7 @@ class ByHand:
     give: str | Callable[[Any], Any] = ""
 
     def call(self, source: Any, target: Any) -> Callable[[Any], Any]:
-        """Return the call, from the modules of the two frameworks. Only their layer may import them."""
+        """Return the call as a function of the array, given the modules of both frameworks."""
         give: Any = self.give
         if isinstance(give, str) and give:
             give = attrgetter(give)(source)
@@ -69,37 +69,37 @@ class ByHand:
 
 
 # Sources, target, and the call.
-_BY_HAND = (
-    ("numpy", "torch", ByHand("torch.from_numpy(x)", "from_numpy")),
-    ("jax cupy", "torch", ByHand("torch.from_dlpack(x)", "from_dlpack")),
+_NATIVE_CALLS = (
+    ("numpy", "torch", NativeCall("torch.from_numpy", "from_numpy")),
+    ("jax cupy", "torch", NativeCall("torch.from_dlpack", "from_dlpack")),
     (
         "tensorflow",
         "torch",
-        ByHand("from_dlpack(to_dlpack(x))", "from_dlpack", "experimental.dlpack.to_dlpack"),
+        NativeCall("to_dlpack, from_dlpack", "from_dlpack", "experimental.dlpack.to_dlpack"),
     ),
-    ("numpy torch tensorflow cupy", "jax", ByHand("jax.dlpack.from_dlpack(x)", "dlpack.from_dlpack")),
+    ("numpy torch tensorflow cupy", "jax", NativeCall("jax.dlpack.from_dlpack", "dlpack.from_dlpack")),
     (
         "numpy jax",
         "tensorflow",
-        ByHand("from_dlpack(x.__dlpack__())", "experimental.dlpack.from_dlpack", _dlpack),
+        NativeCall("__dlpack__, from_dlpack", "experimental.dlpack.from_dlpack", _dlpack),
     ),
     (
         "torch",
         "tensorflow",
-        ByHand("from_dlpack(to_dlpack(x))", "experimental.dlpack.from_dlpack", "utils.dlpack.to_dlpack"),
+        NativeCall("to_dlpack, from_dlpack", "experimental.dlpack.from_dlpack", "utils.dlpack.to_dlpack"),
     ),
-    ("numpy", "cupy", ByHand("cupy.asarray(x)", "asarray")),
-    ("torch jax", "cupy", ByHand("cupy.from_dlpack(x)", "from_dlpack")),
-    ("numpy", "pyclesperanto", ByHand("pyclesperanto.push(x)", "push")),
-    ("torch", "numpy", ByHand("x.numpy()", give="Tensor.numpy")),
-    ("jax", "numpy", ByHand("np.asarray(x)", "asarray")),
-    ("tensorflow", "numpy", ByHand("np.asarray(memoryview(x))", "asarray", memoryview)),
-    ("cupy", "numpy", ByHand("cupy.asnumpy(x)", give="asnumpy")),
-    ("pyclesperanto", "numpy", ByHand("pyclesperanto.pull(x)", give="pull")),
+    ("numpy", "cupy", NativeCall("cupy.asarray", "asarray")),
+    ("torch jax", "cupy", NativeCall("cupy.from_dlpack", "from_dlpack")),
+    ("numpy", "pyclesperanto", NativeCall("pyclesperanto.push", "push")),
+    ("torch", "numpy", NativeCall("Tensor.numpy", give="Tensor.numpy")),
+    ("jax", "numpy", NativeCall("np.asarray", "asarray")),
+    ("tensorflow", "numpy", NativeCall("memoryview, np.asarray", "asarray", memoryview)),
+    ("cupy", "numpy", NativeCall("cupy.asnumpy", give="asnumpy")),
+    ("pyclesperanto", "numpy", NativeCall("pyclesperanto.pull", give="pull")),
 )
 _ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
-_CALLS = {(source, target): call for sources, target, call in _BY_HAND for source in sources.split()}
-#: (source, target) → the call by hand, in the order in which they are shown.
+_CALLS = {(source, target): call for sources, target, call in _NATIVE_CALLS for source in sources.split()}
+#: (source, target) → the native call, in the order of the table.
 RAW = {(x, y): _CALLS[x, y] for x in _ORDER for y in _ORDER if (x, y) in _CALLS}
 
 
@@ -107,34 +107,44 @@ class Case(NamedTuple):
     """Two calls that are timed against each other.
 
     Attributes:
-        name: What they do.
-        text: The call by hand, as a user writes it.
-        by_hand: That call.
-        ours: The same with arraybridge.
+        name: The conversion, ``"numpy → torch"``, or the decorator, ``"@torch"``.
+        text: The native functions.
+        native: The call of these functions.
+        ours: The same work with arraybridge.
     """
 
     name: str
     text: str
-    by_hand: Call
+    native: Call
     ours: Call
 
 
 def bench(
     frameworks: output.Frameworks = None,
-    size: Annotated[str, typer.Option(help="Bytes of an array of float32: 4MiB, 64KiB.")] = "4MiB",
-    rounds: Annotated[int, typer.Option(help="How often each call is timed, in turn.", min=3, max=1000)] = 15,
+    size: Annotated[
+        str, typer.Option(help="Size of the float32 array, such as 64KiB.", metavar="SIZE")
+    ] = "4MiB",
+    rounds: Annotated[
+        int, typer.Option(help="Number of timings per call.", min=3, max=1000, metavar="N")
+    ] = 15,
     as_json: output.AsJson = False,
-    sizes: Annotated[str | None, typer.Option(help="CPU against GPU, at sizes like 1000,1e6,64MiB.")] = None,
-    functions: Annotated[str | None, typer.Option(help="With --sizes: fft,matmul, or MODULE:NAME.")] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Compare CPU and GPU at these sizes, such as 1000,1e6,64MiB.", metavar="SIZES"),
+    ] = None,
+    functions: Annotated[
+        str | None,
+        typer.Option(help="Functions for --sizes, such as fft,matmul or MODULE:NAME.", metavar="NAMES"),
+    ] = None,
 ) -> None:
-    """Time arraybridge against the frameworks' own calls.
+    """Compare the speed of arraybridge with the frameworks' own functions.
 
-    Conversions are compared with the fastest public call that does the same.
-    Decorators are compared with the plain call of the function.
-    All are timed in turn, so that what else the machine does hits all alike.
+    Conversions are compared with the fastest public functions that do the same.
+    Decorators are compared with a call of the undecorated function.
+    The calls alternate, so that other load on the machine affects both equally.
 
-    With --sizes functions run on the CPU and on the GPU, their transfers not counted.
-    A table shows from which size on the GPU is the faster.
+    With --sizes, functions are timed on the CPU and on the GPU, without transfers.
+    The table shows from which size on the GPU is faster.
 
     Examples:
     [bold]arraybridge bench --frameworks torch,jax[/bold]
@@ -148,22 +158,26 @@ def bench(
         "rounds": rounds,
     }
     if sizes is not None:
-        return _compare_sizes(elements(sizes), named_functions(functions), result, as_json)
-    nbytes = output.size_in_bytes(size)
-    names = output.chosen_frameworks(frameworks)
-    with output.stdout_is_for_json(as_json):
+        _compare_sizes(parse_element_counts(sizes), parse_functions(functions), result, as_json)
+        return
+    nbytes = output.parse_size(size)
+    names = output.parse_frameworks(frameworks)
+    with output.reserve_stdout(as_json):
         cases, left_out = make_cases(names, nbytes)
-        with output.progress() as bar:
-            result["rows"] = [_row(case, rounds) for case in bar.track(cases, description="timing")]
+        with output.progress_bar() as bar:
+            result["rows"] = [_row(case, rounds) for case in bar.track(cases, description="Timing")]
     result |= {"nbytes": nbytes, "left_out": left_out}
-    return output.print_json(result) if as_json else _print(result)
+    if as_json:
+        output.print_json(result)
+    else:
+        print_result(result)
 
 
 def _compare_sizes(
     counts: list[int], functions: dict[str, Callable[[Any], Any]], result: Json, as_json: bool
 ) -> None:
     """Time functions on the CPU and on the GPU, and print the result."""
-    with output.stdout_is_for_json(as_json):
+    with output.reserve_stdout(as_json):
         comparison = compare(functions, sizes=counts, runs=result["rounds"])
     result["rows"] = comparison.as_dicts()
     result["note"] = comparison.note
@@ -171,7 +185,7 @@ def _compare_sizes(
     if as_json:
         output.print_json(result)
         return
-    text = f"float32, medians of {result['rounds']} rounds\n\n{comparison}"
+    text = f"float32, median of {result['rounds']} timings\n\n{comparison}"
     output.console().print(escape(text), soft_wrap=True)
 
 
@@ -179,24 +193,24 @@ def _compare_sizes(
 
 
 def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str]]:
-    """What can be timed here, and what is left out with its reason."""
+    """Return the cases for the frameworks that work here, and why the other frameworks do not."""
     host = np.arange(max(1, nbytes // _ITEMSIZE), dtype=np.float32)
-    available, left_out = output.usable(names)
+    available, left_out = output.usable_frameworks(names)
     arrays = {name: arraybridge.convert_memory(host, name, copy=True) for name in available}
     cases = []
     for source, target in RAW:
         if source in arrays and target in arrays:
             cases += _conversion(source, target, arrays)
     for name in available:
-        # A function that does nothing: what remains is what the decorator costs.
+        # A function that does nothing, so that the difference is the cost of the decorator.
         decorated = arraybridge.framework(name).decorator(_nothing)
         calls = (partial(_nothing, arrays[name]), partial(decorated, arrays[name]))
-        cases.append(Case(f"@{name}", "f(x)", *calls))
+        cases.append(Case(f"@{name}", "f", *calls))
     return cases, left_out
 
 
 def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Case]:
-    """Return the case of a pair; none if it needs a GPU array that the source cannot make."""
+    """Return the case of a pair; empty if it requires a GPU array that the source cannot create."""
     x = arrays[source]
     has_host = arraybridge.framework(target).has_host
     if not has_host and not arraybridge.framework(source).devices.has_only_host:
@@ -204,10 +218,10 @@ def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Cas
             x = arraybridge.convert_memory(x, source, gpu_id=0)  # CuPy imports only GPU memory through DLPack
         except MemoryConversionError:
             return []
-    by_hand = RAW[source, target]
-    raw = by_hand.call(output.module_of(source), output.module_of(target))
+    native = RAW[source, target]
+    raw = native.call(output.imported_module(source), output.imported_module(target))
     ours = partial(arraybridge.convert_memory, x, target)
-    return [Case(f"{source} → {target}", by_hand.text, partial(raw, x), ours)]
+    return [Case(f"{source} → {target}", native.text, partial(raw, x), ours)]
 
 
 def _nothing(x: Any) -> Any:
@@ -215,60 +229,68 @@ def _nothing(x: Any) -> Any:
 
 
 def _row(case: Case, rounds: int) -> Json:
-    """Both calls, by the medians of three turns, in which each has a third of its rounds."""
-    timers = [output.timer(call) for call in (case.by_hand, case.ours)]
+    """Time both calls in three alternating turns, and return the medians of the turns in seconds."""
+    timers = [output.make_timer(call) for call in (case.native, case.ours)]
     turns = [[timer(-(-rounds // 3)) for timer in timers] for _ in range(3)]
     raw, ours = (statistics.median(column) for column in zip(*turns, strict=True))
     return {"name": case.name, "raw_call": case.text, "raw": raw, "ours": ours, "difference": ours - raw}
 
 
-def _print(result: Json) -> None:
+def print_result(result: Json) -> None:
+    """Print the table of conversions and decorators."""
     console = output.console()
-    columns = ("what", "by hand", "raw", "arraybridge", "difference")
-    keys = ("raw", "ours", "difference")
-    rows = [
-        (row["name"], escape(row["raw_call"]), *(format_seconds(row[key]) for key in keys))
-        for row in result["rows"]
-    ]
-    console.print(f"float32, {format_bytes(result['nbytes'])}; medians of {result['rounds']} rounds\n")
-    output.show(console, columns, rows, columns[2:])
+    console.print(f"float32, {format_bytes(result['nbytes'])}. Medians of {result['rounds']} timings.\n")
+    columns = ("conversion", "native functions", "native", "arraybridge", "overhead")
+    rows = []
+    for row in result["rows"]:
+        times = (format_seconds(row[key]) for key in ("raw", "ours", "difference"))
+        rows.append((row["name"], escape(row["raw_call"]), *times))
+    console.print(output.table_or_list(console, columns, rows, right=columns[2:], wrap="native functions"))
+    if any(row["name"].startswith("@") for row in result["rows"]):
+        console.print("\n@name: a call of a decorated function f that does nothing.")
     if any(row["difference"] < 0 for row in result["rows"]):
-        console.print("Below zero: arraybridge leaves out steps that the public call takes each time.")
-    output.print_left_out(console, result["left_out"])
+        console.print("Negative overhead: arraybridge skips steps that the native functions repeat.")
+    output.print_skipped(console, result["left_out"])
 
 
-def elements(words: str) -> list[int]:
-    """``"1000,1e6,4MiB"`` as numbers of elements, each once and in order; a size in bytes is of float32."""
+def parse_element_counts(text: str) -> list[int]:
+    """Parse ``"1000,1e6,4MiB"`` and return sorted numbers of float32 elements."""
     counts = set()
-    for word in filter(None, (word.strip() for word in words.split(","))):
+    for item in output.split_list(text):
         try:
-            count = float(word)
+            count = float(item)
         except ValueError:
-            count = output.size_in_bytes(word) / _ITEMSIZE
-        if not 1 <= count < 1e15:  # also refuses nan
-            raise typer.BadParameter(f"{word!r} is no number of elements", param_hint="--sizes")
+            count = output.parse_size(item) / _ITEMSIZE
+        if not 1 <= count < 1e15:  # false for nan
+            raise typer.BadParameter(
+                f"{item!r} is not a number of elements. Use numbers such as 1000,1e6 or sizes such as 4MiB.",
+                param_hint="--sizes",
+            )
         counts.add(int(count))
     if not counts:
-        raise typer.BadParameter("names no size; write it like 1000,100000,4MiB", param_hint="--sizes")
+        raise typer.BadParameter("The list is empty. Use sizes such as 1000,1e6,4MiB.", param_hint="--sizes")
     return sorted(counts)
 
 
-def named_functions(words: str | None) -> dict[str, Callable[[Any], Any]]:
-    """The functions of ``--functions fft,numpy:sort``: of the standard set, or ``MODULE:NAME``."""
-    names = ",".join(STANDARD) if words is None else words
-    chosen: dict[str, Callable[[Any], Any]] = {}
-    for name in filter(None, (word.strip() for word in names.split(","))):
-        chosen[name] = STANDARD[name] if name in STANDARD else _imported(name)
-    return chosen
+def parse_functions(text: str | None) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions in ``--functions fft,numpy:sort`` by name; by default the standard set."""
+    names = list(STANDARD) if text is None else output.split_list(text)
+    return {name: STANDARD[name] if name in STANDARD else _import_function(name) for name in names}
 
 
-def _imported(word: str) -> Callable[[Any], Any]:
-    sys.path.insert(0, str(Path.cwd()))  # a module beside the user
+def _import_function(name: str) -> Callable[[Any], Any]:
+    """Import ``MODULE:NAME``. The module may be in the working directory."""
+    sys.path.insert(0, str(Path.cwd()))
     try:
-        function: Callable[[Any], Any] = pkgutil.resolve_name(word)
+        function: Callable[[Any], Any] = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        choices = f"there are {', '.join(STANDARD)}, or one of your own as MODULE:NAME"
-        raise typer.BadParameter(f"{word!r}: {error}; {choices}", param_hint="--functions") from None
+        raise typer.BadParameter(
+            f"Cannot import {name!r}: {error}. Use {', '.join(STANDARD)}, or any function as MODULE:NAME.",
+            param_hint="--functions",
+        ) from None
     if not callable(function):
-        raise typer.BadParameter(f"{word!r} is no function", param_hint="--functions")
+        raise typer.BadParameter(
+            f"{name!r} is not a function, but {type(function).__name__}. Use a function as MODULE:NAME.",
+            param_hint="--functions",
+        )
     return function

@@ -1,4 +1,4 @@
-"""``arraybridge monitor``: the memory of every device, live, by process and framework."""
+"""``arraybridge monitor``: show the memory of every device live, by process and framework."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from arraybridge.memory.stats import DeviceMemory, MemoryStats
 _HISTORY = 24
 _BARS = "▁▂▃▄▅▆▇█"
 
-#: Holder of a device → the bytes that it held in the last readings.
+#: Device and holder → the bytes in use by the holder, in the last readings.
 History = dict[tuple[str, str], deque[int]]
 
 
 def monitor(
-    once: Annotated[bool, typer.Option("--once", help="Print one reading and leave.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.1)] = 1.0,
-    count: Annotated[int | None, typer.Option(help="Leave after this many readings.", min=1)] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two readings.", min=0.1, metavar="SECONDS")
+    ] = 1.0,
+    count: Annotated[int | None, typer.Option(help="Exit after N readings.", min=1, metavar="N")] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Append each reading to this file.", metavar="FILE")
+        Path | None,
+        typer.Option("--csv", help="Append readings to a .csv or .jsonl file.", metavar="FILE"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print machine-readable JSON alone, a reading a line.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, one reading per line.")] = False,
 ) -> None:
-    """Watch the memory of the host and of every card, by process and framework.
+    """Show the memory of the host and of every GPU live, by process and framework.
 
-    A process counts under the frameworks that it has imported. Leave with Ctrl-C.
-    It opens no card and imports no framework, so that it takes no memory from what it watches.
+    Each process is listed with the frameworks that it has imported. Press Ctrl-C to exit.
+    The monitor imports no framework and creates no CUDA context, so it uses no GPU memory.
 
     Examples:
     [bold]arraybridge monitor[/bold]
@@ -52,29 +53,29 @@ def monitor(
 
     [bold]arraybridge monitor --interval 5 --csv memory.csv[/bold]
     """
-    output.writable(csv_file, "--csv", ".csv", ".jsonl")
+    output.check_writable(csv_file, "--csv", ".csv", ".jsonl")
     console = output.console()
     history: History = defaultdict(partial(deque, maxlen=_HISTORY))
-    readings = _readings(1 if once else count, interval, csv_file, history)
+    readings = _take_readings(1 if once else count, interval, csv_file, history)
     try:
         if as_json:
             for reading in readings:
                 output.print_json({"time": round(time.time(), 3)} | reading.to_dict(), one_line=True)
         elif once or not console.is_terminal:
             for reading in readings:
-                console.print(_picture(console, reading, {} if once else history))
+                console.print(render(console, reading, {} if once else history))
         else:
             with Live(console=console, auto_refresh=False) as live:
                 for reading in readings:
-                    live.update(_picture(console, reading, history), refresh=True)
+                    live.update(render(console, reading, history), refresh=True)
     except KeyboardInterrupt:
-        raise typer.Exit(0) from None  # the ordinary way to leave
+        raise typer.Exit(0) from None  # the usual way to exit
 
 
-def _readings(
+def _take_readings(
     count: int | None, interval: float, file: Path | None, history: History
 ) -> Iterator[MemoryStats]:
-    """Readings at even times, the first one now; without end if ``count`` is None."""
+    """Yield ``count`` readings at regular intervals, the first one now; endlessly if ``count`` is None."""
     started = time.monotonic()
     done = 0
     while True:
@@ -94,23 +95,28 @@ def _readings(
 
 
 def take_reading() -> MemoryStats:
-    """Look at every device, and at every process that may be looked at."""
-    seen = programs()
-    frameworks = {pid: " + ".join(names) for pid, (names, _) in seen.items()}
-    holders: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
-    holders |= {f"gpu:{gpu.index}": hardware.read_gpu(gpu).memory_by_process for gpu in hardware.gpus()}
+    """Read every device, and every process that this user may inspect."""
+    processes = framework_processes()
+    frameworks = {pid: " + ".join(names) for pid, (names, _) in processes.items()}
+    used: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in processes.items()}}
+    for gpu in hardware.gpus():
+        used[f"gpu:{gpu.index}"] = hardware.read_gpu(gpu).memory_by_process
     stats = memory_stats()
-    held = ((one, _holdings(one, holders.get(one.device, {}), frameworks)) for one in stats.devices)
-    return MemoryStats(tuple(one._replace(holdings=rows) for one, rows in held), stats.note)
+    devices = []
+    for device in stats.devices:
+        holdings = _holdings(device, used.get(device.device, {}), frameworks)
+        devices.append(device._replace(holdings=holdings))
+    return MemoryStats(tuple(devices), stats.note)
 
 
-def programs() -> dict[int, tuple[list[str], int]]:
-    """The Python processes of this user: the frameworks that each has loaded, and bytes that are its own.
+def framework_processes() -> dict[int, tuple[list[str], int]]:
+    """Return the frameworks and the unshared bytes of each Python process of this user, by process id.
 
-    They are told by the paths of what a process has mapped; systems that do not say that (macOS) show none.
+    Frameworks are recognized by the libraries that a process has mapped into memory. The result is empty on
+    systems that do not report them (macOS).
     """
     libraries = {name: registry.metadata_of(name).libraries or () for name in registry.framework_names()}
-    seen = {}
+    found = {}
     for process in psutil.process_iter():
         try:
             if "python" not in Path(process.exe()).name:
@@ -119,16 +125,16 @@ def programs() -> dict[int, tuple[list[str], int]]:
             paths = "\n".join(file.path for file in maps)
             names = sorted(n for n, parts in libraries.items() if any(part in paths for part in parts))
             if names:
-                seen[process.pid] = names, int(process.memory_full_info().uss)
+                found[process.pid] = names, int(process.memory_full_info().uss)
         except (psutil.Error, OSError):
-            continue  # it has ended meanwhile, or belongs to another user
-    return seen
+            continue  # the process has ended, or belongs to another user
+    return found
 
 
 def _holdings(
     device: DeviceMemory, by_process: Mapping[int, int], frameworks: Mapping[int, str]
 ) -> tuple[Holding, ...]:
-    """What the processes hold, those of the same frameworks together, and what is left."""
+    """Return the memory of the processes, grouped by frameworks, and the memory of everything else."""
     groups: dict[str, list[int]] = defaultdict(list)
     for pid in sorted(by_process):
         groups[frameworks.get(pid, "no framework")].append(pid)
@@ -143,17 +149,17 @@ def _holdings(
 
 
 def _ids(pids: Sequence[int]) -> str:
-    """``"process 11"``, or ``"processes 11, 12, 13 and 2 more"``."""
+    """Return ``"process 11"``, or ``"processes 11, 12, 13 and 2 more"``."""
     shown = ", ".join(map(str, pids[:3]))
     more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
     return f"process{'es' if len(pids) > 1 else ''} {shown}{more}"
 
 
-# -- telling -----------------------------------------------------------------------------------------
+# -- rendering ---------------------------------------------------------------------------------------
 
 
 def sparkline(values: Sequence[int]) -> str:
-    """Values as bars from nothing to the largest of them.
+    """Draw values as bars, scaled to the largest value.
 
     >>> sparkline([0, 1, 2, 4])
     '▁▃▅█'
@@ -170,8 +176,8 @@ def _rows(reading: MemoryStats, history: History) -> list[tuple[str, ...]]:
     return rows if history else [row[:2] for row in rows]
 
 
-def _head(device: DeviceMemory, width: int) -> Text:
-    """A line for a device: how full it is as a bar, and its load."""
+def _device_line(device: DeviceMemory, width: int) -> Text:
+    """Return the line of a device: its memory as a bar, its load and its temperature."""
     text = Text(device.device, style="bold")
     text.append(f" {device.name}" if device.name else "", style="not bold")
     if device.total and device.free is not None:
@@ -195,14 +201,16 @@ def _color(share: float) -> str:
     return "yellow" if share > 0.7 else "green"
 
 
-def _picture(console: Console, reading: MemoryStats, history: History) -> RenderableType:
-    columns: tuple[str, ...] = ("held by", "used", "history") if history else ("held by", "used")
+def render(console: Console, reading: MemoryStats, history: History) -> RenderableType:
+    """Render a reading for the console; the table has a history column if there is a history."""
+    columns: tuple[str, ...] = ("used by", "used", "history") if history else ("used by", "used")
     remark = reading.note
     if len(reading.devices) == 1:
-        remark = remark or "No card is seen here; this is the host's memory."
+        remark = remark or "No NVIDIA GPU found. Only host memory is shown."
+    table = output.table_or_list(console, columns, _rows(reading, history), right=("used",), wrap="used by")
     return Group(
         Text(time.strftime("%Y-%m-%d %H:%M:%S"), style="dim"),
-        *(_head(device, console.width) for device in reading.devices),
-        output.table(console, columns, _rows(reading, history), ("used",)),
+        *(_device_line(device, console.width) for device in reading.devices),
+        table,
         *([Text(remark, style="dim")] if remark else []),
     )

@@ -1,6 +1,6 @@
-"""What the commands share: where they print, in which form, and how a user's mistake is told.
+"""Helpers that the commands share: consoles, tables, JSON output and the parsing of options.
 
-Results go to stdout; progress and remarks go to stderr. With ``--json`` stdout holds JSON and nothing else.
+Results go to stdout, progress and remarks to stderr. With ``--json``, stdout contains only JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,56 +28,94 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 
 #: Options that several commands have.
-AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Frameworks = Annotated[
     str | None,
-    typer.Option(help="Only these, e.g. torch,jax; otherwise all that are installed."),
+    typer.Option(help="Use only these, such as torch,jax. Default: all that are installed.", metavar="NAMES"),
 ]
 
 _ROUND = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
+_UNLIMITED = 1_000_000  # columns
+
+
+# -- console and tables ------------------------------------------------------------------------------
 
 
 def console(stderr: bool = False) -> Console:
-    """A console; a pipe has no width, so that no line is broken there unless COLUMNS says how wide it is."""
+    """Return a console. Pipes get lines of any length unless COLUMNS sets a width."""
     to = Console(stderr=stderr, highlight=False)
     if not to.is_terminal and not os.environ.get("COLUMNS"):
-        to.width = 1_000_000
+        to.width = _UNLIMITED
     return to
 
 
-def paragraphs(words: str) -> str:
-    """Words with the lines of each paragraph joined, for whoever breaks them anew at another width."""
-    blocks = re.split(r"\n\s*\n|(?<=:)\n", inspect.cleandoc(words))  # a heading ends in a colon
+def join_lines(text: str) -> str:
+    """Join the lines of each paragraph, so that the help can wrap them at any width."""
+    blocks = re.split(r"\n\s*\n|(?<=:)\n", inspect.cleandoc(text))  # a heading ends in a colon
     return "\n\n".join(" ".join(block.split("\n")) for block in blocks)
 
 
-def show(
-    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
-) -> None:
-    """Print a table of cells in rich's markup; where it is too wide, each row as a block of lines."""
-    to.print(table(to, columns, rows, right))
+def make_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    wrap: str | None = None,
+) -> Table:
+    """Make a table of cells in rich's markup.
 
-
-def table(
-    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
-) -> RenderableType:
-    """What `show` prints."""
+    Args:
+        columns: The headings.
+        rows: One cell per column.
+        right: The headings of right-aligned columns.
+        wrap: The heading of the column whose cells may be wrapped at spaces to make the table fit.
+    """
     drawn = Table(box=None, pad_edge=False)
     for column in columns:
-        drawn.add_column(column, justify="right" if column in right else "left")
+        justify = "right" if column in right else "left"
+        drawn.add_column(column, justify=justify, no_wrap=column != wrap)  # type: ignore[arg-type]
     for row in rows:
         drawn.add_row(*row)
-    if to.measure(drawn, options=to.options.update(max_width=1_000_000)).maximum <= to.width:
+    return drawn
+
+
+def fits(to: Console, drawn: Table) -> bool:
+    """Return whether a table fits the console, with its wrapped column as narrow as its longest word."""
+    return to.measure(drawn, options=to.options.update(max_width=_UNLIMITED)).minimum <= to.width
+
+
+def table_or_list(
+    to: Console,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    wrap: str | None = None,
+) -> RenderableType:
+    """Return a table if it fits the console, else a list with one block of lines per row.
+
+    The arguments are those of `make_table`.
+    """
+    drawn = make_table(columns, rows, right=right, wrap=wrap)
+    if fits(to, drawn):
         return drawn
     label = max(map(len, columns[1:]))
     lines: list[str] = []
     for title, *cells in rows:
-        named = zip(columns[1:], cells, strict=True)
-        lines += [
-            title,
-            *(f"  [bold]{name:{label}}[/]  {' '.join(cell.split())}" for name, cell in named if cell),
-        ]
+        lines.append(title)
+        for name, cell in zip(columns[1:], cells, strict=True):
+            if cell:
+                lines.append(f"  [bold]{name:{label}}[/]  {' '.join(cell.split())}")
     return Text.from_markup("\n".join(lines))
+
+
+def print_skipped(to: Console, reasons: Mapping[str, str]) -> None:
+    """Print which frameworks were skipped, and why."""
+    for name, reason in reasons.items():
+        to.print(f"[yellow]Skipped {name}:[/yellow] {escape(reason)}")
+
+
+# -- JSON and progress -------------------------------------------------------------------------------
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
@@ -86,8 +124,8 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _sent(descriptor: int, target: int) -> Iterator[None]:
-    """Send what is written to a file descriptor, also by C++, to another one."""
+def _redirected(descriptor: int, target: int) -> Iterator[None]:
+    """Redirect a file descriptor, including output of C++ code, to another one."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     stream.flush()
     original = os.dup(descriptor)
@@ -100,53 +138,50 @@ def _sent(descriptor: int, target: int) -> Iterator[None]:
         os.close(original)
 
 
-def stdout_is_for_json(json_alone: bool) -> contextlib.AbstractContextManager[None]:
-    """Within this block, whatever a library prints on stdout goes to stderr instead, if so."""
-    return _sent(1, 2) if json_alone else contextlib.nullcontext()
+def reserve_stdout(for_json: bool) -> contextlib.AbstractContextManager[None]:
+    """Send everything that libraries print on stdout to stderr within this block, if ``for_json``."""
+    return _redirected(1, 2) if for_json else contextlib.nullcontext()
 
 
-def progress() -> Progress:
-    """A progress bar on stderr, which shows on a terminal only and vanishes at the end."""
+def progress_bar(*, has_total: bool = True) -> Progress:
+    """Make a progress bar on stderr that appears on terminals only and vanishes at the end.
+
+    Without a total, it is a spinner.
+    """
     to = console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        console=to,
-        transient=True,
-        disable=not to.is_terminal,
-    )
+    text = TextColumn("{task.description}")
+    if has_total:
+        columns = (text, BarColumn(bar_width=20), MofNCompleteColumn())
+        return Progress(*columns, console=to, transient=True, disable=not to.is_terminal)
+    return Progress(SpinnerColumn(), text, console=to, transient=True, disable=not to.is_terminal)
 
 
-def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The frameworks that can be used here, each used once; and why the others can't."""
+# -- frameworks and timing ---------------------------------------------------------------------------
+
+
+def usable_frameworks(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Convert one array to each framework; return the frameworks that work, and why the others do not."""
     reasons: dict[str, str] = {}
     early = [name for name in names if registry.metadata_of(name).loads_first]
     for name in dict.fromkeys((*early, *names)):
         try:
-            # TensorFlow's C++ writes to stderr while it is imported, and no setting of its own stops that.
-            with Path(os.devnull).open("w") as nowhere, _sent(2, nowhere.fileno()):
+            # TensorFlow's C++ code writes to stderr during the import, regardless of its settings.
+            with Path(os.devnull).open("w") as null, _redirected(2, null.fileno()):
                 arraybridge.convert_memory(np.zeros((2, 2), np.float32), name, copy=True)
         except MemoryConversionError as error:
             reasons[name] = str(error)
     return [name for name in names if name not in reasons], reasons
 
 
-def module_of(name: str) -> Any:
-    """The module of a framework that is loaded."""
+def imported_module(name: str) -> Any:
+    """Return the module of a framework that is already imported."""
     return next(sys.modules[one] for one in registry.metadata_of(name).packages if one in sys.modules)
 
 
-def print_left_out(to: Console, reasons: Mapping[str, str]) -> None:
-    """Say why frameworks were not used."""
-    for name, reason in reasons.items():
-        to.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
+def make_timer(call: Callable[[], object]) -> Callable[[int], float]:
+    """Return a function that times `call` in a number of rounds and returns the median in seconds.
 
-
-def timer(call: Callable[[], object]) -> Callable[[int], float]:
-    """A function from a number of rounds to the seconds of a call, the median of the rounds.
-
-    A quick call is made so often in each round that the clock can tell its time.
+    Each round repeats a fast call until the clock can resolve it.
     """
     count = int(_ROUND / arraybridge.benchmark(call, runs=3).minimum)
 
@@ -166,47 +201,55 @@ def timer(call: Callable[[], object]) -> Callable[[int], float]:
 # -- options -----------------------------------------------------------------------------------------
 
 
-def size_in_bytes(words: str) -> int:
-    """``"4MiB"`` as 4194304; B, K, KB, KiB, M, MB, MiB, G, GB and GiB are known, and KB means 1000.
+def parse_size(text: str) -> int:
+    """Parse a size such as ``"4MiB"`` and return bytes.
 
-    >>> size_in_bytes("1.5 KiB")
+    Units are B, K, KB, KiB, M, MB, MiB, G, GB and GiB. KB means 1000 bytes, K and KiB mean 1024.
+
+    >>> parse_size("1.5 KiB")
     1536
     """
-    match = re.fullmatch(r"([\d._e+]+) *(?:b|([kmg])(i?b)?)?", words.strip().lower())
+    match = re.fullmatch(r"([\d._e+]+) *(?:b|([kmg])(i?b)?)?", text.strip().lower())
     try:
         number, prefix, suffix = match.groups() if match else ("", None, None)
         unit: int = (1000 if suffix == "b" else 1024) ** ("kmg".index(prefix) + 1 if prefix else 0)
         size = int(float(number) * unit)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{words!r} is no size; write it like 4MiB, 64KiB or 1000000") from None
+        raise typer.BadParameter(f"{text!r} is not a size. Use a number of bytes, such as 4MiB.") from None
     if size <= 0:
-        raise typer.BadParameter(f"{words!r} is no size: it must be positive")
+        raise typer.BadParameter(f"{text!r} is not a size of at least one byte. Use a size such as 4MiB.")
     return size
 
 
-def chosen_frameworks(words: str | None) -> list[str]:
-    """The frameworks of ``--frameworks torch,jax``, in that order; without it, all that are installed."""
-    if words is None:
+def split_list(text: str) -> list[str]:
+    """Split a list such as ``"torch, jax"`` at its commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def parse_frameworks(text: str | None) -> list[str]:
+    """Return the frameworks in ``--frameworks torch,jax``; by default all that are installed."""
+    if text is None:
         return [name for name in registry.framework_names() if registry.is_installed(name)]
-    names = list(dict.fromkeys(filter(None, (word.strip() for word in words.split(",")))))
+    names = list(dict.fromkeys(split_list(text)))
     if not names:
-        raise typer.BadParameter("names no framework; write it like torch,jax", param_hint="--frameworks")
+        raise typer.BadParameter("The list is empty. Use names such as torch,jax.", param_hint="--frameworks")
     for name in names:
         try:
             if not registry.is_installed(registry.framework_name(name)):
-                registry.framework(name)  # whose error names the extra to install
+                registry.framework(name)  # raises an error that names the extra to install
         except MemoryConversionError as error:
             raise typer.BadParameter(str(error), param_hint="--frameworks") from None
     return names
 
 
-def writable(path: Path | None, option: str, *suffixes: str) -> None:
-    """Refuse the path of a file that can't be written, before any work is done for it."""
+def check_writable(path: Path | None, option: str, *suffixes: str) -> None:
+    """Raise an error if a file cannot be written, before any work is done for it."""
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:
-        raise typer.BadParameter(f"{path} must end in {', '.join(suffixes)}", param_hint=option)
+        allowed = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
+        raise typer.BadParameter(f"{path} must end in {allowed}.", param_hint=option)
     try:
         path.open("ab").close()
     except OSError as error:
-        raise typer.BadParameter(f"{path} can't be written: {error.strerror}", param_hint=option) from None
+        raise typer.BadParameter(f"Cannot write {path}: {error.strerror}.", param_hint=option) from None

@@ -1,9 +1,10 @@
-"""Frameworks looked at in a process apart: what `arraybridge doctor` runs.
+"""Probe frameworks in a separate process, for `arraybridge doctor`.
 
-    python -m arraybridge.cli.probe 90 torch jax   # imports and uses them in turn, 90 seconds each
+    python -m arraybridge.cli.probe 90 torch jax   # imports and uses each in turn, for at most 90 seconds
 
-Before each, ``{"name": "torch"}`` goes to stdout; then the same with what was seen; then, when it was used by
-its own means as well, ``{"name": "torch", "done": true}``. What the frameworks print goes to stderr.
+The process writes up to three JSON lines per framework to stdout: ``{"name": "torch"}`` before the import,
+the same with the findings, and ``{"name": "torch", "done": true}`` after the framework's own functions have
+been used. The output of the frameworks goes to stderr.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from arraybridge.reasons import Reason
 Json = dict[str, Any]
 
 
-#: Packages that are no frameworks, and crash the process in some orders of imports. They are only imported.
-#: PyTorch's CUDA build brings Triton and imports it late.
+#: Packages that are not frameworks, but crash the process in some import orders. They are only imported.
+#: The CUDA build of PyTorch includes Triton and imports it late.
 COMPANIONS = ("triton",)
 
 
-def _imported(name: str) -> ModuleType:
+def _import_package(name: str) -> ModuleType:
     packages = (name,) if name in COMPANIONS else registry.metadata_of(name).packages
     return importlib.import_module(next(filter(can_find, packages), packages[0]))
 
 
-# -- what is tried with a framework's own functions ----------------------------------------------------
-# The packages may be half broken. The functions take them as modules, and use nothing else.
+# -- probes of each framework ----------------------------------------------------------------------------
+# The packages may be broken in part, so these functions use only the imported module.
 
 
 def _nothing(module: ModuleType) -> None:
@@ -56,13 +57,13 @@ def _for_cpu(module: ModuleType) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """The functions that inspect one package, each with the imported package as its argument.
+class PackageProbe:
+    """The functions that probe one package. Each takes the imported package as its argument.
 
     Attributes:
-        built_for: returns ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``.
-        compute: runs a computation that raises if a driver cannot compile it.
-        use: does the least work, which may crash the process: arraybridge raises before a known crash.
+        built_for: Returns ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``.
+        compute: Runs a computation that raises an error if the driver cannot compile it.
+        use: Makes an array without arraybridge, which prevents known crashes. It may crash the process.
     """
 
     built_for: Callable[[ModuleType], str] = _for_cpu
@@ -118,77 +119,77 @@ def _zero_in_jax(jax: ModuleType) -> None:
 
 
 _PROBES = {
-    "torch": Probe(_torch_build, use=_zero),
-    "jax": Probe(_jax_build, use=_zero_in_jax),
-    "tensorflow": Probe(_tensorflow_build, use=_zero),
-    "cupy": Probe(_cupy_build),
-    "pyclesperanto": Probe(_opencl_build, compute=_add_in_opencl, use=_push),
+    "torch": PackageProbe(_torch_build, use=_zero),
+    "jax": PackageProbe(_jax_build, use=_zero_in_jax),
+    "tensorflow": PackageProbe(_tensorflow_build, use=_zero),
+    "cupy": PackageProbe(_cupy_build),
+    "pyclesperanto": PackageProbe(_opencl_build, compute=_add_in_opencl, use=_push),
 }
-_OTHER = Probe()
+_DEFAULT_PROBE = PackageProbe()
 
 
 def _sample() -> np.ndarray:
     return np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-# -- inspecting ----------------------------------------------------------------------------------------
+# -- probing -------------------------------------------------------------------------------------------
 
 
-def _look(name: str, seen: Json) -> None:
-    """Import a framework and send an array there and back; what is learnt goes into ``seen`` at once."""
+def _probe(name: str, findings: Json) -> None:
+    """Import a framework and convert an array to it and back; add each finding as soon as it is known."""
     started = time.perf_counter()
-    module = _imported(name)
-    seen["seconds"] = time.perf_counter() - started
-    seen["version"] = str(getattr(module, "__version__", "")) or None
-    seen["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
+    module = _import_package(name)
+    findings["seconds"] = time.perf_counter() - started
+    findings["version"] = str(getattr(module, "__version__", "")) or None
+    findings["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
     if name in COMPANIONS:
         return
-    probe = _PROBES.get(name, _OTHER)
-    seen["built_for"] = probe.built_for(module)
+    probe = _PROBES.get(name, _DEFAULT_PROBE)
+    findings["built_for"] = probe.built_for(module)
     devices = arraybridge.framework(name).devices.available()
-    seen["devices"] = [{"device": str(device), "name": device.name} for device in devices]
+    findings["devices"] = [{"device": str(device), "name": device.name} for device in devices]
     values = _sample()
     if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(values, name, copy=True)), values):
-        raise ValueError("an array came back with other values")
+        raise ValueError("an array had different values after it was converted to the framework and back")
     probe.compute(module)
 
 
 def _lacks_device(error: Exception) -> bool:
-    """Return whether a framework works, but has no device to work on."""
+    """Return whether a framework works, but has no device."""
     if isinstance(error, DeviceNotFoundError) or lacks_platform(error):
         return True
     return isinstance(error, MemoryConversionError) and error.code == Reason.NO_DEVICE
 
 
 def _use(name: str) -> None:
-    """Do the least work with the framework's own functions."""
-    module = _imported(name)
-    _PROBES.get(name, _OTHER).use(module)
+    """Use the framework's own functions, without arraybridge."""
+    module = _import_package(name)
+    _PROBES.get(name, _DEFAULT_PROBE).use(module)
 
 
-def _look_at_each(seconds: float, names: list[str]) -> None:
-    """Answer on what was stdout when the process started; stdout itself goes to stderr from now on."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+def _probe_all(seconds: float, names: list[str]) -> None:
+    """Probe frameworks in turn and write the findings to stdout. Redirect all other output to stderr."""
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(name: str, **more: Any) -> None:
-        print(json.dumps({"name": name, **more}), file=answers, flush=True)
+    def report(name: str, **findings: Any) -> None:
+        print(json.dumps({"name": name, **findings}), file=results, flush=True)
 
     for name in names:
         faulthandler.dump_traceback_later(seconds, exit=True)
-        say(name)
-        seen: Json = {"devices": [], "state": "works", "error": None}
+        report(name)
+        findings: Json = {"devices": [], "state": "works", "error": None}
         try:
-            _look(name, seen)
-        except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
+            _probe(name, findings)
+        except Exception as error:  # noqa: BLE001  # a broken package may raise any exception; it is reported
             state = "no device" if _lacks_device(error) else "broken"
-            seen |= {"state": state, "error": error_text(error)}
-        say(name, **seen)
-        with suppress(Exception):  # what only raises is no crash, and was told above
+            findings |= {"state": state, "error": error_text(error)}
+        report(name, **findings)
+        with suppress(Exception):  # only crashes matter here; exceptions are reported above
             _use(name)
-        say(name, done=True)
+        report(name, done=True)
     faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
-    _look_at_each(float(sys.argv[1]), sys.argv[2:])
+    _probe_all(float(sys.argv[1]), sys.argv[2:])

@@ -1,4 +1,4 @@
-"""``arraybridge trace``: runs a program, and shows which of its lines copy arrays, and why."""
+"""``arraybridge trace``: run a script and show which of its lines copy arrays, and why."""
 
 from __future__ import annotations
 
@@ -22,28 +22,33 @@ __all__ = ["trace"]
 
 
 def trace(
-    program: Annotated[
-        list[str],
-        typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]..."),
-    ],
-    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the run for Perfetto (JSON).", metavar="FILE")
+    script: Annotated[str, typer.Argument(help="The script to run.", metavar="SCRIPT")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The arguments of the script.", metavar="ARGS")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a page.", metavar="FILE")] = None,
-    top: Annotated[int, typer.Option(help="Lines to show.", min=1)] = 10,
-    libraries: Annotated[
-        bool, typer.Option("--libraries/--without-libraries", help="Count what other libraries convert.")
-    ] = True,
-    ours: Annotated[bool, typer.Option("--ours", help="Leave out the frameworks' own calls.")] = False,
-    limit: Annotated[int, typer.Option(help="Events to keep; the oldest go.", min=1)] = 1_000_000,
+    is_module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the trace for Perfetto (.json).", metavar="FILE")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report as an HTML page.", metavar="FILE")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Number of lines to show.", min=1, metavar="N")] = 10,
+    without_libraries: Annotated[
+        bool, typer.Option("--without-libraries", help="Ignore conversions inside other libraries.")
+    ] = False,
+    ours: Annotated[
+        bool, typer.Option("--ours", help="Ignore conversions by the frameworks' own functions.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="Keep the last N events.", min=1, metavar="N")] = 1_000_000,
     as_json: output.AsJson = False,
 ) -> None:
-    """Run a script, unchanged, and show which of its lines copy arrays, why, and what would save it.
+    """Run a script unchanged, and show which of its lines copy arrays, why, and how to avoid the copies.
 
-    Conversions by the frameworks' own calls count, as torch.from_numpy and np.asarray of a tensor.
-    All that follows the script is its own, and so is the exit code. One that fails half-way still gets its
-    table.
+    Conversions by the frameworks' own functions are included, such as torch.from_numpy(x) or np.asarray(x).
+    The options of this command come before the script.
+    The exit code is that of the script.
+    If the script fails, the table shows its conversions up to that point.
 
     Examples:
     [bold]arraybridge trace train.py --epochs 2[/bold]
@@ -52,17 +57,21 @@ def trace(
 
     [bold]arraybridge trace --top 5 -m my_package.train[/bold]
     """
-    if not is_module and not Path(program[0]).exists():
-        raise typer.BadParameter(f"there is no file {program[0]}", param_hint="SCRIPT")
-    output.writable(save, "--save", ".json")
-    output.writable(html, "--html")
-    # The program may change the folder.
+    program = [script, *(arguments or ())]
+    if not is_module and not Path(script).exists():
+        raise typer.BadParameter(
+            f"File {script} does not exist. To run a module, use arraybridge trace -m MODULE.",
+            param_hint="SCRIPT",
+        )
+    output.check_writable(save, "--save", ".json")
+    output.check_writable(html, "--html")
+    # The script may change the working directory.
     save, html = (None if path is None else path.absolute() for path in (save, html))
-    with output.stdout_is_for_json(as_json), everywhere(limit, foreign=not ours) as log:
+    with output.reserve_stdout(as_json), everywhere(limit, foreign=not ours) as log:
         code = _run(program, is_module)
         sys.stdout.flush()
     name = " ".join(["-m", *program] if is_module else program)
-    spots = log.hotspots(top, libraries=libraries)
+    spots = log.hotspots(top, libraries=not without_libraries)
     if save is not None:
         log.save(save)
     if html is not None:
@@ -75,25 +84,25 @@ def trace(
 
 
 def _run(program: Sequence[str], is_module: bool) -> Any:
-    """Run the program as ``python`` does; the exit code, after its traceback has been shown."""
+    """Run the script as ``python`` does, print its traceback if it fails, and return its exit code."""
     sys.argv[:] = program
-    # Where processes that it spawns find their classes: they call the main module so, whichever runs as that.
-    spawned = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
-    vars(spawned)["__getattr__"] = _attribute_of_main
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which `arraybridge` takes for Ctrl-C
+    # multiprocessing looks up classes of the script in this module, in processes that it spawns.
+    alias = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
+    vars(alias)["__getattr__"] = _attribute_of_main
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # undo the handler of `arraybridge.cli.app`
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd() if is_module else Path(program[0]).resolve().parent)
     try:
         if is_module:
-            _count_as_own(program[0])
+            _count_as_user_code(program[0])
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(str(Path(program[0]).absolute()), run_name="__main__")
     except SystemExit as error:
         return error.code
-    except BaseException as error:  # noqa: BLE001  # whatever ends the program is its own, and is shown
-        own = _without_callers(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(own), own)
+    except BaseException as error:  # noqa: BLE001  # the script may raise any exception
+        traceback = _without_callers(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -102,15 +111,15 @@ def _attribute_of_main(name: str) -> Any:
     return getattr(sys.modules["__main__"], name)
 
 
-def _count_as_own(module: str) -> None:
-    """Where it is installed, it is the user's program all the same."""
+def _count_as_user_code(module: str) -> None:
+    """Treat the package of a module as user code, even if it is installed as a library."""
     spec = importlib.util.find_spec(module.partition(".")[0])
     for folder in () if spec is None else spec.submodule_search_locations or [spec.origin or module]:
         as_own(folder)
 
 
 def _without_callers(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's first line on; None where there is none, as in a syntax error."""
+    """Return the traceback from the script's first frame on; None without one, as for a syntax error."""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if file not in (__file__, runpy.__file__) and not file.startswith("<frozen "):

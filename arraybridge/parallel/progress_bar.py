@@ -9,18 +9,32 @@ from arraybridge.errors import FrameworkNotInstalledError
 
 
 def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any]:
-    """Yield the results, and count them in a progress bar on the standard error stream."""
+    """Yield the results, and count them in a progress bar on stderr.
+
+    Args:
+        results: A generator. It is closed when the caller stops iterating.
+        name: The text in front of the bar.
+        items: The items that lead to the results. The bar shows their number if they have a length.
+
+    Raises:
+        FrameworkNotInstalledError: rich is not installed.
+    """
     try:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ModuleNotFoundError as error:
         raise FrameworkNotInstalledError(
-            "The progress bar needs rich.",
+            "The progress bar requires rich, which is not installed.",
             advice='Run pip install rich, or pip install ".[cli]" in a checkout of arraybridge.',
         ) from error
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=len(items) if isinstance(items, Sized) else None)
+    total = len(items) if isinstance(items, Sized) else None
+    columns: list[progress.ProgressColumn] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
+    if total is None:
+        columns += [progress.TextColumn("{task.completed:.0f} done"), progress.TimeElapsedColumn()]
+    else:
+        columns += [progress.MofNCompleteColumn(), progress.TimeRemainingColumn()]
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total)
         try:
             for result in results:
                 bar.advance(task)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from arraybridge import formatting
-from arraybridge.formatting import COLOURS, format_bytes, format_seconds, picture
+from arraybridge.formatting import COLORS, format_bytes, format_seconds, plot_axes
 from arraybridge.tracing.events import CONVERSIONS, Event, source_line
 from arraybridge.tracing.hotspots import HotSpots
 
@@ -149,7 +149,7 @@ def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
         name: what was run, for the heading.
     """
     key = "".join(
-        f'<span><i style="background:{COLOURS[color]}"></i>{color}</span>'
+        f'<span><i style="background:{COLORS[color]}"></i>{color}</span>'
         for color in dict.fromkeys(map(_color, events))
     )
     return formatting.page(
@@ -195,7 +195,7 @@ def _drawing(events: Sequence[Event]) -> str:
             parts.append(
                 f'<rect x="{_LABEL + (event.start - begin) * scale:.2f}" y="{top + (_ROW - height) / 2:.1f}"'
                 f' width="{max(1.0, event.seconds * scale):.2f}" height="{height:.1f}"'
-                f' fill="{COLOURS[_color(event)]}"><title>{title}</title></rect>'
+                f' fill="{COLORS[_color(event)]}"><title>{title}</title></rect>'
             )
     bottom = _ROW * len(rows) + 16
     parts.append(f'<text x="{_LABEL}" y="{bottom}">0</text>')
@@ -206,7 +206,7 @@ def _drawing(events: Sequence[Event]) -> str:
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
     """Draw events in the order of their start; see `TraceLog.plot`."""
     rows = _rows(events)
-    with picture(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
+    with plot_axes(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
         drawn: dict[str, Any] = {}
         for row, (_, bars) in enumerate(rows):
             for event in bars:
@@ -216,7 +216,7 @@ def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) ->
                 drawn[color] = axes.broken_barh(
                     [(event.start, event.seconds)],
                     (row - height / 2, height),
-                    color=COLOURS[color],
+                    color=COLORS[color],
                     linewidth=0.8,
                 )
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])

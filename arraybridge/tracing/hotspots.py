@@ -17,7 +17,7 @@ from arraybridge.validation import whole_number
 
 __all__ = ["HotSpots", "hotspots"]
 
-_HEAD = ("where", "copied", "time", "count", "what")
+_HEAD = ("where", "copied", "time", "calls", "what")
 _STEPS = ("retry", "split", "clean-up")
 
 
@@ -129,7 +129,8 @@ def _rows(spot: HotSpot, width: int, place_width: int) -> list[tuple[str, ...]]:
         where = f"…{where[1 - place_width :]}"
     if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
         what = what.partition(", ")[0] + ", …" * (", " in what)
-    figures = format_bytes(spot.nbytes), format_seconds(spot.seconds), str(spot.count)
+    copied = format_bytes(spot.nbytes) if spot.nbytes else "-"  # lines that only retried copy nothing
+    figures = copied, format_seconds(spot.seconds), str(spot.count)
     rows: list[tuple[str, ...]] = [(where, *figures, what)]
     for indent, text in (("  ", spot.source), ("  because ", spot.reason), ("  → ", spot.advice)):
         wrapper = textwrap.TextWrapper(width, indent, break_long_words=False, break_on_hyphens=False)

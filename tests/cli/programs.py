@@ -1,4 +1,4 @@
-"""Running the program as a user does, and throw-away environments with planted faults."""
+"""Run the program as a user does, also in temporary environments with broken packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arraybridge.cli.app import app
 
 CHECKOUT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
-# What a shell may have set and the tests decide themselves.
+# Variables that a shell may have set, which would change the results.
 UNSET = (
     *("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM", "PY_COLORS", "GITHUB_ACTIONS"),
     *("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH"),
@@ -24,7 +24,7 @@ UNSET = (
 
 
 def environment(*first: Path, **changes: str) -> dict[str, str]:
-    """The environment of a program: this checkout is found, and before it what lies in ``first``."""
+    """Return environment variables with which Python finds the folders in ``first``, then this checkout."""
     environ = {name: value for name, value in os.environ.items() if name not in UNSET}
     environ["PYTHONPATH"] = os.pathsep.join([*map(str, first), str(CHECKOUT)])
     environ["PYTHONWARNINGS"] = ""
@@ -34,7 +34,7 @@ def environment(*first: Path, **changes: str) -> dict[str, str]:
 def run_cli(
     *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m arraybridge`` with these arguments in a process of its own, through pipes."""
+    """Run ``python -m arraybridge`` with these arguments in a separate process, through pipes."""
     return subprocess.run(
         [sys.executable, "-m", "arraybridge", *arguments],
         capture_output=True,
@@ -49,14 +49,14 @@ def run_cli(
 
 
 def call_cli(*arguments: str, **env: str) -> Result:
-    """Call the command in this process, for help and mistakes: an interpreter takes half a second."""
+    """Call the command in this process, because starting an interpreter takes half a second."""
     return CliRunner().invoke(app, arguments, prog_name="arraybridge", env={"COLUMNS": "200", **env})
 
 
 class Site:
-    """A throw-away folder of packages that comes before everything installed, and hides other frameworks.
+    """A temporary folder of packages that Python finds first, in an environment without installed frameworks.
 
-    But for those that the variable SHOWN names: `site.run("doctor", SHOWN="torch")`.
+    The variable SHOWN lists installed frameworks to keep: `site.run("doctor", SHOWN="torch")`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,14 +67,14 @@ class Site:
         shutil.copy(PLANTED / "sitecustomize.py", self.folder)
 
     def package(self, name: str, text: str) -> None:
-        """Plant a package of that name with this program, or that of a file in the folder planted/."""
+        """Add a package with this source text, or with that of a file in the folder planted/."""
         (self.folder / name).mkdir()
         if text.endswith(".py"):
             text = (PLANTED / text).read_text(encoding="utf-8")
         (self.folder / name / "__init__.py").write_text(text, encoding="utf-8")
 
     def distribution(self, name: str, version: str) -> None:
-        """Plant the metadata of an installed distribution."""
+        """Add the metadata of an installed distribution."""
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]

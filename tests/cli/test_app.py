@@ -1,4 +1,4 @@
-"""What all commands share: help, mistakes, JSON, colours, pipes, narrow terminals, Ctrl-C."""
+"""Test what all commands share: help, error messages, JSON, colors, pipes, narrow terminals and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import arraybridge
 from arraybridge.cli import output
 from tests.cli.programs import Site, call_cli, environment, run_cli
 
-UNIX = pytest.mark.skipif(sys.platform == "win32", reason="needs the pipes, signals and terminals of Unix")
+UNIX = pytest.mark.skipif(sys.platform == "win32", reason="requires pipes, signals and terminals of Unix")
 COMMANDS = ("demo", "doctor", "matrix", "bench", "monitor", "trace")
 PROGRAM = [sys.executable, "-m", "arraybridge"]
-# Calls that take little time and print something.
+# Fast calls that print something.
 QUICK = {
     "matrix": ("matrix", "--frameworks", "numpy", "--size", "1KiB"),
     "bench": ("bench", "--frameworks", "numpy", "--size", "1KiB", "--rounds", "3"),
@@ -31,7 +31,7 @@ QUICK = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples(command: str) -> None:
+def test_help_contains_examples(command: str) -> None:
     done = call_cli(command, "-h", COLUMNS="100")
     assert done.exit_code == 0
     assert "Example" in done.stdout
@@ -40,19 +40,21 @@ def test_help_has_examples(command: str) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_the_module_is_the_program() -> None:
+def test_the_package_runs_as_a_module() -> None:
     assert run_cli("--version").stdout == f"arraybridge {arraybridge.__version__}\n"
     assert all(command in call_cli("--help").stdout for command in COMMANDS)
 
 
 @pytest.mark.parametrize("name", ["typer", "rich"])
-def test_without_its_packages_one_sentence_says_what_to_install(tmp_path: Path, name: str) -> None:
-    """A module of that name that fails as a missing one does stands before the real one."""
+def test_missing_packages_are_reported_in_one_line(tmp_path: Path, name: str) -> None:
+    """Put a module that fails like a missing one in front of the real one."""
     words = f"raise ModuleNotFoundError({f'No module named {name}'!r}, name={name!r})\n"
     (tmp_path / f"{name}.py").write_text(words, encoding="utf-8")
     done = run_cli("--help", env=environment(tmp_path))
     assert done.returncode == 1
-    assert f"the command line needs {name}; run pip install typer rich" in done.stderr
+    assert (
+        f"the command line requires {name}, which is not installed. Run pip install typer rich" in done.stderr
+    )
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -62,24 +64,24 @@ def test_without_its_packages_one_sentence_says_what_to_install(tmp_path: Path, 
         (["matirx"], "No such command 'matirx'"),
         (["matrix", "--dtyp", "float32"], "--dtyp"),
         (["matrix", "--frameworks", "torhc"], "did you mean 'torch'"),
-        (["matrix", "--frameworks", ","], "names no framework"),
-        (["matrix", "--size", "big"], "is no size"),
-        (["matrix", "--dtype", "float31"], "write it like float32"),
-        (["matrix", "--dtype", "object"], "no dtype of numbers"),
+        (["matrix", "--frameworks", ","], "The list is empty. Use names such as torch,jax."),
+        (["matrix", "--size", "big"], "is not a size. Use a number of bytes, such as 4MiB."),
+        (["matrix", "--dtype", "float31"], "Use a name such as float32"),
+        (["matrix", "--dtype", "object"], "object is not a numeric dtype"),
         (["matrix", "--html", "/no/such/folder/page.html"], "No such file or directory"),
         (["matrix", "--html", "/"], "Is a directory"),
-        (["matrix", "--png", "picture.txt"], "must end in .png, .svg, .pdf"),
+        (["matrix", "--png", "plot.txt"], "must end in .png, .svg or .pdf."),
         (["bench", "--rounds", "0"], "--rounds"),
         (["monitor", "--interval", "0"], "--interval"),
-        (["monitor", "--csv", "memory.txt"], "must end in .csv, .jsonl"),
-        (["demo", "--image", "/no/such/picture.png"], "does not exist"),
+        (["monitor", "--csv", "memory.txt"], "must end in .csv or .jsonl."),
+        (["demo", "--image", "/no/such/image.png"], "does not exist"),
         (["doctor", "train.py"], "unexpected extra argument"),
         (["trace"], "SCRIPT"),
-        (["trace", "nowhere.py"], "there is no file nowhere.py"),
-        (["trace", "--save", "run.png", __file__], "must end in .json"),
+        (["trace", "nowhere.py"], "File nowhere.py does not exist."),
+        (["trace", "--save", "run.png", __file__], "must end in .json."),
     ],
 )
-def test_a_mistake_is_told_with_exit_code_2(arguments: list[str], message: str) -> None:
+def test_usage_errors_print_a_message_and_exit_with_code_2(arguments: list[str], message: str) -> None:
     done = call_cli(*arguments)
     assert done.exit_code == 2, done.stderr
     assert message in " ".join(done.stderr.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
@@ -87,9 +89,9 @@ def test_a_mistake_is_told_with_exit_code_2(arguments: list[str], message: str) 
     assert done.stdout == ""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no sh")
+@pytest.mark.skipif(sys.platform == "win32", reason="requires sh")
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-", ">&-"])
-def test_a_stream_that_is_closed(closed: str, tmp_path: Path) -> None:
+def test_commands_run_with_closed_streams(closed: str, tmp_path: Path) -> None:
     command = f'exec "$0" -m arraybridge matrix --frameworks numpy --json {closed}'
     done = subprocess.run(
         ["sh", "-c", command, sys.executable], capture_output=True, env=environment(tmp_path), check=False
@@ -99,7 +101,7 @@ def test_a_stream_that_is_closed(closed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", QUICK)
-def test_a_pipe_gets_no_escape_codes_and_40_columns_are_enough_and_json_comes_alone(command: str) -> None:
+def test_pipes_get_plain_text_within_40_columns_and_pure_json(command: str) -> None:
     done = call_cli(*QUICK[command], COLUMNS="40", TERM="xterm-256color")
     assert done.exit_code == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
@@ -110,8 +112,8 @@ def test_a_pipe_gets_no_escape_codes_and_40_columns_are_enough_and_json_comes_al
 
 
 @UNIX
-@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_a_terminal_gets_colours_unless_no_color(no_color: str, coloured: bool) -> None:
+@pytest.mark.parametrize(("no_color", "is_colored"), [("", True), ("1", False)])
+def test_terminals_get_colors_unless_no_color_is_set(no_color: str, is_colored: bool) -> None:
     import pty
 
     leader, follower = pty.openpty()
@@ -120,16 +122,16 @@ def test_a_terminal_gets_colours_unless_no_color(no_color: str, coloured: bool) 
     with subprocess.Popen(command, stdout=follower, stderr=follower, env=env) as process:
         os.close(follower)
         shown = b""
-        with contextlib.suppress(OSError):  # how Linux tells that the other side has closed
+        with contextlib.suppress(OSError):  # Linux raises it when the other side has closed
             while part := os.read(leader, 4096):
                 shown += part
     os.close(leader)
     assert process.returncode == 0
-    assert (re.search(rb"\x1b\[(1;)?3\d", shown) is not None) is coloured  # bold is no colour
+    assert (re.search(rb"\x1b\[(1;)?3\d", shown) is not None) is is_colored  # bold is not a color
 
 
 @UNIX
-def test_a_broken_pipe_ends_it_cleanly() -> None:
+def test_a_broken_pipe_exits_cleanly() -> None:
     command = [*PROGRAM, "monitor", "--interval", "0.1"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
@@ -138,22 +140,24 @@ def test_a_broken_pipe_ends_it_cleanly() -> None:
         assert process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
-        words = process.stderr.read()
+        errors = process.stderr.read()
         assert process.wait(60) == 1
-    assert "Traceback" not in words
-    assert "Exception" not in words
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
 
 
 @UNIX
 @pytest.mark.parametrize(
     ("command", "number", "code"),
     [
-        ("monitor", signal.SIGINT, 0),  # the ordinary way to leave it
+        ("monitor", signal.SIGINT, 0),  # the usual way to exit
         ("doctor", signal.SIGINT, 130),  # while a framework hangs
         ("doctor", signal.SIGTERM, 143),
     ],
 )
-def test_ctrl_c_ends_it_cleanly(command: str, number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_ctrl_c_and_kill_exit_cleanly(
+    command: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     site = Site(tmp_path)
     site.package("jax", "jax_that_hangs.py")
     begun, errors = tmp_path / "begun", tmp_path / "stderr"
@@ -166,7 +170,7 @@ def test_ctrl_c_ends_it_cleanly(command: str, number: signal.Signals, code: int,
     ):
         assert process.stdout is not None
         if command == "monitor":
-            assert process.stdout.readline()  # past the imports, and into the work
+            assert process.stdout.readline()  # wait until the imports are done
         while command == "doctor" and not begun.exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -179,11 +183,11 @@ def test_ctrl_c_ends_it_cleanly(command: str, number: signal.Signals, code: int,
 SIZES = {"1": 1, "4MiB": 4 << 20, "64 KiB": 65536, "1.5k": 1536, "2MB": 2_000_000, "1g": 1 << 30, "10B": 10}
 
 
-def test_sizes() -> None:
-    assert {words: output.size_in_bytes(words) for words in SIZES} == SIZES
+def test_sizes_are_parsed() -> None:
+    assert {text: output.parse_size(text) for text in SIZES} == SIZES
 
 
-@pytest.mark.parametrize("words", ["", "MiB", "4 apples", "0", "-1", "nan", "inf", "0.1B", "1e999", "4Bi"])
-def test_what_is_no_size(words: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no size"):
-        output.size_in_bytes(words)
+@pytest.mark.parametrize("text", ["", "MiB", "4 apples", "0", "-1", "nan", "inf", "0.1B", "1e999", "4Bi"])
+def test_invalid_sizes_raise(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not a size"):
+        output.parse_size(text)

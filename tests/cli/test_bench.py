@@ -1,4 +1,4 @@
-"""`arraybridge bench`: what is timed, beside what, and over which sizes."""
+"""Test `arraybridge bench`: the pairs of calls, and the options for sizes and functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cli.programs import call_cli
 from tests.helpers import require
 
 
-def test_conversions_and_decorators_are_timed() -> None:
+def test_bench_times_conversions_and_decorators() -> None:
     require("torch")
     run = ("bench", "--frameworks", "numpy,torch", "--size", "64KiB", "--rounds", "3")
     done = call_cli(*run, "--json")
@@ -26,13 +26,13 @@ def test_conversions_and_decorators_are_timed() -> None:
     for row in result["rows"]:
         assert 0 < row["raw"] < 1
         assert 0 < row["ours"] < 1
-        assert row["difference"] == row["ours"] - row["raw"], "of the two times that stand beside it"
+        assert row["difference"] == row["ours"] - row["raw"]
     assert result["nbytes"] == 65536
 
 
 @pytest.mark.parametrize("pair", [pair for pair in command.RAW if "cupy" not in pair])
-def test_the_call_by_hand_gives_the_same_values(pair: tuple[str, str]) -> None:
-    """What is compared does the same: both results are the array, in the target framework."""
+def test_the_native_call_returns_the_same_values(pair: tuple[str, str]) -> None:
+    """Both calls must return the same array in the target framework, to be comparable."""
     source, target = pair
     for name in pair:
         require(name)
@@ -44,11 +44,11 @@ def test_the_call_by_hand_gives_the_same_values(pair: tuple[str, str]) -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(1024, dtype=np.float32))
 
 
-def test_functions_over_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside.py").write_text(
+def test_bench_compares_functions_over_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "local_module.py").write_text(
         "def doubled(x):\n    assert x.dtype == 'float32'\n    return x * 2\n"
     )
-    functions = ("--functions", "matmul,beside:doubled")
+    functions = ("--functions", "matmul,local_module:doubled")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     done = call_cli("bench", "--sizes", "4KiB,10", *functions, "--rounds", "3", "--json")
@@ -57,35 +57,33 @@ def test_functions_over_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [(row["function"], row["elements"]) for row in result["rows"]] == [
         ("matmul", 10),
         ("matmul", 1024),
-        ("beside:doubled", 10),
-        ("beside:doubled", 1024),
+        ("local_module:doubled", 10),
+        ("local_module:doubled", 1024),
     ]
     assert all(0 < row["cpu"] < 10 for row in result["rows"])
-    assert result["crossover"].keys() == {"matmul", "beside:doubled"}
+    assert result["crossover"].keys() == {"matmul", "local_module:doubled"}
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("text", "expected"),
     [("1000", [1000]), ("1e6, 10,10", [10, 1_000_000]), ("64KiB,1_000", [1000, 16384]), ("8B", [2])],
 )
-def test_sizes(words: str, expected: list[int]) -> None:
-    assert command.elements(words) == expected
+def test_element_counts_are_parsed(text: str, expected: list[int]) -> None:
+    assert command.parse_element_counts(text) == expected
 
 
-@pytest.mark.parametrize("words", ["", ",", "0", "-5", "nan", "inf", "1e20", "2B", "many", "4QiB"])
-def test_what_is_no_size(words: str) -> None:
+@pytest.mark.parametrize("text", ["", ",", "0", "-5", "nan", "inf", "1e20", "2B", "many", "4QiB"])
+def test_invalid_element_counts_raise(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        command.elements(words)
+        command.parse_element_counts(text)
 
 
-def test_functions_by_name() -> None:
-    assert list(command.named_functions(None)) == ["elementwise", "reduction", "matmul", "fft", "filter"]
-    assert command.named_functions("numpy:sort, fft")["numpy:sort"] is np.sort
+def test_functions_are_found_by_name() -> None:
+    assert list(command.parse_functions(None)) == ["elementwise", "reduction", "matmul", "fft", "filter"]
+    assert command.parse_functions("numpy:sort, fft")["numpy:sort"] is np.sort
 
 
-@pytest.mark.parametrize(
-    "words", ["fast", "numpy:", "no_such_module:f", "numpy:no_such_function", "numpy:pi"]
-)
-def test_what_is_no_function(words: str) -> None:
+@pytest.mark.parametrize("name", ["fast", "numpy:", "no_such_module:f", "numpy:no_such_function", "numpy:pi"])
+def test_invalid_functions_raise(name: str) -> None:
     with pytest.raises(typer.BadParameter):
-        command.named_functions(words)
+        command.parse_functions(name)

@@ -1,10 +1,11 @@
-"""``arraybridge demo``: every framework that is there, what is missing, and pictures that can't be read."""
+"""Test `arraybridge demo`: all installed frameworks, missing ones, and images that cannot be read."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ def installed() -> list[str]:
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
 
 
-def test_every_framework_as_json_and_as_text(tmp_path: Path) -> None:
-    picture = np.random.default_rng(1).integers(0, 256, (40, 30), dtype=np.uint8)
-    np.save(tmp_path / "picture.npy", picture)
-    run = ("demo", "--image", str(tmp_path / "picture.npy"))
+def test_demo_converts_through_every_framework_in_json_and_text(tmp_path: Path) -> None:
+    image = np.random.default_rng(1).integers(0, 256, (40, 30), dtype=np.uint8)
+    np.save(tmp_path / "image.npy", image)
+    run = ("demo", "--image", str(tmp_path / "image.npy"))
     done = call_cli(*run, "--json")
     assert done.exit_code == 0, done.stderr
     report: Json = json.loads(done.stdout)
-    assert (report["image"], report["shape"], report["dtype"]) == ("picture.npy", [40, 30], "uint8")
+    assert (report["image"], report["shape"], report["dtype"]) == ("image.npy", [40, 30], "uint8")
     steps = report["steps"]
     targets = [step["target"] for step in steps if step["target"] != "cupy"]
     assert targets == [*installed(), "numpy"]
@@ -40,33 +41,33 @@ def test_every_framework_as_json_and_as_text(tmp_path: Path) -> None:
         assert later["source"] == earlier["target"]
     for step in steps:
         assert step["exact"] is True
-        assert step["nbytes"] == picture.nbytes
+        assert step["nbytes"] == image.nbytes
         assert step["shares_memory"] == (step["copies"] == 0)
         assert step["reason"]
     assert report["exact"] is report["decorated"]["exact"] is report["pipeline"]["exact"] is True
     oom = report["out_of_memory"]
     assert oom["exact"] is True
     assert oom["failed"] >= 1
-    assert oom["attempts"][0] == 40, "the whole comes first"
-    assert min(oom["attempts"]) <= 13, "and then as many rows as fit"
+    assert oom["attempts"][0] == 40, "the whole image is tried first"
+    assert min(oom["attempts"]) <= 13, "then as many rows as fit"
     assert len(report["pipeline"]["stages"]) == 2
     text = call_cli(*run)
     assert (text.exit_code, text.stderr) == (0, "")
-    assert all(f"→ {name} " in text.stdout for name in targets), "the table names them"
-    assert text.stdout.count("equal") == len(steps) + 3
-    assert "DIFFERENT" not in text.stdout
+    assert all(f"→ {name} " in text.stdout for name in targets), "the table lists every conversion"
+    assert len(re.findall(r" ok *$", text.stdout, re.MULTILINE)) == len(steps) + 3
+    assert "WRONG" not in text.stdout
 
 
-def test_without_frameworks_the_demo_says_what_to_install(tmp_path: Path) -> None:
+def test_demo_without_frameworks_prints_install_commands(tmp_path: Path) -> None:
     done = Site(tmp_path).run("demo", COLUMNS="300")
     assert done.returncode == 0, done.stderr
     for extra in ("cupy-cuda13x", "torch", "jax", "tensorflow", "pyclesperanto"):
         assert f'pip install ".[{extra}]"' in done.stdout
-    assert "no GPU is used: no framework finds one" in done.stdout
-    assert "DIFFERENT" not in done.stdout
+    assert "No GPU is used: no framework finds one." in done.stdout
+    assert "WRONG" not in done.stdout
 
 
-def test_a_framework_whose_functions_do_not_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_skips_frameworks_whose_functions_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     require("jax")
     invert = demo._invert
 
@@ -78,23 +79,23 @@ def test_a_framework_whose_functions_do_not_run_is_left_out(monkeypatch: pytest.
     monkeypatch.setattr(demo, "_invert", invert_but_not_in_jax)
     done = call_cli("demo")
     assert done.exit_code == 0, done.stderr
-    assert "jax left out: its functions do not run (Error: Failed to build OpenCL program.)" in done.stdout
+    assert "Skipped jax: its functions fail (Error: Failed to build OpenCL program.)." in done.stdout
 
 
-WRONG: dict[str, Callable[[Path], object]] = {
-    "text": lambda file: file.write_text("this is no picture", encoding="utf-8"),
+INVALID: dict[str, Callable[[Path], object]] = {
+    "text": lambda file: file.write_text("not an image", encoding="utf-8"),
     "empty": lambda file: file.touch(),
     "objects": lambda file: np.save(file, np.array([None, "a"], object)),
     "floats": lambda file: np.save(file, np.zeros((2, 2))),
-    "a line": lambda file: np.save(file, np.zeros(4, np.uint8)),
+    "one axis": lambda file: np.save(file, np.zeros(4, np.uint8)),
     "a folder": lambda file: file.mkdir(),
 }
 
 
-@pytest.mark.parametrize("content", WRONG)
-def test_a_picture_that_cannot_be_read(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", INVALID)
+def test_demo_reports_images_that_cannot_be_read(content: str, tmp_path: Path) -> None:
     file = tmp_path / "it.npy"
-    WRONG[content](file)
+    INVALID[content](file)
     done = call_cli("demo", "--image", str(file))
     assert done.exit_code == 2, done.stdout
     assert "--image" in done.stderr

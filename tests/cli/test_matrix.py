@@ -1,4 +1,4 @@
-"""`arraybridge matrix`: every pair measured, and told in a terminal, as JSON, as a page and as a picture."""
+"""Test `arraybridge matrix`: the conversions, the JSON document, the HTML page and the heat map."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, Path]:
-    """One run with all its files: numpy, torch and jax, in a dtype that all of them have."""
+    """Run the command once with all output files, for NumPy, PyTorch and JAX and a dtype that all support."""
     require("torch")
     require("jax")
     folder = tmp_path_factory.mktemp("matrix")
@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, Path]:
     return json.loads(done.stdout), folder
 
 
-def test_every_pair_was_converted_and_is_exact(measured: tuple[Json, Path]) -> None:
+def test_every_pair_is_converted_exactly(measured: tuple[Json, Path]) -> None:
     result, _ = measured
     names = ["numpy", "torch", "jax"]
     assert result["places"] == names
@@ -51,36 +51,36 @@ def test_every_pair_was_converted_and_is_exact(measured: tuple[Json, Path]) -> N
         assert 0 < cell["seconds"] < 1
         assert cell["bytes_per_second"] is None
         assert cell["error"] is None
-    # As NumPy allocates arrays: JAX can't share them.
+    # JAX cannot share memory that is aligned to 16 bytes only.
     assert [(c["source"], c["target"], c["kind"]) for c in result["numpy_own"]] == [
-        ("numpy's own", "numpy", "same"),
-        ("numpy's own", "torch", "shared"),
-        ("numpy's own", "jax", "copied"),
+        ("numpy unaligned", "numpy", "same"),
+        ("numpy unaligned", "torch", "shared"),
+        ("numpy unaligned", "jax", "copied"),
     ]
     assert all(cell["exact"] for cell in result["numpy_own"])
 
 
-def test_the_page_is_whole_and_needs_no_network(measured: tuple[Json, Path]) -> None:
+def test_the_html_page_is_complete_and_uses_no_network(measured: tuple[Json, Path]) -> None:
     text = (measured[1] / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|//[a-z]+\.[a-z]+/|@import|src=", text)
-    assert "numpy's own: an array as NumPy allocates it" in unescape(text)
-    # 12 pairs of 7 columns, the first of which has headings, and a grid of 12.
+    assert "numpy unaligned: large arrays as NumPy allocates them" in unescape(text)
+    # 12 pairs in 7 columns, the first of which contains headings, and a grid of 12.
     assert len(re.findall("<td[ >]", text)) == text.count("</td>") == 12 * 6 + 12
 
 
-def test_what_frameworks_say_is_escaped() -> None:
+def test_the_html_page_escapes_texts_of_frameworks() -> None:
     cell = {"source": "numpy", "target": "<script>", "kind": "refused", "error": '<b onload="x()">&'}
     names = ("method", "device", "shares_memory", "copies", "seconds", "bytes_per_second", "exact", "reason")
     result = {"dtype": "float32", "shape": [1], "nbytes": 4, "arraybridge": "1", "machine": "<i>"}
     result |= {"places": ["<u>"], "cells": [dict.fromkeys(names) | cell], "missing": {"<s>": "<em>"}}
-    text = command.document(result | {"numpy_own": []})
+    text = command.html_page(result | {"numpy_own": []})
     for tag in ("<b ", "<i>", "<u>", "<s>", "<em>"):
         assert tag not in text
     assert text.count("<script>") == 1
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; the page is parsed in a test above")
-def test_the_page_sorts_in_a_browser_without_a_console_error(
+@pytest.mark.skipif(CHROMIUM is None, reason="requires Chromium; another test parses the page")
+def test_the_html_table_sorts_in_a_browser_without_console_errors(
     measured: tuple[Json, Path], tmp_path: Path
 ) -> None:
     assert CHROMIUM is not None
@@ -102,18 +102,18 @@ def test_the_page_sorts_in_a_browser_without_a_console_error(
     assert json.loads(title.group(1)) == expected
 
 
-def test_the_heat_map_is_a_picture_with_colours(measured: tuple[Json, Path]) -> None:
+def test_the_heat_map_is_an_image_with_many_colors(measured: tuple[Json, Path]) -> None:
     image = pytest.importorskip("matplotlib.image")
     pixels = image.imread(measured[1] / "map.png")
     assert min(pixels.shape[:2]) > 400
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50
 
 
-def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
+def test_cells_of_frameworks_without_the_dtype_are_refused() -> None:
     require("pyclesperanto")
-    places = command.places_of(["numpy", "pyclesperanto"])
+    places = command.list_places(["numpy", "pyclesperanto"])
     assert [framework for framework, _ in places.values()] == ["numpy", "pyclesperanto"]
-    with output.progress() as bar:
+    with output.progress_bar() as bar:
         refused, _ = command.measure(places, np.zeros((2, 3)), bar)
         copied, own = command.measure(places, np.ones((2, 3), np.uint8), bar)
     assert [cell["kind"] for cell in refused] == ["same", "refused", "refused", "refused"]
@@ -123,7 +123,7 @@ def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
     assert all(cell["exact"] for cell in copied + own)
 
 
-def test_a_table_that_sorts_has_a_button_for_each_column_and_both_ways_for_numbers() -> None:
+def test_sortable_tables_have_a_button_per_column_and_two_orders_for_numbers() -> None:
     rows = [("a", ("1 s", 'data-value="1"')), ("<b>", ("2 s", 'data-value="2"'))]
     text = command.sortable_table(("name", "time"), rows, ("time",))
     assert text.count("<button>") == 2

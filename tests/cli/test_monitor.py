@@ -1,4 +1,4 @@
-"""`arraybridge monitor`: readings with and without a card, as a table, as JSON and as CSV."""
+"""Test `arraybridge monitor`: readings with and without a GPU, as a table, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.programs import call_cli
 GIB = 1 << 30
 
 
-def test_readings_as_text_json_lines_and_csv(tmp_path: Path) -> None:
+def test_readings_are_printed_as_text_json_lines_and_csv(tmp_path: Path) -> None:
     done = call_cli("monitor", "--once", COLUMNS="80")
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -44,7 +44,7 @@ def test_readings_as_text_json_lines_and_csv(tmp_path: Path) -> None:
         rows = list(csv.DictReader(opened))
     holdings = [h for reading in readings for device in reading["devices"] for h in device["holdings"]]
     assert [(row["holder"], int(row["used"])) for row in rows] == [(h["holder"], h["used"]) for h in holdings]
-    # A second run goes on in the same file, without a second heading.
+    # A second run appends to the file without repeating the heading.
     assert call_cli("monitor", "--once", "--csv", str(file)).exit_code == 0
     assert file.read_text().count("time,device") == 1
     assert len(file.read_text().splitlines()) > len(rows) + 1
@@ -58,27 +58,27 @@ print("ready", flush=True); sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not say what a process has mapped")
-def test_a_process_is_shown_with_its_id_and_the_frameworks_that_it_has_imported(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not report the mapped files of a process")
+def test_processes_are_listed_with_id_and_imported_frameworks(tmp_path: Path) -> None:
     library = tmp_path / "torch" / "lib" / "libtorch.so"
     library.parent.mkdir(parents=True)
-    library.write_bytes(b"a library, as it seems")
+    library.write_bytes(b"a fake library")
     command = [sys.executable, "-c", HOLDS, str(library)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         (host, *_) = monitor.take_reading().devices
-        names, nbytes = monitor.programs()[process.pid]
+        names, nbytes = monitor.framework_processes()[process.pid]
         process.communicate("")
     assert names == ["torch"]
-    assert nbytes > 64 << 20  # what the script holds, at least
+    assert nbytes > 64 << 20  # at least the array of the script
     shown = [row for row in host.holdings if row.holder.startswith("torch, process")]
     assert any((row.used or 0) > 64 << 20 for row in shown)
 
 
 @pytest.fixture
-def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
-    """A reading beside a card, of which the processes 11 and 14 hold something."""
+def reading_with_gpu(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
+    """Take a reading on a simulated machine with a GPU that processes 11 and 14 use."""
     devices = (
         DeviceMemory("cpu", "", "", 8 * GIB, 2 * GIB, ()),
         DeviceMemory("gpu:0", "Fake RTX 9000", "GPU-1", 24 * GIB, 18 * GIB, (), 87, 61),
@@ -89,12 +89,12 @@ def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
     monkeypatch.setattr(monitor, "memory_stats", lambda: MemoryStats(devices))
     monkeypatch.setattr(hardware, "gpus", lambda: (gpu,))
     monkeypatch.setattr(hardware, "read_gpu", {gpu: reading}.__getitem__)
-    monkeypatch.setattr(monitor, "programs", lambda: programs)
+    monkeypatch.setattr(monitor, "framework_processes", lambda: programs)
     return monitor.take_reading()
 
 
-def test_what_is_held_adds_up_to_what_is_used(beside_a_gpu: MemoryStats) -> None:
-    assert [(row.device, row.holder, row.used) for row in beside_a_gpu.rows] == [
+def test_the_listed_memory_adds_up_to_the_used_memory(reading_with_gpu: MemoryStats) -> None:
+    assert [(row.device, row.holder, row.used) for row in reading_with_gpu.rows] == [
         ("cpu", "jax + torch, process 11", GIB),
         ("cpu", "torch, processes 12, 13", 3 * GIB),
         ("cpu", "everything else", 2 * GIB),
@@ -105,10 +105,10 @@ def test_what_is_held_adds_up_to_what_is_used(beside_a_gpu: MemoryStats) -> None
 
 
 @pytest.mark.parametrize("width", [40, 100])
-def test_the_live_picture_fits(beside_a_gpu: MemoryStats, width: int) -> None:
-    history = {(row.device, row.holder): deque([row.used or 0] * 24) for row in beside_a_gpu.rows}
+def test_the_live_view_fits_the_terminal(reading_with_gpu: MemoryStats, width: int) -> None:
+    history = {(row.device, row.holder): deque([row.used or 0] * 24) for row in reading_with_gpu.rows}
     console = Console(width=width, color_system=None, record=True, file=StringIO())
-    console.print(monitor._picture(console, beside_a_gpu, history))
+    console.print(monitor.render(console, reading_with_gpu, history))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     for words in ("load 87 %", "61 °C", "processes 12, 13"):

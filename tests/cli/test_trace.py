@@ -1,4 +1,4 @@
-"""``arraybridge trace``: a script runs as without it, and its copies are shown."""
+"""Test `arraybridge trace`: scripts run unchanged, and their copies are listed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
 
 
 def python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The same without us."""
+    """Run Python without arraybridge, for comparison."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False, timeout=120
     )
 
 
-def test_a_script_is_run_and_its_copies_are_shown(tmp_path: Path) -> None:
+def test_trace_runs_a_script_and_lists_its_copies(tmp_path: Path) -> None:
     file = script(tmp_path, COPY)
     done = run_cli("trace", str(file), "--top", "7", "-x", "--json")
     assert done.returncode == 0, done.stderr
-    assert "arguments ['--top', '7', '-x', '--json']" in done.stdout, "what follows the script is its own"
+    assert "arguments ['--top', '7', '-x', '--json']" in done.stdout, "the script gets its arguments"
     assert "script.py:5" in done.stdout
     assert "7.8 KiB" in done.stdout
     assert "because copy=True was passed" in done.stdout
@@ -48,14 +48,14 @@ def test_a_script_is_run_and_its_copies_are_shown(tmp_path: Path) -> None:
     assert "1 line, 7.8 KiB copied" in done.stdout.splitlines()[-1]
 
 
-def test_files(tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
+def test_trace_writes_json_and_html_files(tmp_path: Path) -> None:
+    folder = tmp_path / "other"
     folder.mkdir()
     moved = script(tmp_path, f"import os\nos.chdir({str(folder)!r})\n" + COPY)
     options = ("--json", "--save", "run.json", "--html", "report.html")
     done = run_cli("trace", *options, moved.name, "a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "arguments ['a']" in done.stderr, "stdout is for JSON alone"
+    assert "arguments ['a']" in done.stderr, "stdout contains only JSON"
     answer = json.loads(done.stdout)
     assert answer["program"] == "script.py a"
     assert [(spot["nbytes"], spot["count"]) for spot in answer["hotspots"]] == [(8000, 1)]
@@ -64,10 +64,10 @@ def test_files(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "leave copy=True out" in page
     assert "<svg" in page
-    assert not re.search(r"src\s*=|href=\"(?!data:)|@import|url\(", page), "it needs nothing from elsewhere"
+    assert not re.search(r"src\s*=|href=\"(?!data:)|@import|url\(", page), "the page loads no other files"
 
 
-LOOK = """\
+PRINT_ENVIRONMENT = """\
 import sys, json
 import __main__
 print(json.dumps([
@@ -78,12 +78,12 @@ print(json.dumps([
 
 
 @pytest.mark.parametrize("program", [("inside/script.py",), ("{tmp}/script.py",), ("-m", "package")])
-def test_what_a_program_sees_is_what_it_sees_under_python(tmp_path: Path, program: tuple[str, ...]) -> None:
+def test_a_script_sees_the_same_environment_as_under_python(tmp_path: Path, program: tuple[str, ...]) -> None:
     for folder in ("inside", "package"):
         (tmp_path / folder).mkdir()
     script(tmp_path / "package", "", "__init__.py")
     for name in ("script.py", "inside/script.py", "package/__main__.py"):
-        script(tmp_path, '"""Doc."""\n' + LOOK, name)
+        script(tmp_path, '"""Doc."""\n' + PRINT_ENVIRONMENT, name)
     arguments = [word.replace("{tmp}", str(tmp_path)) for word in program] + ["--save", "b"]
     plain = python(*arguments, cwd=tmp_path)
     traced = run_cli("trace", *arguments, cwd=tmp_path)
@@ -94,16 +94,16 @@ def test_what_a_program_sees_is_what_it_sees_under_python(tmp_path: Path, progra
 @pytest.mark.parametrize(
     ("ending", "code"), [("sys.exit(3)", 3), ("def f():\n    1 / 0\nf()", 1), ("x = (", 1)]
 )
-def test_a_script_ends_as_under_python_and_gets_its_table(tmp_path: Path, ending: str, code: int) -> None:
+def test_a_script_exits_as_under_python_with_its_table(tmp_path: Path, ending: str, code: int) -> None:
     file = script(tmp_path, COPY + ending)
     plain, traced = python(file), run_cli("trace", str(file))
     assert traced.returncode == plain.returncode == code
-    assert traced.stderr == plain.stderr, "the traceback has no line of ours"
+    assert traced.stderr == plain.stderr, "the traceback contains no line of arraybridge"
     assert ending == "x = (" or "script.py:5" in traced.stdout
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of Unix")
-def test_ctrl_c_ends_it_and_it_gets_its_table(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="requires signals of Unix")
+def test_the_copies_are_listed_after_ctrl_c(tmp_path: Path) -> None:
     file = script(tmp_path, COPY + "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "arraybridge", "trace", str(file)]
     with subprocess.Popen(
@@ -121,24 +121,24 @@ def test_ctrl_c_ends_it_and_it_gets_its_table(tmp_path: Path) -> None:
     assert "arraybridge" not in errors
 
 
-def test_threads_and_other_libraries_are_heard(tmp_path: Path) -> None:
+def test_copies_in_threads_and_other_libraries_are_listed(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     site.mkdir()
-    script(site, "import arraybridge\ndef inside(x): arraybridge.to_numpy(x, copy=True)\n", "somebody.py")
+    script(site, "import arraybridge\ndef inside(x): arraybridge.to_numpy(x, copy=True)\n", "somelib.py")
     file = script(
         tmp_path,
-        f"import sys, threading\nsys.path.append({str(site)!r})\nimport numpy as np, arraybridge, somebody\n"
+        f"import sys, threading\nsys.path.append({str(site)!r})\nimport numpy as np, arraybridge, somelib\n"
         "thread = threading.Thread(target=lambda: arraybridge.to_numpy(np.ones(10), copy=True))\n"
-        "thread.start()\nthread.join()\nsomebody.inside(np.ones(1000))\n",
+        "thread.start()\nthread.join()\nsomelib.inside(np.ones(1000))\n",
     )
     spots = json.loads(run_cli("trace", "--json", str(file)).stdout)["hotspots"]
     assert [(s["line"], s["nbytes"]) for s in spots] == [(7, 8000), (4, 80)]
-    assert [s["libraries"] for s in spots] == [["somebody"], [""]]
+    assert [s["libraries"] for s in spots] == [["somelib"], [""]]
     spots = json.loads(run_cli("trace", "--json", "--without-libraries", str(file)).stdout)["hotspots"]
     assert [s["line"] for s in spots] == [4]
 
 
-def test_processes_that_send_classes_of_the_script(tmp_path: Path) -> None:
+def test_spawned_processes_can_send_classes_of_the_script(tmp_path: Path) -> None:
     file = script(
         tmp_path,
         "import multiprocessing\n"
@@ -148,7 +148,7 @@ def test_processes_that_send_classes_of_the_script(tmp_path: Path) -> None:
         "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
         "        print([one.value for one in pool.map(Square, [2, 3])])\n",
     )
-    # A start-up file or a library may import it before the script is there.
+    # Start-up files and libraries may import multiprocessing before the script runs.
     script(tmp_path, "import multiprocessing\n", "sitecustomize.py")
     done = run_cli("trace", str(file), timeout=60, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr

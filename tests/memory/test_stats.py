@@ -56,9 +56,12 @@ def test_a_framework_without_nvml(fake: FakeFramework) -> None:
 def test_holdings_and_free_memory_add_up(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, mine: int | None
 ) -> None:
-    plant(monkeypatch, FakeNvml(SLOW, SLOW, holders=None if mine is None else {os.getpid(): mine, 1: 9}))
+    plant(
+        monkeypatch,
+        FakeNvml(SLOW, SLOW, memory_by_process=None if mine is None else {os.getpid(): mine, 1: 9}),
+    )
     gpu = memory_stats()["gpu:0"]
-    assert (gpu.name, gpu.total, gpu.free, gpu.load) == ("Card A", 1000, 400, 80)
+    assert (gpu.name, gpu.total, gpu.free, gpu.load) == ("GPU A", 1000, 400, 80)
     held = {h.holder: (h.used, h.cached) for h in gpu.holdings}
     if mine is None:
         assert held == {"fake": (100, 50), "everything else": (450, None)}
@@ -86,7 +89,7 @@ def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FakeNvml(SLOW, FAST))
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     first, second = gpu_utilization()
-    assert tuple(first) == ("gpu:0", "Card A", 80, 600, 1000, None)
+    assert tuple(first) == ("gpu:0", "GPU A", 80, 600, 1000, None)
     assert second.memory_used == 100
 
 

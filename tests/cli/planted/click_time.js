@@ -1,4 +1,4 @@
-// Clicks the heading "time" twice, then chooses it from the list for phones; writes what it saw into the title.
+// Click the heading "time" twice, then choose it from the list for phones, and write the results into the title.
 "use strict";
 const shown = () => [...document.querySelectorAll("#sortable tbody tr")].map(row => Number(row.cells[3].dataset.value));
 const heading = document.querySelectorAll("#sortable thead th")[3];
@@ -10,6 +10,6 @@ const sort = heading.getAttribute("aria-sort");
 const choice = document.getElementById("sorter");
 choice.value = "3 up";
 choice.dispatchEvent(new Event("change"));
-// Whether the page is wider than the window, so that a phone would have to scroll sideways.
+// True if the page is wider than the window, so that phones would scroll sideways.
 const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 document.title = JSON.stringify({up, down, sort, phone: shown(), wide});

@@ -1,4 +1,4 @@
-"""A JAX that never ends its import, and that may tell by a file that it has begun."""
+"""A fake JAX whose import hangs. It can signal the start of the import with a file."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Hides the frameworks that the environment has, but for those planted beside this file or named in SHOWN."""
+"""Hide the installed frameworks, except those in the folder of this file and those listed in SHOWN."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FRAMEWORKS = {"cupy", "jax", "jaxlib", "pyclesperanto", "pyclesperanto_prototype", "tensorflow", "torch"}
-FRAMEWORKS |= {"triton"}  # which PyTorch brings
+FRAMEWORKS |= {"triton"}  # comes with PyTorch
 SHOWN = os.environ.get("SHOWN", "").split()
 HIDDEN = {name for name in FRAMEWORKS if name not in SHOWN and not (HERE / name).exists()}
 
@@ -15,7 +15,7 @@ HIDDEN = {name for name in FRAMEWORKS if name not in SHOWN and not (HERE / name)
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, fullname, path=None, target=None):
-        # The program's own folder comes first in sys.path, and what lies there is never hidden.
+        # The folder of the program comes first in sys.path, and its modules are never hidden.
         own = Path.cwd() / f"{fullname}.py"
         if fullname in HIDDEN and not own.exists():
             return None

@@ -1,4 +1,4 @@
-"""A TensorFlow that was built for CUDA 13: no more than what the doctor asks."""
+"""A fake TensorFlow that was built for CUDA 13, with only the functions that the doctor calls."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A torch that ends the process when TensorFlow was imported before it."""
+"""A fake PyTorch that crashes the process if TensorFlow was imported before it."""
 
 import os
 import sys

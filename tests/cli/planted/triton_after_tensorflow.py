@@ -1,4 +1,4 @@
-"""A Triton that crashes the process if TensorFlow was imported before it."""
+"""A fake Triton that crashes the process if TensorFlow was imported before it."""
 
 import os
 import sys
