@@ -567,7 +567,7 @@ def print_report(findings: Findings, problems: list[Json]) -> None:
     rows = [_framework_row(name, probe) for name, probe in findings.probes.items()]
     console.print(output.table_or_list(console, columns, rows, right=("import",), wrap="devices"))
     if not any(trial["crash"] for trial in findings.trials):
-        console.print("\nNo import order crashes.", style="dim")
+        console.print("\nNo import order causes a crash.", style="dim")
     if problems:
         _print_problems(console, problems)
     else:

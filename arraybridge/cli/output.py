@@ -11,12 +11,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
@@ -57,7 +58,7 @@ def join_lines(text: str) -> str:
 
 def make_table(
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Sequence[Sequence[str]],
     *,
     right: Sequence[str] = (),
     wrap: str | None = None,
@@ -71,9 +72,17 @@ def make_table(
         wrap: The heading of the column whose cells may be wrapped at spaces to make the table fit.
     """
     drawn = Table(box=None, pad_edge=False)
-    for column in columns:
-        justify = "right" if column in right else "left"
-        drawn.add_column(column, justify=justify, no_wrap=column != wrap)  # type: ignore[arg-type]
+    for column, *cells in zip(columns, *rows, strict=True):
+        may_wrap = column == wrap
+        texts = [column, *(Text.from_markup(cell).plain for cell in cells)]
+        # rich takes the longest word as the minimum, even of columns that do not wrap.
+        parts = [part for text in texts for part in (text.split() if may_wrap else text.split("\n"))]
+        drawn.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=not may_wrap,
+            min_width=max(map(cell_len, parts), default=0),
+        )
     for row in rows:
         drawn.add_row(*row)
     return drawn
