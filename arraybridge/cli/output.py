@@ -236,7 +236,7 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_frameworks(text: str | None) -> list[str]:
-    """Return the frameworks in ``--frameworks torch,jax``; by default all that are installed."""
+    """Return the frameworks in ``--frameworks torch,jax``; by default all installed ones."""
     if text is None:
         return [name for name in registry.framework_names() if registry.is_installed(name)]
     names = list(dict.fromkeys(split_list(text)))
