@@ -84,8 +84,16 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
             pixels = np.load(image, allow_pickle=False)
         else:
             pixels = np.asarray(importlib.import_module("PIL.Image").open(image).convert("L"))
-    except (ImportError, OSError, ValueError, EOFError) as error:
-        raise typer.BadParameter(f"Cannot read {image} as an image: {error}", param_hint="--image") from None
+    except ImportError:
+        raise typer.BadParameter(
+            f"Cannot read {image}: Pillow is not installed. Run pip install pillow, or use a .npy file.",
+            param_hint="--image",
+        ) from None
+    except (OSError, ValueError, EOFError) as error:
+        raise typer.BadParameter(
+            f"Cannot read {image} as an image: {error}. Use a .npy file or an image that Pillow reads.",
+            param_hint="--image",
+        ) from None
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
         raise typer.BadParameter(
             f"{image} contains {pixels.dtype} of shape {pixels.shape}. Use uint8 with two or three axes.",

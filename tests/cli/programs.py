@@ -53,6 +53,11 @@ def call_cli(*arguments: str, **env: str) -> Result:
     return CliRunner().invoke(app, arguments, prog_name="arraybridge", env={"COLUMNS": "200", **env})
 
 
+def join_boxed_lines(text: str) -> str:
+    """Return the text of a box that the command line prints around messages, as one line."""
+    return " ".join(text.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
+
+
 class Site:
     """A temporary folder of packages that Python finds first, in an environment without installed frameworks.
 

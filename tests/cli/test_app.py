@@ -17,7 +17,7 @@ import typer
 
 import arraybridge
 from arraybridge.cli import output
-from tests.cli.programs import Site, call_cli, environment, run_cli
+from tests.cli.programs import Site, call_cli, environment, join_boxed_lines, run_cli
 
 UNIX = pytest.mark.skipif(sys.platform == "win32", reason="requires pipes, signals and terminals of Unix")
 COMMANDS = ("demo", "doctor", "matrix", "bench", "monitor", "trace")
@@ -84,7 +84,7 @@ def test_missing_packages_are_reported_in_one_line(tmp_path: Path, name: str) ->
 def test_usage_errors_print_a_message_and_exit_with_code_2(arguments: list[str], message: str) -> None:
     done = call_cli(*arguments)
     assert done.exit_code == 2, done.stderr
-    assert message in " ".join(done.stderr.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
+    assert message in join_boxed_lines(done.stderr)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from arraybridge.cli import demo
-from tests.cli.programs import Site, call_cli
+from tests.cli.programs import Site, call_cli, join_boxed_lines
 from tests.helpers import require
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
@@ -100,3 +101,14 @@ def test_demo_reports_images_that_cannot_be_read(content: str, tmp_path: Path) -
     assert done.exit_code == 2, done.stdout
     assert "--image" in done.stderr
     assert done.stdout == ""
+
+
+def test_demo_without_pillow_prints_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "image.png"
+    file.touch()
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    done = call_cli("demo", "--image", str(file))
+    assert done.exit_code == 2
+    assert "Run pip install pillow" in join_boxed_lines(done.stderr)
