@@ -261,7 +261,7 @@ def print_result(result: Json) -> None:
     console.print(f"{_title(result)}\n")
     columns = ("", *result["places"])
     rows = _grid(result, _cell_text)
-    if not output.fits(console, output.make_table(columns, rows)):
+    if not output.fits(console, columns, rows):
         rows = _grid(result, _narrow_cell_text)
     console.print(output.table_or_list(console, columns, rows))
     for kind in _kinds(result):

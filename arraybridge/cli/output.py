@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -56,41 +56,19 @@ def join_lines(text: str) -> str:
     return "\n\n".join(" ".join(block.split("\n")) for block in blocks)
 
 
-def make_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    right: Sequence[str] = (),
-    wrap: str | None = None,
-) -> Table:
-    """Make a table of cells in rich's markup.
+def fits(
+    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: str | None = None
+) -> bool:
+    """Return whether a table fits the console, with its wrapped column as narrow as its longest word.
 
-    Args:
-        columns: The headings.
-        rows: One cell per column.
-        right: The headings of right-aligned columns.
-        wrap: The heading of the column whose cells may be wrapped at spaces to make the table fit.
+    rich cannot compute this: it takes the longest word as the minimum of any column.
     """
-    drawn = Table(box=None, pad_edge=False)
+    total = 2 * (len(columns) - 1)  # two spaces between columns
     for column, *cells in zip(columns, *rows, strict=True):
-        may_wrap = column == wrap
         texts = [column, *(Text.from_markup(cell).plain for cell in cells)]
-        # rich takes the longest word as the minimum, even of columns that do not wrap.
-        parts = [part for text in texts for part in (text.split() if may_wrap else text.split("\n"))]
-        drawn.add_column(
-            column,
-            justify="right" if column in right else "left",
-            no_wrap=not may_wrap,
-            min_width=max(map(cell_len, parts), default=0),
-        )
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
-
-
-def fits(to: Console, drawn: Table) -> bool:
-    """Return whether a table fits the console, with its wrapped column as narrow as its longest word."""
-    return to.measure(drawn, options=to.options.update(max_width=_UNLIMITED)).minimum <= to.width
+        separator = None if column == wrap else "\n"
+        total += max((cell_len(part) for text in texts for part in text.split(separator)), default=0)
+    return total <= to.width
 
 
 def table_or_list(
@@ -103,10 +81,20 @@ def table_or_list(
 ) -> RenderableType:
     """Return a table if it fits the console, else a list with one block of lines per row.
 
-    The arguments are those of `make_table`.
+    Args:
+        to: The console.
+        columns: The headings.
+        rows: One cell per column, in the markup of rich.
+        right: The headings of right-aligned columns.
+        wrap: The heading of the column whose cells may be wrapped at spaces to make the table fit.
     """
-    drawn = make_table(columns, rows, right=right, wrap=wrap)
-    if fits(to, drawn):
+    if fits(to, columns, rows, wrap=wrap):
+        drawn = Table(box=None, pad_edge=False)
+        for column in columns:
+            justify: JustifyMethod = "right" if column in right else "left"
+            drawn.add_column(column, justify=justify, no_wrap=column != wrap)
+        for row in rows:
+            drawn.add_row(*row)
         return drawn
     label = max(map(len, columns[1:]))
     lines: list[str] = []
