@@ -146,6 +146,7 @@ def progress_bar(*, has_total: bool = True) -> Progress:
     Without a total, it is a spinner.
     """
     to = console(stderr=True)
+    to.quiet = not to.is_terminal  # rich 13.0 prints a newline even for a disabled bar
     text = TextColumn("{task.description}")
     if has_total:
         columns = (text, BarColumn(bar_width=20), MofNCompleteColumn())
