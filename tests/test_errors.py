@@ -181,7 +181,7 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "write it as"),
     "not both": (to("torch", X, gpu_id=0, device="cpu"), ValueError, ""),
     "is a decorator and has no 'nn'": (lambda: arraybridge.torch.nn, AttributeError, ""),  # type: ignore[attr-defined]
-    "no namespace in common": (lambda: arraybridge.array_namespace(X, to("torch", X)()), TypeError, ""),
+    "no common namespace": (lambda: arraybridge.array_namespace(X, to("torch", X)()), TypeError, ""),
 }
 MET = EXPLAINED | {
     "<U1": (to("torch", np.array(["a"])), DTYPE, "numbers"),

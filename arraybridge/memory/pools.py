@@ -187,7 +187,7 @@ class BufferPool:
         return self._drop(None, None)
 
     def _drop(self, device: Device | None, name: str | None) -> int:
-        """Drop the idle buffers of that framework on that device (None: any), and return their bytes."""
+        """Drop the idle buffers of a framework on a device (None: any), and return their bytes."""
         with self._lock:
             idle = self._idle
             gone = [b for b in idle if device in (None, b.place[1]) and name in (None, b.owner.name)]
