@@ -86,7 +86,7 @@ def test_compare_says_who_is_faster_and_from_where_on() -> None:
     text = str(result)
     assert "f: 10,000 elements; g: never" in text
     assert "100,000" in text
-    with pytest.raises(KeyError, match="'h' was not measured\. Pass one of f, g"):
+    with pytest.raises(KeyError, match=r"'h' was not measured\. Pass one of f, g"):
         result.crossover("h")
 
 

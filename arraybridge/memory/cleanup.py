@@ -38,8 +38,8 @@ __all__ = [
     "share_gpu_memory",
 ]
 
-#: Functions that empty the caches of this package. Each takes a device and the name of a framework (None
-#: stands for all) and returns the number of bytes freed.
+#: Functions that empty the caches of this package. Each takes a device (None: all)
+#: and the name of a framework (None: all), and returns the number of bytes freed.
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 

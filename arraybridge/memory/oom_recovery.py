@@ -71,7 +71,7 @@ def run_with_oom_recovery(
     """Call ``fn(*args, **kwargs)``; when memory runs out, free all caches and call it again.
 
     Before each retry, the objects of the failed attempt are released, garbage is collected, and the caches of
-    all loaded frameworks on that device are freed. Suspended generators are left alone, and keep their
+    all loaded frameworks on that device are freed. Suspended generators are not closed, and keep their
     objects alive. Other errors are not caught. ``fn`` must be safe to call again: it should not modify its
     arguments in place before it can fail, or ``before_retry`` should undo the modification. ``fn`` is not
     called again if one of its arguments is an iterator, because the first attempt may have read from it.

@@ -69,7 +69,7 @@ class Segment:
         _segments[key] = self
 
     def set_free(self) -> None:
-        """Mark the segment as unused, for all processes."""
+        """Clear the flag of the segment, for all processes."""
         self.in_use.value = False
 
     def __reduce__(self) -> tuple[Any, ...]:

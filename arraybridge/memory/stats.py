@@ -66,7 +66,7 @@ class MemoryStats(Table):
 
     Attributes:
         devices: The host first, then each accelerator.
-        note: What could not be read, and why; an empty string otherwise.
+        note: The reason, if the driver could not be read; an empty string otherwise.
     """
 
     devices: tuple[DeviceMemory, ...]
