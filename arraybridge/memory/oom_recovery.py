@@ -32,9 +32,9 @@ from arraybridge.types import new_cache, remember
 from arraybridge.validation import whole_number
 
 __all__ = [
+    "drop_tracebacks",
     "faults",
     "is_oom_error",
-    "let_go",
     "recovered",
     "run_with_oom_recovery",
     "split_and_retry",
@@ -215,7 +215,7 @@ def _without_fixed(fn: Callable[..., Any]) -> Callable[..., Any]:
 # -- one attempt -------------------------------------------------------------------------------------
 
 
-def let_go(error: BaseException) -> None:
+def drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an error and its chain, and with them the variables of finished frames."""
     for one in list(chain(error, sys.exception())):
         one.__traceback__ = None
@@ -463,7 +463,7 @@ class _Recovery:
         if obstacle:
             self._give_up(obstacle)
         reason = _described(self.failure)
-        let_go(self.failure)
+        drop_tracebacks(self.failure)
         self.failure = None
         gpu_id = self.gpu_id
         device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"

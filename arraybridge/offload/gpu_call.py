@@ -30,7 +30,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.hardware import driver, gpus
-from arraybridge.memory.oom_recovery import is_oom_error, let_go, recovered
+from arraybridge.memory.oom_recovery import drop_tracebacks, is_oom_error, recovered
 from arraybridge.offload.call_signature import (
     NoSignatureError,
     Proof,
@@ -469,7 +469,7 @@ class Offload:
     def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
         """Remember that the card could not do it, and say so."""
         why = first_line(error_text(error))
-        let_go(error)  # whose variables hold the card's memory
+        drop_tracebacks(error)  # whose variables hold the card's memory
         if is_oom_error(error) or isinstance(error, CannotSplitError):
             timings.refused = f"it ran out of memory on {gpu.name} before"
             return f"ran out of memory on {gpu.name} ({why}); this call was computed on the CPU"
