@@ -57,7 +57,7 @@ class SizeComparison(Table):
         return tuple(dict.fromkeys(name for name, _, _ in self.rows))
 
     def crossover(self, name: str | None = None) -> int | None:
-        """Return the smallest size from which the GPU is faster at every larger size, or None.
+        """Return the smallest size at and above which the GPU is faster; None if there is none.
 
         Args:
             name: The name of the function. Defaults to the first function.

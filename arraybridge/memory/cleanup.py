@@ -38,13 +38,13 @@ __all__ = [
     "share_gpu_memory",
 ]
 
-#: Functions that empty the caches of this package. Each takes a device (None: all)
-#: and the name of a framework (None: all), and returns the number of bytes freed.
+#: Functions that empty the caches of this package. Each takes a device (None: all) and the name of a
+#: framework (None: all), and returns the number of bytes freed.
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
 class SharedPoolError(MemoryConversionError, RuntimeError):
-    """An error for a CuPy that cannot allocate from another framework's pool."""
+    """An error of `share_gpu_memory`: CuPy cannot allocate from another framework's pool."""
 
 
 # -- freeing caches ----------------------------------------------------------------------------------
