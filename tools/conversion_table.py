@@ -1,9 +1,9 @@
-"""Writes the table of pairs into README.md and docs/conversion-table.md, and draws it.
+"""Write the table of pairs into README.md and docs/conversion-table.md, and draw it as an image.
 
-It is made of the table in the code, arraybridge/conversion/table.py.
+The source is the table in the code, arraybridge/conversion/table.py.
 
-python tools/conversion_table.py           rewrites the part of each file between the marks, and the picture
-python tools/conversion_table.py --check   changes nothing, and exits with 1 where one is out of date
+python tools/conversion_table.py           rewrites the part of each file between two comments, and the image
+python tools/conversion_table.py --check   changes nothing, and exits with 1 if a file is out of date
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PICTURE = CHECKOUT / "docs" / "_static" / "conversion-table.svg"
 BEGIN = "<!-- conversion table: begin -->"
 END = "<!-- conversion table: end -->"
 
-# What each route means on the host and on a card, in a word or two.
+# What each route means on the host and on a GPU.
 _WORDS = {
     "same": "–",
     "view": "shared",
@@ -30,23 +30,23 @@ _WORDS = {
     "device": "one copy",
     "host": "one copy",
 }
-# CuPy has no host arrays: with a framework that reaches its card it shares the memory of the card.
-_ON_CARD = " on the card"
+# CuPy has no host arrays. Frameworks that support its GPU share the memory of the GPU.
+_ON_GPU = " on the GPU"
 
 
 def cell_text(source: str, target: str) -> str:
-    """What the table says of a pair."""
+    """Return the text of the cell for a pair of frameworks."""
     route = cell(source, target).__name__
     words = _WORDS[route]
     if route == "host" and target in ("cupy", "pyclesperanto"):
         words = "two copies"  # out of one device, and into the other
     if route == "dlpack" and "cupy" in (source, target):
-        words += _ON_CARD
+        words += _ON_GPU
     return words if route == "same" else f"{words} (`{route}`)"
 
 
 def markdown(names: tuple[str, ...] = FRAMEWORKS) -> str:
-    """The table as GitHub shows it: sources down, targets across."""
+    """Return the table in Markdown: one row per source, one column per target."""
     lines = ["| from \\ to | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for source in names:
         cells = (cell_text(source, target) for target in names)
@@ -54,8 +54,7 @@ def markdown(names: tuple[str, ...] = FRAMEWORKS) -> str:
     return "\n".join(lines)
 
 
-# Of the picture: where the cells begin, how large they are, and the colour of each kind. It follows the
-# reader's choice of light or dark.
+# Position and size of the cells in the image. Colors follow the reader's light or dark mode.
 _LEFT, _TOP, _WIDTH, _HEIGHT = 112, 60, 63, 34
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
 _CLASSES = {"shared": "shared", "one copy": "one", "two copies": "two", "–": "same"}
@@ -70,12 +69,12 @@ _STYLE = """<style>
 
 
 def _label(name: str) -> list[str]:
-    """A long name in two lines, as a column has room for it."""
+    """Split a long name into two lines that fit into a column."""
     return [name] if len(name) < 9 else [name[:6] + "-", name[6:]]
 
 
 def picture(names: tuple[str, ...] = FRAMEWORKS) -> str:
-    """The table as SVG; its text can be read where it is 360 pixels wide."""
+    """Return the table as SVG, readable at a width of 360 pixels."""
     width, height = _LEFT + _WIDTH * len(names) + 8, _TOP + _HEIGHT * len(names) + 34
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" {_FONT}>',
@@ -97,33 +96,33 @@ def picture(names: tuple[str, ...] = FRAMEWORKS) -> str:
         )
         for column, target in enumerate(names):
             words = cell_text(source, target).partition(" (")[0]
-            kind, _, card = words.partition(_ON_CARD)
+            kind, on_gpu, _ = words.partition(_ON_GPU)
             x = _LEFT + _WIDTH * column
             lines.append(
                 f'<rect x="{x + 1}" y="{y + 1}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" rx="4"'
                 f' class="{_CLASSES[kind]}"/>'
             )
             word = kind.replace("one copy", "1 copy").replace("two copies", "2 copies")
-            star = "*" if words != kind else card
+            star = "*" if on_gpu else ""
             lines.append(f'<text x="{x + _WIDTH // 2}" y="{y + 22}">{word}{star}</text>')
-    note = "* on the card; CuPy has no host arrays"
+    note = "* on the GPU; CuPy has no host arrays"
     place = f'x="{width - 8}" y="{height - 12}" text-anchor="end"'
     lines.append(f'<text {place} class="note">{note}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def updated(text: str) -> str:
-    """``text`` with the part between the marks written anew.
+    """Return ``text`` with a new table between the two comments.
 
     Raises:
-        ValueError: a mark is missing.
+        ValueError: If a comment is missing.
     """
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     return f"{text[:begin]}\n{markdown()}\n{text[end:]}"
 
 
 def main() -> int:
-    """Rewrite or check the files; returns the exit status."""
+    """Rewrite or check the files, and return the exit status."""
     check = "--check" in sys.argv[1:]
     stale = 0
     for page in PAGES:
