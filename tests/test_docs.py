@@ -40,6 +40,7 @@ NEEDS = {
     "memory": ("torch",),
     "parallel": ("jax",),
     "quickstart": ("torch", "jax"),
+    "troubleshooting": ("torch", "jax"),
     "traces": ("tensorflow", "torch", "skimage"),
 }
 
