@@ -45,7 +45,13 @@ own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
 class SharedPoolError(MemoryConversionError, RuntimeError):
-    """CuPy cannot draw from another framework's memory now; the message says why."""
+    """CuPy holds memory of its own pool, so it cannot use PyTorch's pool.
+
+    Also a ``RuntimeError``. Call `share_gpu_memory` before the first CuPy array::
+
+        arraybridge.share_gpu_memory("torch")
+        x = cupy.zeros(3)
+    """
 
 
 # -- giving back -------------------------------------------------------------------------------------
@@ -213,11 +219,16 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
 
 
 class Coexistence(NamedTuple):
-    """What `coexist` did; it prints as one line for each variable.
+    """The result of `coexist`; it prints one line per variable.
 
     Attributes:
-        environment: the variables that it set, with their values.
-        too_late: frameworks that had opened their devices already and read the variables no more.
+        environment: The environment variables that were set, with their values.
+        too_late: The frameworks that had already initialized their devices.
+
+    Example:
+        >>> print(Coexistence({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, ("jax",)))
+        XLA_PYTHON_CLIENT_PREALLOCATE=false
+        too late for jax
     """
 
     environment: dict[str, str]

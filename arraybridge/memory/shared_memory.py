@@ -38,7 +38,18 @@ _ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
 
 
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
-    """The memory of a shared array went before the array arrived, or is out of this process's reach."""
+    """The memory of a shared array was freed before the array arrived, or another process cannot map it.
+
+    Also a ``RuntimeError``.
+
+    Example:
+        >>> import pickle
+        >>> location = pickle.dumps(shared((100, 100), "float32"))  # nothing keeps the array
+        >>> pickle.loads(location)
+        Traceback (most recent call last):
+            ...
+        arraybridge.memory.shared_memory.SharedMemoryGoneError: ...
+    """
 
 
 class Segment:

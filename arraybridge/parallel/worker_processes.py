@@ -26,7 +26,12 @@ __all__ = ["ProcessDiedError"]
 
 
 class ProcessDiedError(MemoryConversionError, RuntimeError):
-    """A process ended while it worked on an item."""
+    """A worker process ended while it processed an item.
+
+    Also a ``RuntimeError``. A note names the item. Process it alone to see the cause::
+
+        fn(items[3])  # in the main process
+    """
 
 
 class WorkerProcess:
