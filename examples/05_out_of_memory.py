@@ -1,15 +1,15 @@
 """
-Out of memory: retry, split, go on
-==================================
+Out of memory: retry and split
+==============================
 
-A batch that does not fit is halved until it does; what is finished is kept. To see it
-without a card that is too small, ``inject_oom`` lets every attempt on more rows than
-some number fail with torch's own error.
+If a batch does not fit into memory, ``oom_recovery="split"`` halves it until it fits.
+Completed parts are kept. ``inject_oom`` simulates a small GPU: each attempt with too many
+rows fails with PyTorch's own error.
 """
 
 # %%
-# A function whose memory grows with the batch: for each image, the maximum over many
-# shifted copies of it.
+# The memory of this function grows with the batch: for each image, it computes the
+# maximum over 25 shifted copies.
 import matplotlib.pyplot as plt
 import numpy as np
 import skimage
@@ -24,7 +24,7 @@ print(images.shape)
 
 @ab.torch(output_type="input", oom_recovery="split")
 def widened(images):
-    """The brightest of 25 neighbours of each pixel. (n, h, w)"""
+    """Return the maximum of each 5 × 5 neighborhood. images: (n, h, w)."""
     import torch
 
     shifts = [
@@ -32,32 +32,31 @@ def widened(images):
         for dy in range(-2, 3)
         for dx in range(-2, 3)
     ]
-    return torch.stack(shifts).amax(dim=0)  # 25 times the memory of the batch
+    return torch.stack(shifts).amax(dim=0)  # 25 times the memory
 
 
 whole = widened(images)
 
 # %%
-# The same with a card that holds 10 images
-# -----------------------------------------
+# A GPU that holds 10 images
+# --------------------------
 
-with inject_oom("torch", above_rows=10) as rehearsal:
+with inject_oom("torch", above_rows=10) as simulation:
     in_parts = widened(images)
 
-print("rows of each attempt:", rehearsal.attempts)
-print("attempts that failed:", rehearsal.raised)
+print("rows of each attempt:", simulation.attempts)
+print("attempts that failed:", simulation.raised)
 assert np.array_equal(in_parts, whole)  # bit for bit
 
 # %%
-# A picture of the splits
-# -----------------------
+# The parts
+# ---------
 # From the top: the whole batch fails, and fails again after all caches were freed. Then
-# parts of half the size, and of half of that, until one fits. Its size is used for the
-# rest; now and then a larger one is tried.
+# the size is halved until a part fits. That size is used for the rest of the batch.
 
 figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
 first = 0
-for attempt, rows in enumerate(rehearsal.attempts):
+for attempt, rows in enumerate(simulation.attempts):
     fits = rows <= 10
     axis.barh(
         attempt,
@@ -79,9 +78,9 @@ for attempt, rows in enumerate(rehearsal.attempts):
 assert first == len(images)
 axis.invert_yaxis()
 axis.set(xlabel="images of the batch", ylabel="attempt", xlim=(0, len(images)))
-axis.set_title("Red did not fit, green is finished and kept", size=11)
+axis.set_title("Red: did not fit. Green: completed and kept.", size=11)
 plt.show()
 
 # %%
-# Each step is logged to ``arraybridge.memory`` at level ``INFO``. :doc:`/memory` says
-# which functions may be split, and how to mark an argument that must stay whole.
+# Each step is logged to ``arraybridge.memory`` at level ``INFO``. :doc:`/memory`
+# describes which functions can be split, and how to exempt an argument.
