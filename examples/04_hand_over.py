@@ -57,8 +57,8 @@ score = detect(coins)
 # %%
 # Stage two needs the memory
 # --------------------------
-# ``free_memory()`` releases the caches of every loaded framework, and returns the number
-# of bytes. On a GPU, this includes the cached blocks of PyTorch and CuPy.
+# ``free_memory()`` releases the caches of every loaded framework, and returns the
+# number of bytes. On a GPU, this includes the cached blocks of PyTorch and CuPy.
 # ``free_memory("torch", 0)`` releases those of one framework on one GPU.
 
 freed = [ab.free_memory(), ab.free_memory()]

@@ -3,8 +3,8 @@ Out of memory: retry and split
 ==============================
 
 If a batch does not fit into memory, ``oom_recovery="split"`` halves it until it fits.
-Completed parts are kept. ``inject_oom`` simulates a small GPU: each attempt with too many
-rows fails with PyTorch's own error.
+Completed parts are kept. ``inject_oom`` simulates a small GPU: each attempt with too
+many rows fails with PyTorch's own error.
 """
 
 # %%

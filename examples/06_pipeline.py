@@ -80,6 +80,6 @@ plt.show()
 
 # %%
 # ``report.plot("run.png")`` writes this plot to a file. ``trace()`` around a run also
-# records the conversions between stages: see ``log.plot()``, and ``log.save("run.json")``
-# for Perfetto. On a machine with GPUs, each stage names one:
+# records the conversions between stages: see ``log.plot()``, and
+# ``log.save("run.json")`` for Perfetto. On a machine with GPUs, each stage names one:
 # ``@arraybridge.torch(gpu_id=0)``. See :doc:`/parallel`.

@@ -55,7 +55,8 @@ def traced(name, text):
 # %%
 # Trace it
 # --------
-# In a shell, run ``arraybridge trace measure.py``. The first line is the script's output.
+# In a shell, run ``arraybridge trace measure.py``. The first line is the output of the
+# script.
 
 before = traced("measure.py", SCRIPT)
 print(before)

@@ -3,8 +3,8 @@ Filter xarray and zarr data
 ===========================
 
 A filter written in PyTorch accepts an ``xarray.DataArray`` and returns one, with its
-coordinates and attributes. A zarr array that is larger than memory is processed chunk by
-chunk.
+coordinates and attributes. A zarr array that is larger than memory is processed in
+chunks.
 """
 
 # %%

@@ -90,7 +90,7 @@ plt.show()
 
 # %%
 # On a machine without a GPU, the OpenCL device is the CPU, so there is little to gain.
-# With a GPU, the lines diverge, and ``@gpu`` follows the faster one. ``explain`` returns
-# the decision for the next call, and its reason:
+# With a GPU, the lines diverge, and ``@gpu`` follows the faster one. ``explain``
+# returns the decision for the next call, and its reason:
 
 print(with_gpu.explain(image))

@@ -2,8 +2,8 @@
 A medical image in millimeters
 ==============================
 
-A ``SimpleITK.Image`` stores the size of its voxels and its position. A filter written in
-PyTorch accepts it, and the result has the same spacing, origin and metadata.
+A ``SimpleITK.Image`` stores the size of its voxels and its position. A filter written
+in PyTorch accepts it, and the result has the same spacing, origin and metadata.
 """
 
 # %%
@@ -29,8 +29,8 @@ scan.SetMetaData("PatientName", "Phantom")
 # %%
 # The filter
 # ----------
-# A blur of 1 mm has a different width in voxels along each axis. The function receives a
-# tensor with the axes z, y, x. The widths are passed as numbers.
+# A blur of 1 mm has a different width in voxels along each axis. The function receives
+# a tensor with the axes z, y, x. The widths are passed as numbers.
 
 
 @ab.torch(output_type="input")

@@ -16,13 +16,13 @@ from arraybridge.conversion.table import FRAMEWORKS, cell
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"
 PAGE = CHECKOUT / "docs" / "conversion-table.md"
-# A source distribution has no docs beside the README.
+# A source distribution has a README, but no docs.
 PAGES = [README, PAGE] if PAGE.is_file() else [README]
 PICTURE = CHECKOUT / "docs" / "_static" / "conversion-table.svg"
 BEGIN = "<!-- conversion table: begin -->"
 END = "<!-- conversion table: end -->"
 
-# What each route means on the host and on a GPU.
+# The meaning of each route on the host and on a GPU.
 _WORDS = {
     "same": "–",
     "view": "shared",
