@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import arraybridge
@@ -171,3 +172,39 @@ def test_each_error_and_warning_has_a_heading_with_an_answer() -> None:
         answer = section.partition("\n")[2].partition("\n## ")[0]
         sentences = re.findall(r"[.:](?:\s|$)", answer)
         assert len(sentences) > 1 or "{doc}" in answer, f"a short answer: {section}"
+
+
+def _layouts() -> dict[str, np.ndarray]:
+    """Return one array per row of the table of layouts. All but the second are aligned."""
+    x = arraybridge.aligned((4, 1024, 1024), "float32")
+    x[:] = 1
+    memory = arraybridge.aligned(x.nbytes + 4, "uint8")
+    read_only = x.view()
+    read_only.flags.writeable = False
+    return {
+        "C-contiguous, aligned to 64 bytes": x,
+        "not aligned to 64 bytes": memory[4:].view("float32").reshape(x.shape),
+        "transposed or otherwise permuted": x.transpose(2, 0, 1),
+        "strided, such as `x[::2, ::3]`": x[::2, ::3],
+        "reversed, such as `x[::-1]`": x[::-1],
+        "read-only NumPy": read_only,
+        "broadcast NumPy": np.broadcast_to(x[:1], x.shape),
+        "in the other byte order": x.view(x.dtype.newbyteorder()),
+    }
+
+
+@needs_pages
+def test_the_table_of_layouts_states_what_is_shared() -> None:
+    for name in ("torch", "jax", "tensorflow"):
+        require(name)
+    table = _read("conversion-table").partition("| layout | to NumPy ")[2].partition("\n\n")[0]
+    rows = {
+        cells[0]: cells[1:]
+        for cells in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
+    }
+    layouts = _layouts()
+    assert set(rows) == set(layouts)
+    for layout, array in layouts.items():
+        routes = [arraybridge.explain(array, target) for target in ("numpy", "torch", "jax", "tensorflow")]
+        stated = [cell.startswith("shared") for cell in rows[layout]]
+        assert [route.shares_memory for route in routes] == stated, layout
