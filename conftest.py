@@ -48,7 +48,7 @@ def required() -> frozenset[str]:
 
 
 @cache
-def nvidia_cards() -> str:
+def nvidia_gpus() -> str:
     """Return nvidia-smi's list of cards, "" where there is none. Asking it loads no framework."""
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -78,10 +78,10 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> list[str]:
     """Say which cards the tests see, and above all whether they are real."""
-    way = os.environ.get("ARRAYBRIDGE_EMULATED_CARD", "")
+    way = os.environ.get("ARRAYBRIDGE_EMULATED_GPU", "")
     if way:
         return [f"NVIDIA GPUs: EMULATED in host memory ({way}), by tests/emulated_gpu; no real GPU"]
-    return [f"NVIDIA cards: {nvidia_cards() or 'none'}"]
+    return [f"NVIDIA cards: {nvidia_gpus() or 'none'}"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -97,7 +97,7 @@ def _garbage_of_this_file_alone() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked ``gpu`` where there is no NVIDIA card, unless one is required."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and "gpu" not in required() and not nvidia_cards():
+    if marked and "gpu" not in required() and not nvidia_gpus():
         skip = pytest.mark.skip(reason="needs an NVIDIA card, and nvidia-smi lists none")
         for item in marked:
             item.add_marker(skip)
@@ -110,6 +110,6 @@ def pytest_runtest_call() -> Iterator[None]:
         return (yield)
     except RuntimeError as error:
         missing = "no kernel image is available for execution on the device" in str(error)
-        if missing and os.environ.get("ARRAYBRIDGE_EMULATED_CARD"):
+        if missing and os.environ.get("ARRAYBRIDGE_EMULATED_GPU"):
             pytest.skip("the emulated card cannot run this kernel of torch, which is machine code")
         raise

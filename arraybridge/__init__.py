@@ -1,4 +1,6 @@
-"""Arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto: exact, and shared where it can be.
+"""Convert arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto.
+
+Conversions preserve every value and dtype, and share memory if possible.
 
 >>> import numpy as np, arraybridge
 >>> arraybridge.convert(np.arange(3), "torch")
@@ -77,8 +79,8 @@ if _TYPE_CHECKING:
     from arraybridge.parallel.pipeline import Pipeline
     from arraybridge.parallel.prefetch import prefetch
 
-# In the order in which people need them. The decorators that are named after a framework are missing, so that
-# `from arraybridge import *` does not replace the modules `numpy` and `torch`; import them by name.
+# Decorators that are named after a framework are left out: `from arraybridge import *` must not replace the
+# modules `numpy` and `torch`.
 __all__ = [
     # convert
     "convert",
@@ -94,10 +96,10 @@ __all__ = [
     "to_gpu",
     "detect_memory_type",
     "aligned",
-    # know what happened
+    # inspect conversions
     "explain",
     "trace",
-    # run a function in its framework
+    # decorators
     "gpu",
     "memory_types",
     "DtypeConversion",
@@ -114,7 +116,7 @@ __all__ = [
     "gpu_available",
     "device_info",
     "array_namespace",
-    # many at a time
+    # parallel execution and benchmarks
     "device_map",
     "Pipeline",
     "prefetch",
@@ -146,7 +148,7 @@ __all__ = [
     "SourceMismatchError",
     "UnknownArrayError",
     "UnknownFrameworkError",
-    # settings, frameworks of your own
+    # settings, plug-ins
     "settings",
     "framework",
     "register",
@@ -157,11 +159,11 @@ __all__ = [
 
 __version__ = "1.0.0"
 
-# So that a later `import pyclesperanto` finds OpenCL, too.
+# A later `import pyclesperanto` then finds the OpenCL driver of the PoCL wheel.
 _use_pocl_wheel()
 
-# Loaded when first asked for, since together they take three times as long as all above. What is not in
-# `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
+# Loaded on first access, since these modules take three times as long to import as those above. Names
+# that are not in `__all__` are types of results, or rarely needed.
 _MODULES = {
     "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",

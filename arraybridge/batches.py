@@ -23,8 +23,8 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
     ARRAY,
     TREE,
+    additional_attributes,
     arrays_of,
-    attributes_beside,
     is_registered,
     kind_of,
     kinds,
@@ -89,7 +89,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
             return tree
         owner, data = source_of(tree)
         try:
-            return owner.batching.part(data, axis, start, stop)
+            return owner.batching.slice_axis(data, axis, start, stop)
         except MemoryConversionError as error:
             if place:
                 error.add_path(place)
@@ -311,40 +311,40 @@ class _Value(_Node):
 class _Column(_Node):
     """The arrays at one place: in one output array for all parts, or stored per part, by its first row."""
 
-    __slots__ = ("facts", "parts", "room")
+    __slots__ = ("buffer", "parts", "properties")
 
     def __init__(self, of: Joined, first: Any, place: str) -> None:
         super().__init__(of, place)
-        owner, data, self.facts = of.metadata(first, place)
+        owner, data, self.properties = of.metadata(first, place)
         shape = list(owner.shape(data))
         shape[of.axis] = of.rows
-        self.room = owner.batching.room(data, tuple(shape))
+        self.buffer = owner.batching.output_buffer(data, tuple(shape))
         self.parts: dict[int, Any] = {}
 
     def put(self, x: Any, start: int, count: int) -> None:
         of = self.of
         if (kinds.get(type(x)) or kind_of(x)) is not ARRAY:
             raise of.error(self.place, f"different values (an array and {_named(x)})")
-        owner, data, facts = of.metadata(x, self.place)
-        for what, fact in facts.items():
-            if fact != self.facts[what]:
-                raise of.error(self.place, f"different {what} ({self.facts[what]} and {fact})")
+        owner, data, properties = of.metadata(x, self.place)
+        for what, value in properties.items():
+            if value != self.properties[what]:
+                raise of.error(self.place, f"different {what} ({self.properties[what]} and {value})")
         rows = owner.shape(data)[of.axis]
         if rows != count and of.row_by_row:
             raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
-        if rows != count and self.room is not None:  # the final number of rows is unknown
-            self.parts[0] = owner.batching.part(self.room, of.axis, 0, start)
-            self.room = None
-        if self.room is None:
-            self.parts[start] = kept(x)
+        if rows != count and self.buffer is not None:  # the final number of rows is unknown
+            self.parts[0] = owner.batching.slice_axis(self.buffer, of.axis, 0, start)
+            self.buffer = None
+        if self.buffer is None:
+            self.parts[start] = snapshot(x)
             return
         along = (slice(None),) * (of.axis % len(owner.shape(data)))
-        with owner.runtime.beside(self.room):
-            self.room[*along, start : start + count] = data
+        with owner.runtime.device_guard(self.buffer):
+            self.buffer[*along, start : start + count] = data
 
     def result(self) -> Any:
-        if self.room is not None:
-            return self.room
+        if self.buffer is not None:
+            return self.buffer
         parts = list(self.parts.values())
         return source_of(parts[0])[0].batching.concatenate(parts, self.of.axis)
 
@@ -352,14 +352,14 @@ class _Column(_Node):
 class _Structure(_Node):
     """Containers of the same structure, which are joined by key."""
 
-    __slots__ = ("beside", "first", "nodes", "opened")
+    __slots__ = ("extra_attributes", "first", "nodes", "opened")
 
     def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
         super().__init__(of, place)
         self.first = first
         self.opened = open_container(first)
         #: The attributes of the container, which cannot be joined: they have to be the same in every part.
-        self.beside = {
+        self.extra_attributes = {
             name: _Value(of, value, f"{place}.{name}")
             for name, value in self._attributes_of(first, self.opened).items()
         }
@@ -372,16 +372,16 @@ class _Structure(_Node):
         opened = open_container(x) if kind_of(x) is TREE else None
         if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
             raise self.of.error(self.place, f"different structures ({outline(self.first)} and {outline(x)})")
-        beside = self._attributes_of(x, opened)
-        if beside.keys() != self.beside.keys():
+        extra_attributes = self._attributes_of(x, opened)
+        if extra_attributes.keys() != self.extra_attributes.keys():
             raise self.of.error(self.place, "different attributes")
-        for name, value in beside.items():
-            self.beside[name].put(value, start, count)
+        for name, value in extra_attributes.items():
+            self.extra_attributes[name].put(value, start, count)
         for name, child in zip(opened.names, opened.children, strict=True):
             self.nodes[name].put(child, start, count)
 
     def _attributes_of(self, x: Any, opened: Any) -> dict[str, Any]:
-        return {} if is_registered(x) else attributes_beside(x, opened)
+        return {} if is_registered(x) else additional_attributes(x, opened)
 
     def result(self) -> Any:
         return self.opened.rebuild([node.result() for node in self.nodes.values()])
@@ -405,7 +405,7 @@ class _RowList(_Node):
 
     def put(self, x: Any, start: int, count: int) -> None:
         if self.structure is None and _has_entry_per_row(x, count) and self._has_type(x):
-            self.parts[start] = map_arrays(x, _kept_entry), count
+            self.parts[start] = map_arrays(x, _snapshot_entry), count
             return
         if self.structure is None:
             self.structure = self._by_entry()
@@ -492,7 +492,7 @@ def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> boo
 
 
 def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
-    """Return the properties of a container that the results of all parts have in common."""
+    """Return the properties of a container that the results of all parts must share."""
     return type(tree), set(opened.names), opened.extra
 
 
@@ -500,20 +500,20 @@ def _named(x: Any) -> str:
     return "an array" if kind_of(x) is ARRAY else outline(x)
 
 
-def _kept_entry(x: Any) -> Any:
+def _snapshot_entry(x: Any) -> Any:
     """Return an entry of a row list that stays the same if a function writes to its buffers again."""
     _, data = source_of(x)
     if carrier_of(x) is None:
-        return kept(x) if data is x else x
+        return snapshot(x) if data is x else x
     if registry.find_owner(data) is None:  # an image or a file, whose values are read later
         return x
     try:
         return copy.deepcopy(x)
-    except Exception:  # noqa: BLE001  # of its class; a memoryview, for one, cannot be copied
+    except Exception:  # noqa: BLE001  # __deepcopy__ of any class; memoryviews, for example, cannot be copied
         return x
 
 
-def kept(x: Any) -> Any:
+def snapshot(x: Any) -> Any:
     """Return an array itself if it is immutable or tracked for gradients, otherwise a copy."""
     owner, data = source_of(x)
     if owner.mutable:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from arraybridge.reasons import Reason
@@ -17,7 +16,7 @@ from arraybridge.types import hooks
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """``" (did you mean 'torch'?)"`` for a misspelt word, or nothing."""
+    """Return ``" (did you mean 'torch'?)"`` for a misspelled name, or an empty string."""
     import difflib  # costs 5 ms, and only a mistake needs it
 
     close = difflib.get_close_matches(word.lower(), list(names), n=1)
@@ -25,16 +24,16 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def text_of(error: BaseException) -> str | None:
-    """The message of an error; None where asking for it raises."""
+    """Return the message of an error, or None if its ``__str__`` raises."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # what stands in __str__ is unknown
+    except Exception:  # noqa: BLE001  # __str__ of a third-party class may raise anything
         return None
 
 
 def note_on(error: BaseException, note: str) -> None:
-    """Add a note to an error of somebody else, where its class lets one: a frozen dataclass does not."""
-    with suppress(Exception):  # what stands in its __setattr__ is unknown
+    """Add a note to a third-party error, unless its class rejects attributes, as frozen dataclasses do."""
+    with suppress(Exception):  # __setattr__ of a third-party class may raise anything
         BaseException.add_note(error, note)
 
 
@@ -43,24 +42,23 @@ def first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def told(error: BaseException) -> str:
-    """``"ValueError: its message"``, or the class alone where there is no message to be had."""
-    words = text_of(error)
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+def error_text(error: BaseException) -> str:
+    """Return ``"ValueError: its message"``, or only the class name if there is no message."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-# File → what Python keeps of the warnings that it has shown for its lines.
+# For each file, the registry in which Python records the warnings that it has shown.
 _shown: dict[str, dict[Any, int]] = {}
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's code that called this package, however deep inside it we stand."""
+    """Emit a warning at the line of the user's code that called this package."""
     file, line = hooks.user_line()
     warnings.warn_explicit(message, category, file, line, registry=_shown.setdefault(file, {}))
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
     """A sentence that states what to do instead, with the expressions that it names.
 
     Attributes:
@@ -90,7 +88,7 @@ class Advice:
 
     def about(self, subject: str) -> Advice:
         """Return the same advice about another object, such as ``{x}.data`` instead of ``{x}``."""
-        return replace(self, subject=self.subject.format(x=subject))
+        return self._replace(subject=self.subject.format(x=subject))
 
 
 def literal(text: str) -> str:
@@ -179,7 +177,7 @@ class MemoryConversionError(Exception):
         cast: Cast | None = None,
         place: str = "",
     ) -> None:
-        # Built from its four parts, in a row or by keywords, as arraybridge 0.2 to 0.5 does it.
+        # arraybridge 0.2 to 0.5 passes source, target, method and reason by position or by keyword.
         if parts:
             source_type, target_type, method, reason = (problem, *parts)
             problem = ""
@@ -199,7 +197,7 @@ class MemoryConversionError(Exception):
         self._path = ""
 
     def __str__(self) -> str:
-        """Return the whole message; nothing else puts the parts together."""
+        """Return the message, made from ``place``, ``problem`` and ``advice``."""
         message = _sentences(self.problem, self.advice)
         if not self.place:
             return message
@@ -260,7 +258,7 @@ class FrameworkNotInstalledError(MemoryConversionError, ImportError):
         >>> try:
         ...     array = arraybridge.convert(np.ones(2), "mlx")
         ... except arraybridge.FrameworkNotInstalledError as error:
-        ...     array = np.ones(2)  # go on without it
+        ...     array = np.ones(2)  # continue without it
     """
 
     def add_path(self, path: str) -> None:

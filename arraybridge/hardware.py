@@ -1,8 +1,9 @@
-"""The NVIDIA cards and the memory of this machine, by nvidia-ml-py and psutil.
+"""Query the NVIDIA GPUs and the memory of this machine through nvidia-ml-py and psutil.
 
-Nothing here imports a framework, opens a card or wakes CUDA's driver: the process may be forked afterwards.
+No function here imports a framework, creates a CUDA context or initializes the CUDA driver. The process can
+therefore still be forked afterwards.
 
-Both packages are imported by the first question, since they take 0.1 s.
+Both packages are imported on first use, because importing them takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """One card, or one slice of a card (MIG).
+class Gpu:
+    """A GPU, or one MIG slice of a GPU.
 
     Attributes:
-        index: its number, as CUDA counts in this process.
-        name: as the driver calls it.
-        uuid: ``"GPU-…"``, of a slice ``"MIG-…"``.
-        pci: its address on the bus, as in ``"0000:3b:00.0"``; of a slice that of its card.
-        total: bytes of its memory; None for cards that share the host's.
+        index: The CUDA device number in this process.
+        name: The product name that the driver reports.
+        uuid: ``"GPU-…"``, or ``"MIG-…"`` for a slice.
+        pci: The PCI bus address, such as ``"0000:3b:00.0"``. A slice has the address of its GPU.
+        total: The GPU memory in bytes, or None for GPUs that share the host's memory.
     """
 
     index: int
@@ -37,21 +38,27 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A card now: bytes, per cent, degrees Celsius. None stands for what it does not tell.
+class GpuReading:
+    """The state of a GPU at one moment. Values that the GPU does not report are None.
 
-    ``holders``: bytes by process id. It is empty where the driver tells no sizes; inside a container the
-    driver may count processes from outside.
+    Attributes:
+        total: The GPU memory in bytes.
+        free: The free GPU memory in bytes.
+        load: The utilization in percent.
+        temperature: The temperature in degrees Celsius.
+        memory_by_process: The bytes that each process uses, by process id. Empty if the driver does not
+            report sizes. Inside a container it may include processes from outside.
     """
 
     total: int | None
     free: int | None
     load: int | None
     temperature: int | None
-    holders: Mapping[int, int]
+    memory_by_process: Mapping[int, int]
 
     @property
     def used(self) -> int | None:
+        """The GPU memory in use, in bytes."""
         return None if self.total is None or self.free is None else self.total - self.free
 
 
@@ -60,10 +67,10 @@ class Driver:
     """The NVIDIA driver.
 
     Attributes:
-        version: its version; ``""`` if there is none, or it does not answer.
-        cuda: the newest CUDA that it runs.
-        reason: why there is no version.
-        is_silent: whether a driver is installed that does not answer.
+        version: The driver version, or ``""`` if no driver is installed or it does not respond.
+        cuda: The newest CUDA version that the driver supports, as (major, minor).
+        reason: Why there is no version.
+        is_silent: True if a driver is installed but does not respond.
     """
 
     version: str = ""
@@ -72,59 +79,60 @@ class Driver:
     is_silent: bool = False
 
 
-# -- cards -------------------------------------------------------------------------------------------
+# -- GPUs --------------------------------------------------------------------------------------------
 
 
-def cards() -> tuple[Card, ...]:
-    """The cards that CUDA shows to this process.
+def gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows to this process.
 
-    The numbers follow ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` as they are now. (CUDA reads them
-    once, when the first framework opens a card.) CUDA counts the fastest card first, by a rule that NVIDIA
-    does not tell: where they differ, only ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes the numbers certain.
+    The numbers follow the current values of ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. (CUDA reads
+    them once, when the first framework uses a GPU.) By default, CUDA numbers the fastest GPU first, by a rule
+    that NVIDIA does not document. For GPUs of different models, only ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes
+    the numbers reliable.
 
-    >>> [card.index for card in cards()] == [*range(len(cards()))]
+    >>> [gpu.index for gpu in gpus()] == [*range(len(gpus()))]
     True
     """
-    return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
+    return _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
-def cards_for(cuda: int) -> tuple[Card, ...]:
-    """Return the cards that programs built for this major version of CUDA can use, as `cards` numbers them.
+def gpus_for(cuda: int) -> tuple[Gpu, ...]:
+    """Return the GPUs, numbered as in `gpus`, that programs built for this CUDA major version can use.
 
-    Empty if the driver is older: CUDA then finds no GPU. Wakes no driver.
+    The result is empty if the driver is older, because CUDA then finds no GPU.
     """
     newest = driver().cuda
-    return () if newest is not None and newest[0] < cuda else cards()
+    return () if newest is not None and newest[0] < cuda else gpus()
 
 
-def reading(card: Card) -> Reading:
-    """What a card of `cards` tells now."""
-    handle = _ask("nvmlDeviceGetHandleByUUID", card.uuid)
-    holders: Counter[int] = Counter()
-    for process in _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []:
+def read_gpu(gpu: Gpu) -> GpuReading:
+    """Return the current state of a GPU."""
+    handle = _query("nvmlDeviceGetHandleByUUID", gpu.uuid)
+    memory_by_process: Counter[int] = Counter()
+    for process in _query("nvmlDeviceGetComputeRunningProcesses", handle) or []:
         if process.usedGpuMemory is not None:
-            holders[process.pid] += int(process.usedGpuMemory)
-    return Reading(
-        total=_ask("nvmlDeviceGetMemoryInfo", handle, part="total"),
-        free=_ask("nvmlDeviceGetMemoryInfo", handle, part="free"),
-        load=_ask("nvmlDeviceGetUtilizationRates", handle, part="gpu"),
-        temperature=_ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
-        holders=holders,
+            memory_by_process[process.pid] += int(process.usedGpuMemory)
+    return GpuReading(
+        total=_query("nvmlDeviceGetMemoryInfo", handle, field="total"),
+        free=_query("nvmlDeviceGetMemoryInfo", handle, field="free"),
+        load=_query("nvmlDeviceGetUtilizationRates", handle, field="gpu"),
+        temperature=_query("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+        memory_by_process=memory_by_process,
     )
 
 
 def free_memory(index: int) -> int | None:
-    """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    uuid = next((card.uuid for card in cards() if card.index == index), None)
-    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
-    free: int | None = _ask("nvmlDeviceGetMemoryInfo", handle, part="free")
+    """Return the free bytes of a GPU, or None if it does not exist or does not report them."""
+    uuid = next((gpu.uuid for gpu in gpus() if gpu.index == index), None)
+    handle = _query("nvmlDeviceGetHandleByUUID", uuid)
+    free: int | None = _query("nvmlDeviceGetMemoryInfo", handle, field="free")
     return free
 
 
 def driver() -> Driver:
-    """The NVIDIA driver, or why there is none."""
-    version = _ask("nvmlSystemGetDriverVersion")
-    cuda = _ask("nvmlSystemGetCudaDriverVersion_v2")
+    """Return the NVIDIA driver, or the reason why it cannot be used."""
+    version = _query("nvmlSystemGetDriverVersion")
+    cuda = _query("nvmlSystemGetCudaDriverVersion_v2")
     nvml = _nvml()
     newest = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
     return Driver(version or "", newest, reason=nvml.reason, is_silent=nvml.is_silent)
@@ -132,91 +140,97 @@ def driver() -> Driver:
 
 @dataclass(frozen=True, slots=True)
 class _Nvml:
-    """NVIDIA's management library, or why it does not start."""
+    """NVIDIA's management library (NVML), or the reason why it does not start."""
 
     library: ModuleType | None
     reason: str = ""
-    #: Whether a driver is installed that does not answer.
+    #: True if a driver is installed but does not respond.
     is_silent: bool = False
 
 
 @cache
 def _nvml() -> _Nvml:
-    """Start NVIDIA's management library once."""
+    """Initialize NVML once per process."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return _Nvml(None, "there is no NVIDIA driver")
-        return _Nvml(None, f"the NVIDIA driver does not answer: {error}", is_silent=True)
+            return _Nvml(None, "no NVIDIA driver is installed")
+        return _Nvml(None, f"the NVIDIA driver does not respond: {error}", is_silent=True)
     return _Nvml(pynvml)
 
 
-def _ask(question: str, *arguments: Any, part: str = "") -> Any:
-    """An answer of NVML, or a part of it; None for what a card does not tell, or a driver is too old for."""
+def _query(function: str, *arguments: Any, field: str = "") -> Any:
+    """Call an NVML function and return its result, or the named field of it.
+
+    Returns:
+        The value, or None if the GPU does not report it, the driver is too old, or an argument is None.
+    """
     library = _nvml().library
     if library is None or None in arguments:
         return None
     try:
-        answer = getattr(library, question)(*arguments)
+        result = getattr(library, function)(*arguments)
     except library.NVMLError:
         return None
-    return getattr(answer, part) if part else answer
+    return getattr(result, field) if field else result
 
 
 @cache
-def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
-    """The cards under these variables."""
-    groups = list(filter(None, map(_with_slices, range(_ask("nvmlDeviceGetCount") or 0))))
-    # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
-    if order != "PCI_BUS_ID" and len({card.name for card, *_ in groups}) > 1:
+def _visible_gpus(visible: str | None, order: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows under these values of the two environment variables."""
+    groups = list(filter(None, map(_gpu_with_slices, range(_query("nvmlDeviceGetCount") or 0))))
+    # NVML numbers GPUs by PCI address. CUDA does the same for GPUs of one model, which are equally fast.
+    if order != "PCI_BUS_ID" and len({gpu.name for gpu, *_ in groups}) > 1:
         groups.sort(key=_speed, reverse=True)
-    usable = [next(iter(slices), card) for card, *slices in groups]
-    every = [card for group in groups for card in group]
-    chosen = usable if visible is None else _named(visible, usable, every)
-    # CUDA shows one slice to a process, and no card beside it.
-    slices = [card for card in chosen if card.uuid.startswith("MIG-")]
-    return tuple(replace(card, index=index) for index, card in enumerate(slices[:1] or chosen))
+    usable = [next(iter(slices), gpu) for gpu, *slices in groups]
+    candidates = [gpu for group in groups for gpu in group]
+    chosen = usable if visible is None else _select(visible, usable, candidates)
+    # CUDA shows a single slice to a process, and no GPU in addition.
+    slices = [gpu for gpu in chosen if gpu.uuid.startswith("MIG-")]
+    return tuple(replace(gpu, index=index) for index, gpu in enumerate(slices[:1] or chosen))
 
 
-def _with_slices(index: int) -> list[Card]:
-    """A card as NVML counts, and its slices (MIG) after it; nothing where it does not answer."""
-    handle = _ask("nvmlDeviceGetHandleByIndex", index)
-    address = _ask("nvmlDeviceGetPciInfo", handle, part="busIdLegacy") or ""
-    is_divided = (_ask("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
-    count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
-    parts = [_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0)]
+def _gpu_with_slices(index: int) -> list[Gpu]:
+    """Return the GPU with this NVML number, followed by its MIG slices; empty if it does not respond."""
+    handle = _query("nvmlDeviceGetHandleByIndex", index)
+    address = _query("nvmlDeviceGetPciInfo", handle, field="busIdLegacy") or ""
+    is_divided = (_query("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
+    count = _query("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
+    slices = [_query("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0)]
     group = []
-    for one in (handle, *parts):
-        name = _ask("nvmlDeviceGetName", one) or ""
-        uuid = _ask("nvmlDeviceGetUUID", one)
-        total = _ask("nvmlDeviceGetMemoryInfo", one, part="total")
+    for device in (handle, *slices):
+        name = _query("nvmlDeviceGetName", device) or ""
+        uuid = _query("nvmlDeviceGetUUID", device)
+        total = _query("nvmlDeviceGetMemoryInfo", device, field="total")
         if uuid is not None:
-            group.append(Card(index, name, uuid, address.lower(), total))
+            group.append(Gpu(index, name, uuid, address.lower(), total))
     return group
 
 
-def _speed(group: list[Card]) -> int:
-    """Cores times clock, which is what CUDA's own order agrees with as far as is known."""
-    handle = _ask("nvmlDeviceGetHandleByUUID", group[0].uuid)
-    cores = _ask("nvmlDeviceGetNumGpuCores", handle)
-    clock = _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
+def _speed(group: list[Gpu]) -> int:
+    """Return cores times clock rate, the order that CUDA uses as far as is known."""
+    handle = _query("nvmlDeviceGetHandleByUUID", group[0].uuid)
+    cores = _query("nvmlDeviceGetNumGpuCores", handle)
+    clock = _query("nvmlDeviceGetMaxClockInfo", handle, 1)
     return int(cores or 0) * int(clock or 0)
 
 
-def _named(visible: str, usable: list[Card], every: list[Card]) -> list[Card]:
-    """Cards and slices that ``CUDA_VISIBLE_DEVICES`` names, up to the first word that names none."""
-    chosen: list[Card] = []
-    for word in map(str.strip, visible.split(",")):
-        # The beginning of an identity is enough, where it is the only one that begins so.
-        alike = [card for card in every if word and card.uuid.startswith(word)]
-        matches = usable[int(word) : int(word) + 1] if word.isdigit() else alike
+def _select(visible: str, usable: list[Gpu], candidates: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs and slices in ``CUDA_VISIBLE_DEVICES``, up to the first entry that matches none."""
+    chosen: list[Gpu] = []
+    for entry in map(str.strip, visible.split(",")):
+        if entry.isdigit():
+            matches = usable[int(entry) : int(entry) + 1]
+        else:
+            # CUDA accepts the beginning of a UUID if it is unambiguous.
+            matches = [gpu for gpu in candidates if entry and gpu.uuid.startswith(entry)]
         if len(matches) != 1:
             break
         chosen += matches
-    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA refuses one that is named twice
+    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA shows no GPU if an entry is repeated
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -224,7 +238,7 @@ def _named(visible: str, usable: list[Card], every: list[Card]) -> list[Card]:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of host memory: all, and those that are available without swapping."""
+    """Host memory in bytes: in total, and available without swapping."""
 
     total: int
     available: int
@@ -232,21 +246,21 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes of host memory that a process uses: now, and at most so far."""
+    """Host memory of a process in bytes: used now, and its peak so far."""
 
     used: int
     peak: int
 
 
 def host_memory() -> HostMemory:
-    """Return total and available host memory."""
+    """Return the total and the available host memory."""
     import psutil
 
     memory = psutil.virtual_memory()
     return HostMemory(total=int(memory.total), available=int(memory.available))
 
 
-def own_memory() -> ProcessMemory:
+def process_memory() -> ProcessMemory:
     """Return the host memory of this process."""
     import psutil
 

@@ -1,4 +1,4 @@
-"""Why an array is shared, copied or rejected: one `Reason` per kind, and the only place that makes its text.
+"""Reasons why an array is shared, copied or rejected, and their texts.
 
 Code decides by the `code` of a `Cause`. Its `text` is for people, and may change at any time.
 """
@@ -80,6 +80,9 @@ class Reason(StrEnum):
     #: The text of a plug-in.
     OTHER = auto()
 
+    # That of Enum is written in Python, and takes three times as long.
+    __hash__ = str.__hash__
+
 
 #: Reasons whose advice names the layout of the array.
 DEPENDS_ON_LAYOUT = frozenset(
@@ -154,48 +157,48 @@ def _other_device(cause: Cause) -> str:
 
 #: The text of each reason: a template that is formatted with its `Cause`, or a function of it.
 TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
-    Reason.SAME_OBJECT: "it is there already",
-    Reason.SHARED_HOST_MEMORY: "both see the same host memory",
-    Reason.SHARED_DEVICE_MEMORY: "both see the memory of {0.device}",
-    Reason.SHARED_MEMORY: "both see the same memory",
+    Reason.SAME_OBJECT: "it is already there",
+    Reason.SHARED_HOST_MEMORY: "both use the same host memory",
+    Reason.SHARED_DEVICE_MEMORY: "both use the memory of {0.device}",
+    Reason.SHARED_MEMORY: "both use the same memory",
     Reason.REPLICA_ON_DEVICE: "one of its replicas is on {0.device}",
-    Reason.COPY_REQUESTED: "copy=True was asked for",
-    Reason.CAST_REQUESTED: "a cast to {0.dtype} was asked for",
+    Reason.COPY_REQUESTED: "copy=True was passed",
+    Reason.CAST_REQUESTED: "dtype={0.dtype} was passed",
     Reason.NOT_C_CONTIGUOUS: "it is not C-contiguous",
-    Reason.NOT_COMPACT: "it is no permutation of a compact array, and XLA knows no other strides",
-    Reason.STRIDES_IGNORED: "this JAX imports memory as C-contiguous, whatever its strides",
-    Reason.NEGATIVE_STRIDES: "{0.framework} has no negative strides",
+    Reason.NOT_COMPACT: "it is not a permutation of a compact array, and XLA supports no other strides",
+    Reason.STRIDES_IGNORED: "this version of JAX ignores strides on import",
+    Reason.NEGATIVE_STRIDES: "{0.framework} does not support negative strides",
     Reason.STRIDE_MULTIPLES: "its strides are not multiples of the element size",
     Reason.MISALIGNED: "its memory is not aligned to {0.alignment} bytes",
     Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
-    Reason.BYTE_ORDER: "its bytes are in the other order",
+    Reason.BYTE_ORDER: "it is in the other byte order",
     Reason.READ_ONLY: _read_only,
     Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
     Reason.REPLICATED: "it is replicated over several devices, and {0.framework} could write to one replica",
     Reason.LAZY_VALUES: "its conj or neg bit is set",
     Reason.FLOAT8: "TensorFlow imports float8 only by a copy",
-    Reason.COPIES_ONLY: "{0.framework} takes memory of the host by a copy alone",
-    Reason.MANAGED_MEMORY: "it lies in managed memory",
-    Reason.SEVERAL_SHARDS: "several devices hold a part of it each",
+    Reason.COPIES_ONLY: "{0.framework} imports host memory only by a copy",
+    Reason.MANAGED_MEMORY: "it is in managed memory",
+    Reason.SEVERAL_SHARDS: "it is sharded over several devices",
     Reason.NO_SHARED_MEMORY: (
-        "{0.source} on {0.source_device} and {0.framework} on {0.device} share no memory"
+        "{0.source} on {0.source_device} and {0.framework} on {0.device} do not share memory"
     ),
     Reason.OTHER_DEVICE: _other_device,
-    Reason.SEPARATE_MEMORY: "{0.device} has memory of its own",
+    Reason.SEPARATE_MEMORY: "{0.device} has separate memory",
     Reason.UNREADABLE_DEVICE: "no framework here reads memory on {0.source_device}",
     Reason.FILE: "it is read from {0.source}",
-    Reason.SEPARATE_COLUMNS: "the columns of the table lie apart",
-    Reason.MASKED_STORAGE: "{0.source} keeps {0.source_dtype} with a mask",
-    Reason.CHUNKED_STORAGE: "{0.source} keeps it in pieces or bits",
-    Reason.CARRIER_COPIES: "{0.source} hands out a copy of its pixels",
+    Reason.SEPARATE_COLUMNS: "the columns of the table are separate arrays",
+    Reason.MASKED_STORAGE: "{0.source} stores {0.source_dtype} with a mask",
+    Reason.CHUNKED_STORAGE: "{0.source} stores it in chunks or packed bits",
+    Reason.CARRIER_COPIES: "{0.source} returns a copy of its pixels",
     Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
-    Reason.NUMPY_SCALAR: "a scalar of NumPy is a value, with no memory to share",
-    Reason.NATIVE_COPY: "{0.call} copies what could be shared",
+    Reason.NUMPY_SCALAR: "a NumPy scalar has no memory to share",
+    Reason.NATIVE_COPY: "{0.call} copies, although the memory could be shared",
     Reason.NATIVE_CAST: "it is a cast to {0.dtype}",
     Reason.NARROWED: "it is narrowed from {0.source_dtype} to {0.dtype}, since JAX's x64 is off",
-    Reason.RESHARDED: "it is laid out anew over devices",
+    Reason.RESHARDED: "it is redistributed over devices",
     Reason.REQUIRES_GRAD: "it requires grad",
-    Reason.OTHER_SOURCE: "declared {0.framework}, found {0.source}",
-    Reason.NO_DEVICE: "{0.framework} finds no device",
+    Reason.OTHER_SOURCE: "the declared source is {0.framework}, but the array is of {0.source}",
+    Reason.NO_DEVICE: "{0.framework} has no device",
     Reason.OTHER: "{0.words}",
 }

@@ -29,7 +29,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Pytree
-from arraybridge.frameworks.protocol_producers import is_foreign_array, offers_alone
+from arraybridge.frameworks.protocol_producers import is_protocol_producer, offers_on_instance
 from arraybridge.types import exact_key, new_cache, remember
 
 # -- what a value is -----------------------------------------------------------------------------------
@@ -90,27 +90,34 @@ def _kind_of(value: Any) -> Kind:
     cls = type(value)
     kind = kinds.get(cls)
     if kind is None:
-        if cls in _PLAIN or isinstance(value, (np.generic, type)):
-            kind = LEAF
-        elif cls in _BUILT_IN:
-            kind = TREE
-        elif registry.find_owner(value) is not None:
-            kind = ARRAY
-        elif carrier_of(value) is not None:
-            kind = _DEPENDS
-        elif is_foreign_array(value) and not offers_alone(value):
-            kind = ARRAY
-        else:
-            kind = TREE if _is_container(value) else _DEPENDS
-        remember(kinds, cls, kind)
-    if kind is not _DEPENDS:
-        return kind
+        kind = remember(kinds, cls, _shared_kind(value))
+    return _inspected_kind(value) if kind is _DEPENDS else kind
+
+
+def _shared_kind(value: Any) -> Kind:
+    """Return the kind of all values of the class of ``value``; `DEPENDS` if each has to be inspected."""
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, (np.generic, type)):
+        return LEAF
+    if cls in _BUILT_IN:
+        return TREE
+    if registry.find_owner(value) is not None:
+        return ARRAY
+    if carrier_of(value) is not None:
+        return _DEPENDS
+    if is_protocol_producer(value) and not offers_on_instance(value):
+        return ARRAY
+    return TREE if _is_container(value) else _DEPENDS
+
+
+def _inspected_kind(value: Any) -> Kind:
+    """Return the kind of one value whose class does not decide it."""
     # Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
     if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
         return ARRAY  # first, since zarr's arrays are dataclasses
     if _is_container(value):
         return TREE
-    return ARRAY if offers_alone(value) else LEAF
+    return ARRAY if offers_on_instance(value) else LEAF
 
 
 def _field_names(cls: type) -> list[str] | None:
@@ -215,7 +222,7 @@ class Container(ABC):
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
-        return self._checked(self._make, children)
+        return self._rebuild_checked(self._make, children)
 
     def with_items(self, items: Sequence[Any]) -> Any:
         """Return a list like this one with any number of items; its attributes and fields stay.
@@ -223,9 +230,9 @@ class Container(ABC):
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
-        return self._checked(self._make_with_items, items)
+        return self._rebuild_checked(self._make_with_items, items)
 
-    def _checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
+    def _rebuild_checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
         try:
             return make(children)
         except _OF_CLASSES as error:
@@ -254,7 +261,7 @@ def open_container(tree: Any) -> Container:
     base = _base_of(tree)
     if base is not None:
         items = _Dict(tree, base) if base is dict or base is OrderedDict else _Sequence(tree, base)
-        fields = [] if type(tree) in _BUILT_IN else _fields_beside(tree, items.children)
+        fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
         return _Attributes(tree)  # also if it is a mapping, whose class need not accept a dict
@@ -316,7 +323,7 @@ class _Field(NamedTuple):
     name: str
 
 
-def _fields_beside(tree: Any, items: Sequence[Any]) -> list[_Field]:
+def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
     """Return the fields of a container with items, but for attributes that refer to one of these items.
 
     Those follow the item (`_replace_attributes`), which is impossible for slots.
@@ -706,7 +713,7 @@ def outline(tree: Any) -> str:
     return f"{article} {name}{size}"
 
 
-def attributes_beside(tree: Any, opened: Container) -> dict[str, Any]:
+def additional_attributes(tree: Any, opened: Container) -> dict[str, Any]:
     """Return the attributes of a container that are neither its children nor computed from them."""
     if isinstance(opened, _Mapping):
         return {}  # its class makes them of the items

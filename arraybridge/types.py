@@ -1,4 +1,4 @@
-"""The small types that every part of the package speaks: framework names and devices."""
+"""Types that all layers share: framework names, devices, hooks and caches."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Hooks:
         native_device: Returns the object of a framework for a device. Set in frameworks/registry.py.
         read_device: Returns the device of an object of a framework; None for other objects. Set in
             frameworks/registry.py.
-        user_line: Returns the file and line of the user's code. Set in timeline/events.py.
+        user_line: Returns the file and line of the user's code. Set in tracing/events.py.
         annotate: Opens a context in which a profiler shows the names of operations. Set in
-            conversion/trace.py.
-        decorator_of: Returns the decorator of a framework. Set in functions/decorators.py.
+            tracing/trace_log.py.
+        decorator_of: Returns the decorator of a framework. Set in decorators/framework_decorators.py.
     """
 
     __slots__ = ("annotate", "decorator_of", "native_device", "read_device", "user_line")
@@ -48,7 +48,7 @@ hooks = Hooks()
 
 
 class MemoryType(StrEnum):
-    """The built-in frameworks by name; a member may stand wherever a framework's name may.
+    """The names of the built-in frameworks. Members are accepted wherever a framework name is.
 
     >>> MemoryType.TORCH == "torch"
     True
@@ -61,21 +61,21 @@ class MemoryType(StrEnum):
     TENSORFLOW = "tensorflow"
     PYCLESPERANTO = "pyclesperanto"
 
-    # Enum hashes a member by its name; hashing it as the string that it is lets a member find
-    # an entry stored under the plain string, without a conversion on every call.
+    # Enum hashes a member by its name. With the hash of the string, a member finds the cache entries that
+    # were stored under the plain string.
     __hash__ = str.__hash__
 
 
-_WORDS = r"(cpu|gpu|opencl|cuda|rocm|hip|mps|xpu|tpu)(?::(\d+))?"
+_DEVICE_STRING = r"(cpu|gpu|opencl|cuda|rocm|hip|mps|xpu|tpu)(?::(\d+))?"
 _TENSORFLOW_NAME = r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Device:
-    """A place where arrays live: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
+    """A device that holds arrays: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
 
     ``kind`` is ``"cpu"``, ``"gpu"`` (any accelerator: CUDA, ROCm, XPU, MPS, TPU) or ``"opencl"``.
-    Two devices are equal when kind and index are; a device also equals the words that name it.
+    Devices are equal if kind and index are equal. A device also equals its device string.
 
     >>> Device.parse("cuda:1"), Device.parse("cpu")
     (Device('gpu:1'), Device('cpu'))
@@ -85,26 +85,28 @@ class Device:
 
     kind: str
     index: int = 0
-    #: What the device is called, e.g. ``"NVIDIA H200"``; empty where nobody asked.
+    #: The name of the hardware, such as ``"NVIDIA H200"``; empty if it was not queried.
     name: str = field(default="", repr=False)
     #: The kind of accelerator that a device string names, such as ``"cuda"``; empty for any kind.
     accelerator: str = field(default="", repr=False, kw_only=True)
 
     @classmethod
-    def parse(cls, words: DeviceLike) -> Device:
-        """The device that ``words`` name, or that a framework's own device object is.
+    def parse(cls, device: DeviceLike) -> Device:
+        """Return the device that a device string or a device object of a framework names.
 
-        Words are ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"``, ``"opencl:0"``, and TensorFlow's names, as
-        ``"/device:GPU:0"``. ``"cuda"``, ``"rocm"``, ``"mps"``, ``"xpu"`` and ``"tpu"``, with or without a
-        number, name an accelerator of that kind.
+        Args:
+            device: ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"``, ``"opencl:0"``, or a name of TensorFlow's,
+                such as ``"/device:GPU:0"``. ``"cuda"``, ``"rocm"``, ``"mps"``, ``"xpu"`` and ``"tpu"``, with
+                or without a number, name an accelerator of that kind. Also a `Device` or a device object of
+                a framework, such as ``torch.device("cuda:1")``.
 
         Raises:
-            ValueError: ``words`` is no device.
+            ValueError: ``device`` is not a device.
         """
-        if isinstance(words, Device):
-            return words
-        if isinstance(words, str):
-            match = re.fullmatch(_WORDS, words) or re.fullmatch(_TENSORFLOW_NAME, words)
+        if isinstance(device, Device):
+            return device
+        if isinstance(device, str):
+            match = re.fullmatch(_DEVICE_STRING, device) or re.fullmatch(_TENSORFLOW_NAME, device)
             if match is not None:
                 kind, index = match.groups()
                 kind = kind.lower()
@@ -112,28 +114,29 @@ class Device:
                     return cls(kind, int(index or 0))
                 return cls("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
         else:
-            device = hooks.read_device(words)
-            if device is not None:
-                return device
+            found = hooks.read_device(device)
+            if found is not None:
+                return found
         raise ValueError(
-            f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps',"
-            " 'xpu', 'tpu' or 'opencl:0', or pass the device object of a framework"
+            f"{device!r} is not a device. Pass 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps',"
+            " 'xpu', 'tpu', 'opencl:0', or the device object of a framework."
         )
 
     def native(self, framework: FrameworkLike) -> Any:
-        """This device as the framework itself has it: ``model.to(get_device().native("torch"))``.
+        """Return the framework's own object for this device: ``model.to(get_device().native("torch"))``.
 
         Args:
-            framework: the name of one that is installed.
+            framework: The name of an installed framework.
 
         Returns:
-            a ``torch.device``, ``jax.Device``, ``cupy.cuda.Device``, the device object of pyclesperanto, the
-            name that TensorFlow gives it, or where a framework has no such thing the words of `str`.
+            A ``torch.device``, ``jax.Device``, ``cupy.cuda.Device``, the device object of pyclesperanto, or
+            TensorFlow's device name; the device string for a framework without device objects.
 
         Raises:
-            DeviceNotFoundError: the framework has no such device. Under ``settings(missing_gpu="host")`` its
-                CPU comes back instead, with a warning, where it has one.
-            UnknownFrameworkError, FrameworkNotInstalledError: there is no such framework.
+            DeviceNotFoundError: The framework does not have this device. Within
+                ``settings(missing_gpu="host")``, the framework's CPU is returned instead, with a warning.
+            UnknownFrameworkError: No framework has that name.
+            FrameworkNotInstalledError: The framework is not installed.
 
         >>> Device("cpu").native("torch")
         device(type='cpu')
@@ -165,15 +168,15 @@ FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
 
 
-#: The most entries of a cache: classes that are made in a loop must not pile up.
+#: The maximum number of entries in a cache, since classes may be created in a loop.
 MOST_ENTRIES = 512
 _caches: list[dict[Any, Any]] = []
 
 
 def new_cache() -> dict[Any, Any]:
-    """A dict for what is found out once; emptied whenever a framework is added or removed.
+    """Return a dict for cached findings, which is emptied whenever a framework is added or removed.
 
-    Plain, since Python looks into a dict of another class later.
+    It is a plain dict, since lookups in a subclass of dict are slower.
 
     >>> sizes: dict[type, int] = new_cache()
     >>> remember(sizes, float, 8), sizes
@@ -184,7 +187,7 @@ def new_cache() -> dict[Any, Any]:
 
 
 def remember(cache: dict[K, V], key: K, value: V) -> V:
-    """Put it into a cache, which is emptied where it is full; returns the value."""
+    """Store a value in a cache, which is emptied first if it is full, and return the value."""
     if len(cache) >= MOST_ENTRIES:
         cache.clear()
     cache[key] = value
@@ -192,7 +195,7 @@ def remember(cache: dict[K, V], key: K, value: V) -> V:
 
 
 def empty_caches() -> None:
-    """Forget what was found out of frameworks and types."""
+    """Empty all caches of `new_cache`."""
     for cache in _caches:
         cache.clear()
 

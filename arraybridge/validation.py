@@ -1,4 +1,4 @@
-"""Checks of numbers that callers pass."""
+"""Validation of integer options."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ def whole_number(
     """Return the value of an option that must be an int and not a bool.
 
     Args:
-        option: its name, for messages.
-        value: the value that the caller passed.
-        least: the smallest valid value. Defaults to None, which allows every int.
-        type_error: the exception for values that are not ints. Functions that document `ValueError` for every
+        option: The name of the option, for messages.
+        value: The value that the caller passed.
+        least: The smallest valid value. Defaults to None, which allows every int.
+        type_error: The exception for values that are not ints. Functions that document `ValueError` for every
             invalid value pass it.
 
     Raises:
-        TypeError: the value is not an int.
-        ValueError: it is less than ``least``.
+        TypeError: The value is not an int.
+        ValueError: The value is less than ``least``.
 
     >>> whole_number("depth", 2, least=1)
     2
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise type_error(f"{option}={value!r} must be a whole number{_bound(least)}.")
+        raise type_error(f"{option}={value!r} must be an int{_bound(least)}.")
     if least is not None and value < least:
         raise ValueError(f"{option}={value!r} must be at least {least}.")
     return value

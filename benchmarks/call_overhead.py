@@ -2,9 +2,9 @@
 
 Run it from the root of the checkout; `benchmarks/README.md` tells how.
 
-    python -m benchmarks.doors                   # everything
-    python -m benchmarks.doors --peer FOLDER     # arraybridge==0.5.2 is, or will be put, there
-    python -m benchmarks.doors --without peer
+    python -m benchmarks.call_overhead                   # everything
+    python -m benchmarks.call_overhead --peer FOLDER     # arraybridge==0.5.2 is, or will be put, there
+    python -m benchmarks.call_overhead --without peer
 
 The unit is the call of an empty Python function with one argument, measured in the same run and, like all
 else, inside a plain call: so the figures of two machines can be compared. A door that is named after

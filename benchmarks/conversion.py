@@ -589,7 +589,7 @@ def plot(result: Json, path: Path) -> None:
         shown = ["raw"] + [name for name in ("ours", "peer") if name in rows[0]]
         height = 0.8 / len(shown)
         for place, name in enumerate(shown):
-            label, colour = styles[name]
+            label, color = styles[name]
             values = [
                 (row[name] if name != "raw" else row.get("raw_beside_ours") or row["raw_beside_peer"])[
                     "median_ns"
@@ -601,7 +601,7 @@ def plot(result: Json, path: Path) -> None:
                 [line - 0.4 + (place + 0.5) * height for line in range(len(rows))],
                 values,
                 height * 0.92,
-                color=colour,
+                color=color,
                 label=label,
             )
             if name == "peer":

@@ -465,9 +465,9 @@ def draw(report: Json, path: Path) -> None:
             "scheduling": "dask.array.map_blocks",
             "added": "added by arraybridge.dask",
         }
-        for part, colour in colours.items():
+        for part, color in colours.items():
             us = np.array([row["over_plain_us"][part]["median"] for row in rows])
-            top.bar(names, us, bottom=base, color=colour, label=labels[part])
+            top.bar(names, us, bottom=base, color=color, label=labels[part])
             base += np.maximum(us, 0)
         top.axhline(100, color="0.5", linewidth=1, linestyle=":", label="100 µs")
         top.set_ylabel("µs a block over the plain function")
@@ -477,7 +477,7 @@ def draw(report: Json, path: Path) -> None:
     if "throughput" in report:
         cores = report["throughput"]["machine"]["cores"]
         middle.plot(WORKERS, [min(n, cores) for n in WORKERS], ":", color="0.5", label=f"{cores} cores allow")
-        for (name, row), colour in zip(
+        for (name, row), color in zip(
             report["throughput"]["results"]["filters"].items(), ("#1f77b4", "#e08a2e"), strict=True
         ):
             ups = [row["workers"][str(n)]["speed_up"] for n in WORKERS]
@@ -491,7 +491,7 @@ def draw(report: Json, path: Path) -> None:
                 [up["median"] for up in ups],
                 np.maximum(ends, 0),
                 fmt="o-",
-                color=colour,
+                color=color,
                 label=label,
             )
         middle.set_xticks(WORKERS)
@@ -504,8 +504,8 @@ def draw(report: Json, path: Path) -> None:
     if "memory" in report:
         result = report["memory"]["results"]
         curve = result["curve"]
-        for i, (samples, colour) in enumerate(zip(curve["workers_mib"], ("#1f77b4", "#e08a2e"), strict=True)):
-            bottom.plot(curve["seconds"], samples, color=colour, label=f"worker {i + 1}")
+        for i, (samples, color) in enumerate(zip(curve["workers_mib"], ("#1f77b4", "#e08a2e"), strict=True)):
+            bottom.plot(curve["seconds"], samples, color=color, label=f"worker {i + 1}")
         bottom.plot(
             curve["seconds"], curve["client_and_scheduler_mib"], color="#9aa5b1", label="client and scheduler"
         )

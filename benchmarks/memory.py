@@ -107,7 +107,7 @@ def reading(rounds: int) -> Json:
 # --- transfer ------------------------------------------------------------------------------------
 
 
-def card_name() -> str:
+def gpu_name() -> str:
     """The first NVIDIA card, or nothing."""
     if importlib.util.find_spec("torch") is None:
         return ""
@@ -136,7 +136,7 @@ def transfer(rounds: int) -> Json:
 
     device = Device("gpu", 0)
     owners = [name for name in ("torch", "cupy") if importlib.util.find_spec(name) is not None]
-    found: Json = {"card": card_name(), "frameworks": owners, "sizes": []}
+    found: Json = {"card": gpu_name(), "frameworks": owners, "sizes": []}
     for mib in SIZES_MIB:
         count = int(mib * (1 << 20)) // 4
         host = np.arange(count, dtype=np.float32)
@@ -154,9 +154,9 @@ def transfer(rounds: int) -> Json:
         }
         for name in owners:
             framework = arraybridge.framework(name)
-            on_card = framework.from_host(host, device)
+            on_gpu = framework.from_host(host, device)
             up[f"convert, {name}"] = lambda a=host, n=name: convert(a, n)
-            down[f"convert, {name}"] = lambda a=on_card: convert(a, "numpy")
+            down[f"convert, {name}"] = lambda a=on_gpu: convert(a, "numpy")
         if "cupy" in owners:
             import cupy
 
@@ -244,7 +244,7 @@ def main() -> None:
     if "reading" in chosen:
         measured["reading"] = reading(arguments.rounds)
     if "transfer" in chosen:
-        if card_name():
+        if gpu_name():
             measured["transfer"] = transfer(min(arguments.rounds, 15))
         else:
             console.print("transfer: left out, since torch finds no NVIDIA card here")

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.registry import framework
-from arraybridge.offload import gpu_call as room
-from arraybridge.offload.cost_model import CARD, CPU
-from arraybridge.offload.gpu_call import Arguments, BackendCard, Offload
+from arraybridge.offload import gpu_call as module
+from arraybridge.offload.cost_model import CPU, GPU
+from arraybridge.offload.gpu_call import Arguments, BackendGpu, Offload
 from arraybridge.offload.gpu_decorator import gpu
 from arraybridge.types import Device
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
@@ -35,20 +35,20 @@ def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
 
 def decisions() -> dict[str, float]:
     """Microseconds of a decision: known and new footprints, one array and eight, flat and in a container."""
-    room._found[None, 0] = BackendCard(framework("numpy"), Device("gpu", 0))
+    module._found[None, 0] = BackendGpu(framework("numpy"), Device("gpu", 0))
     run = Offload(lambda *xs: xs[0])
     measured = {}
 
     def decide(args: tuple[Any, ...]) -> object:
         call = Arguments((), args, {}).look()
-        return run._decide(call, run.history[call.footprint], run.proofs.get)
+        return run._decide(call, run.history[call.signature], run.proofs.get)
 
     one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
         call = Arguments((), args, {}).look()
-        timings = run.history[call.footprint]
-        run.proofs.get(run._key(call, room._found[None, 0])).holds = True  # type: ignore[arg-type]
-        for place, seconds in ((CPU, 1e-3), (CARD, 1e-4)):
+        timings = run.history[call.signature]
+        run.proofs.get(run._key(call, module._found[None, 0])).holds = True  # type: ignore[arg-type]
+        for place, seconds in ((CPU, 1e-3), (GPU, 1e-4)):
             for _ in range(7):
                 timings.add(place, seconds)
         measured[f"{name}, measured before"] = microseconds(lambda args=args: decide(args))  # type: ignore[misc]

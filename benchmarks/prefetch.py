@@ -37,7 +37,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SECTIONS = ("overlap", "overhead", "arrays", "card")
 #: Of the loop in which reading and using take 10 ms each.
 TARGET = 1.1
-ITEMS, CARD_ITEMS = 100, 40
+ITEMS, GPU_ITEMS = 100, 40
 #: Milliseconds that reading and using an item take.
 TIMES = ((10, 10), (10, 2), (2, 10), (20, 10))
 
@@ -114,7 +114,7 @@ def arrays(repeats: int) -> Json:
     return result
 
 
-def card(repeats: int, mib: float) -> Json:
+def gpu(repeats: int, mib: float) -> Json:
     """Batches that take 10 ms to read, and about 10 ms of kernels to use, on the first card."""
     names = [name for name in ("torch", "cupy") if any(d.kind == "gpu" for d in seen(name))]
     if not names:
@@ -129,7 +129,7 @@ def card(repeats: int, mib: float) -> Json:
         x = convert_memory(x, owner.name, 0)  # the very array, where prefetch has converted it
         for _ in range(steps):
             x = x * 0.5 + 1
-        owner.interchange.settle(x)
+        owner.interchange.block_until_ready(x)
 
     use(there)
     while timed(iter([there] * 3), use) < 0.03:
@@ -138,21 +138,21 @@ def card(repeats: int, mib: float) -> Json:
     def nothing(_: Any) -> None: ...
 
     def batches() -> Iterator[Any]:
-        return (x.copy() for x in reading(0.01, host, CARD_ITEMS))
+        return (x.copy() for x in reading(0.01, host, GPU_ITEMS))
 
     samples: dict[str, list[float]] = {"prefetch_s": [], "plain_s": [], "reading_s": [], "using_s": []}
     for _ in range(repeats):
         samples["prefetch_s"].append(timed(prefetch(batches(), owner.name, 0), use))
         samples["plain_s"].append(timed(batches(), use))
         samples["reading_s"].append(timed(batches(), nothing))
-        samples["using_s"].append(timed(iter([there] * CARD_ITEMS), use))
+        samples["using_s"].append(timed(iter([there] * GPU_ITEMS), use))
     least = {name: min(found) for name, found in samples.items()}
     ratio = least["prefetch_s"] / max(least["reading_s"], least["using_s"])
     print(f"card, {owner.name}: {ratio:.3f} x the longer", flush=True)
     return {
         "framework": owner.name,
         "mib": mib,
-        "items": CARD_ITEMS,
+        "items": GPU_ITEMS,
         "kernels": 2 * steps,
         **least,
         "ratio": ratio,
@@ -178,7 +178,7 @@ def main() -> None:
         "overlap": overlap,
         "overhead": overhead,
         "arrays": arrays,
-        "card": lambda repeats: card(repeats, options.mib),
+        "card": lambda repeats: gpu(repeats, options.mib),
     }
     path = options.out / "prefetch.json"
     report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -65,7 +65,7 @@ def unrecorded() -> Iterator[None]:
     from arraybridge.conversion.decide import Decision
     from arraybridge.tracing import trace_log
 
-    def untold(decision: Decision, listeners: object) -> Any:
+    def untold(decision: Decision, active_logs: object) -> Any:
         return decision()
 
     with (
@@ -80,7 +80,7 @@ def unrecorded() -> Iterator[None]:
 def worker(connection: Connection, rounds: int) -> None:
     """Time every door before and after a trace."""
     import arraybridge
-    from benchmarks.doors import conversions, decorated
+    from benchmarks.call_overhead import conversions, decorated
 
     doors = {name: door.ours for name, door in {**conversions(arraybridge), **decorated(arraybridge)}.items()}
     counts = {}

@@ -14,15 +14,15 @@ import numpy as np
 from arraybridge.frameworks.base import CPU, Devices, Framework, IndexedBatching, Interchange, component
 from arraybridge.types import Device
 
-CARDS = (Device("gpu", 0), Device("gpu", 1))
+FAKE_GPUS = (Device("gpu", 0), Device("gpu", 1))
 
 
-class CardArray:
+class FakeGpuArray:
     """Values that only their framework may read, and the number of the card; on the host that is -1."""
 
-    def __init__(self, values: np.ndarray[Any, Any], card: int = 0) -> None:
+    def __init__(self, values: np.ndarray[Any, Any], gpu: int = 0) -> None:
         self.values = values
-        self.card = card
+        self.gpu = gpu
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -36,33 +36,33 @@ class CardArray:
     def nbytes(self) -> int:
         return self.values.nbytes
 
-    def _like(self, values: Any) -> CardArray:
-        return type(self)(np.asarray(values), self.card)
+    def _like(self, values: Any) -> FakeGpuArray:
+        return type(self)(np.asarray(values), self.gpu)
 
-    def __add__(self, other: Any) -> CardArray:
-        return self._like(self.values + (other.values if isinstance(other, CardArray) else other))
+    def __add__(self, other: Any) -> FakeGpuArray:
+        return self._like(self.values + (other.values if isinstance(other, FakeGpuArray) else other))
 
-    def __mul__(self, other: Any) -> CardArray:
-        return self._like(self.values * (other.values if isinstance(other, CardArray) else other))
+    def __mul__(self, other: Any) -> FakeGpuArray:
+        return self._like(self.values * (other.values if isinstance(other, FakeGpuArray) else other))
 
-    def __getitem__(self, key: Any) -> CardArray:
+    def __getitem__(self, key: Any) -> FakeGpuArray:
         return self._like(self.values[key])
 
-    def sum(self) -> CardArray:
+    def sum(self) -> FakeGpuArray:
         return self._like(self.values.sum())
 
 
-class CardDevices(Devices):
-    framework: CardFramework
+class GpuDevices(Devices):
+    framework: FakeGpuFramework
 
-    def device_of(self, x: CardArray) -> Device:
-        return CPU if x.card < 0 else Device("gpu", x.card)
+    def device_of(self, x: FakeGpuArray) -> Device:
+        return CPU if x.gpu < 0 else Device("gpu", x.gpu)
 
     def available(self) -> tuple[Device, ...]:
-        return (CPU, *self.framework.cards) if self.framework.has_host else self.framework.cards
+        return (CPU, *self.framework.gpus) if self.framework.has_host else self.framework.gpus
 
     def default_device(self) -> Device:
-        return CPU if self.framework.has_host else self.framework.cards[self.framework.current]
+        return CPU if self.framework.has_host else self.framework.gpus[self.framework.current]
 
     @contextmanager
     def selected(self, device: Device) -> Iterator[None]:
@@ -73,27 +73,27 @@ class CardDevices(Devices):
             self.framework.current = before
 
 
-class CardInterchange(Interchange):
-    def strides(self, x: CardArray) -> tuple[int, ...]:
+class GpuInterchange(Interchange):
+    def strides(self, x: FakeGpuArray) -> tuple[int, ...]:
         return x.values.strides
 
 
-class CardBatching(IndexedBatching):
-    framework: CardFramework
+class GpuBatching(IndexedBatching):
+    framework: FakeGpuFramework
 
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> CardArray:
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> FakeGpuArray:
         return self.framework.array(np.empty(shape, dtype), -1 if device == CPU else device.index)
 
-    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
-        return self.framework.array(np.concatenate([part.values for part in parts], axis), parts[0].card)
+    def concatenate(self, parts: list[FakeGpuArray], axis: int) -> FakeGpuArray:
+        return self.framework.array(np.concatenate([part.values for part in parts], axis), parts[0].gpu)
 
 
-class CardFramework(Framework):
+class FakeGpuFramework(Framework):
     """Two cards, and arrays on the host where ``has_host`` says so; it writes down what it moves.
 
     Attributes:
         array: the class of its arrays.
-        cards: its cards.
+        gpus: its cards.
         done: what was asked of it, in words.
         current: the number of the card that is selected.
     """
@@ -101,11 +101,11 @@ class CardFramework(Framework):
     name = "cards"
     modules = ("tests.fake_gpu",)
     has_host = False
-    array: type[CardArray] = CardArray
-    cards: tuple[Device, ...] = CARDS
-    devices = component(CardDevices)
-    interchange = component(CardInterchange)
-    batching = component(CardBatching)
+    array: type[FakeGpuArray] = FakeGpuArray
+    gpus: tuple[Device, ...] = FAKE_GPUS
+    devices = component(GpuDevices)
+    interchange = component(GpuInterchange)
+    batching = component(GpuBatching)
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -114,15 +114,15 @@ class CardFramework(Framework):
     def owns(self, x: Any) -> bool:
         return isinstance(x, self.array)
 
-    def host_view(self, x: CardArray) -> np.ndarray[Any, Any]:
-        assert x.card < 0, "the host cannot look into a card"
+    def host_view(self, x: FakeGpuArray) -> np.ndarray[Any, Any]:
+        assert x.gpu < 0, "the host cannot look into a card"
         return x.values
 
-    def to_host(self, x: CardArray) -> np.ndarray[Any, Any]:
+    def to_host(self, x: FakeGpuArray) -> np.ndarray[Any, Any]:
         self.done.append("to host")
         return x.values.copy()
 
-    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> CardArray:
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> FakeGpuArray:
         if device == CPU:
             assert self.has_host
             return self.array(view, -1)

@@ -22,7 +22,7 @@ from arraybridge.frameworks import registry
 SCRIPTS = Path(__file__).parent / "scripts"
 
 #: How the card is emulated ("lazy", "at-once" or "guarded", see tests/emulated_gpu); "" on any other machine.
-EMULATED = os.environ.get("ARRAYBRIDGE_EMULATED_CARD", "")
+EMULATED = os.environ.get("ARRAYBRIDGE_EMULATED_GPU", "")
 
 
 def required() -> frozenset[str]:

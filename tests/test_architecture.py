@@ -127,7 +127,7 @@ def test_version_is_that_of_the_distribution() -> None:
     assert f"\nversion: {version}\n" in read("CITATION.cff")
 
 
-def test_the_emulated_card_runs_every_file_with_tests_for_a_card() -> None:
+def test_the_emulated_gpu_runs_every_file_with_tests_for_a_gpu() -> None:
     places = [CHECKOUT / place for place in tox()["tests"]["gpu"].split()]
     assert all(place.exists() for place in places)
     mark = "pytest.mark." + "gpu"

@@ -63,7 +63,7 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
     if page.stem.startswith("dask"):
         # Where there are cards, cluster() would want dask-cuda.
-        monkeypatch.setattr(hardware, "cards", lambda: ())
+        monkeypatch.setattr(hardware, "gpus", lambda: ())
         from tests.dask.timeouts import let_workers_end
 
         let_workers_end()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import run_python, tool
 
-card_run = tool("card_run")
+gpu_run = tool("gpu_run")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ card_run = tool("card_run")
 )
 def test_a_skip_is_no_pass(words: str, expected: tuple[str, str]) -> None:
     case = ET.fromstring(f'<testcase name="a">{words}</testcase>')  # noqa: S314
-    assert card_run.result_of(case) == expected
+    assert gpu_run.result_of(case) == expected
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_skip_is_no_pass(words: str, expected: tuple[str, str]) -> None:
     ],
 )
 def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code: int) -> None:
-    out = card_run.Outcome()
+    out = gpu_run.Outcome()
     out.ran, out.failed, out.not_run = ran, failed, not_run
     words, found = out.verdict()
     assert words.startswith(word)
@@ -51,9 +51,9 @@ def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.Monke
     with zipfile.ZipFile(wheels / "brought_along-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("brought_along.py", "value = 3")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "before"))
-    card_run.on_path(wheels, tmp_path / "site")
+    gpu_run.on_path(wheels, tmp_path / "site")
     done = run_python("-c", "import brought_along, sys; print(brought_along.value, *sys.path)")
     assert done.stdout.split()[0] == "3", done.stderr
     assert str(tmp_path / "before") in done.stdout
     with pytest.raises(SystemExit, match="has no wheels"):
-        card_run.on_path(tmp_path / "none", tmp_path / "site")
+        gpu_run.on_path(tmp_path / "none", tmp_path / "site")

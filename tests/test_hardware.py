@@ -18,40 +18,40 @@ class FakeNvml:
     """The calls of pynvml that are used; a test says which cards there are.
 
     Args:
-        cards: name, UUID and bus of each, and the UUIDs of its slices.
+        gpus: name, UUID and bus of each, and the UUIDs of its slices.
         holders: bytes by process id; None: the driver does not tell.
     """
 
     class NVMLError(Exception):
         """What NVML raises."""
 
-    def __init__(self, *cards: tuple[Any, ...], holders: dict[int, int] | None = None) -> None:
-        self.cards = cards or (("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ()))
+    def __init__(self, *gpus: tuple[Any, ...], holders: dict[int, int] | None = None) -> None:
+        self.gpus = gpus or (("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ()))
         self.holders = holders
         self.free = {"GPU-aaaa-1": 400, "GPU-bbbb-2": 900, "GPU-cccc-3": 700}
         self._answers: dict[str, Callable[..., Any]] = {
-            "nvmlDeviceGetCount": lambda: len(self.cards),
-            "nvmlDeviceGetHandleByIndex": lambda index: self.cards[index][1],
+            "nvmlDeviceGetCount": lambda: len(self.gpus),
+            "nvmlDeviceGetHandleByIndex": lambda index: self.gpus[index][1],
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetUUID": lambda uuid: uuid,
-            "nvmlDeviceGetName": lambda uuid: self._card(uuid)[0],
+            "nvmlDeviceGetName": lambda uuid: self._gpu(uuid)[0],
             "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(
-                busIdLegacy=f"0000:{self._card(uuid)[2]:02X}:00.0"
+                busIdLegacy=f"0000:{self._gpu(uuid)[2]:02X}:00.0"
             ),
             "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(
                 total=1000, free=self.free.get(uuid, 100)
             ),
-            "nvmlDeviceGetNumGpuCores": lambda uuid: self._card(uuid)[2],
+            "nvmlDeviceGetNumGpuCores": lambda uuid: self._gpu(uuid)[2],
             "nvmlDeviceGetMaxClockInfo": lambda uuid, kind: 1000,
             "nvmlDeviceGetComputeRunningProcesses": lambda uuid: [
                 SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self._given(self.holders).items()
             ],
             "nvmlDeviceGetUtilizationRates": lambda uuid: SimpleNamespace(gpu=80, memory=3),
             "nvmlDeviceGetTemperature": lambda uuid, sensor: self._given(None),
-            "nvmlDeviceGetMigMode": lambda uuid: [bool(self._card(uuid)[3]), 0],
+            "nvmlDeviceGetMigMode": lambda uuid: [bool(self._gpu(uuid)[3]), 0],
             "nvmlDeviceGetMaxMigDeviceCount": lambda uuid: 7,
             "nvmlDeviceGetMigDeviceHandleByIndex": lambda uuid, i: self._given(
-                next(iter(self._card(uuid)[3][i : i + 1]), None)
+                next(iter(self._gpu(uuid)[3][i : i + 1]), None)
             ),
             "nvmlSystemGetDriverVersion": lambda: "580.95",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13020,
@@ -60,8 +60,8 @@ class FakeNvml:
     def __getattr__(self, question: str) -> Any:
         return self._answers[question]
 
-    def _card(self, uuid: str) -> tuple[Any, ...]:
-        return next(card for card in self.cards if uuid in (card[1], *card[3]))
+    def _gpu(self, uuid: str) -> tuple[Any, ...]:
+        return next(gpu for gpu in self.gpus if uuid in (gpu[1], *gpu[3]))
 
     def _given(self, answer: Any) -> Any:
         if answer is None:
@@ -74,10 +74,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = 
     monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(hardware, "_counted", COUNTED)
+    monkeypatch.setattr(hardware, "_visible_gpus", COUNTED)
 
 
-COUNTED = hardware._counted.__wrapped__  # without its cache
+COUNTED = hardware._visible_gpus.__wrapped__  # without its cache
 SLOW, FAST = ("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ())
 DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
 
@@ -99,32 +99,34 @@ DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
         ((DIVIDED,), "MIG-2222,MIG-1111", "", ["MIG-2222"]),
     ],
 )
-def test_the_cards_are_those_of_cuda(
-    monkeypatch: pytest.MonkeyPatch, cards: Any, visible: str | None, order: str, uuids: list[str]
+def test_the_gpus_are_those_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, gpus: Any, visible: str | None, order: str, uuids: list[str]
 ) -> None:
-    plant(monkeypatch, FakeNvml(*cards))
+    plant(monkeypatch, FakeNvml(*gpus))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
-    assert [card.uuid for card in hardware.cards()] == uuids
-    assert [card.index for card in hardware.cards()] == list(range(len(uuids)))
+    assert [gpu.uuid for gpu in hardware.gpus()] == uuids
+    assert [gpu.index for gpu in hardware.gpus()] == list(range(len(uuids)))
 
 
-def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
-    assert hardware.cards() == (hardware.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
-    now = hardware.reading(hardware.cards()[0])
-    expected = hardware.Reading(total=1000, free=400, load=80, temperature=None, holders={7: 350, 8: 9})
+    assert hardware.gpus() == (hardware.Gpu(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
+    now = hardware.read_gpu(hardware.gpus()[0])
+    expected = hardware.GpuReading(
+        total=1000, free=400, load=80, temperature=None, memory_by_process={7: 350, 8: 9}
+    )
     assert now == expected
     assert now.used == 600
     assert hardware.free_memory(1) is None
     assert hardware.driver() == Driver("580.95", (13, 2))
     plant(monkeypatch, FakeNvml(DIVIDED))
-    (part,) = hardware.cards()
+    (part,) = hardware.gpus()
     assert (part.uuid, part.pci, hardware.free_memory(0)) == ("MIG-1111", "0000:5e:00.0", 100)
-    plant(monkeypatch, None, "there is no NVIDIA driver")
-    assert hardware.driver() == Driver(reason="there is no NVIDIA driver")
-    assert hardware.cards() == ()
+    plant(monkeypatch, None, "no NVIDIA driver is installed")
+    assert hardware.driver() == Driver(reason="no NVIDIA driver is installed")
+    assert hardware.gpus() == ()
 
 
 def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPat
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    words = "the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
+    words = "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
     assert hardware._nvml.__wrapped__() == hardware._Nvml(None, words, is_silent=True)
 
 
@@ -140,5 +142,5 @@ def test_the_memory_of_the_host() -> None:
     host = hardware.host_memory()
     assert host.total == psutil.virtual_memory().total
     assert 0 < host.available < host.total
-    own = hardware.own_memory()
+    own = hardware.process_memory()
     assert 0 < own.used <= own.peak

@@ -68,18 +68,20 @@ def is_shared(result: Any, made: data.Source, same: bool) -> bool:
     return shared
 
 
-def check_told(told: Any, made: data.Source, pair: tuple[str, str], result: Any, shared: bool) -> None:
+def check_told(error_text: Any, made: data.Source, pair: tuple[str, str], result: Any, shared: bool) -> None:
     """What explain() said before is true of the result."""
     size = len(made.values)
-    assert (str(told.source), str(told.target)) == pair, f"{told!r}"
-    assert told.method in METHODS, told.method
-    assert (told.method == "same") == (result is made.array), f"method {told.method!r}"
-    assert told.nbytes == size, f"nbytes {told.nbytes}, not {size}"
+    assert (str(error_text.source), str(error_text.target)) == pair, f"{error_text!r}"
+    assert error_text.method in METHODS, error_text.method
+    assert (error_text.method == "same") == (result is made.array), f"method {error_text.method!r}"
+    assert error_text.nbytes == size, f"nbytes {error_text.nbytes}, not {size}"
     if size:
-        assert told.shares_memory == shared, f"shares_memory={told.shares_memory}, really {shared}"
-        assert (told.copies == 0) == shared, f"copies={told.copies}, really shared: {shared}"
+        assert error_text.shares_memory == shared, (
+            f"shares_memory={error_text.shares_memory}, really {shared}"
+        )
+        assert (error_text.copies == 0) == shared, f"copies={error_text.copies}, really shared: {shared}"
     if pair[1] != "pyclesperanto":
-        assert str(told.device) == "cpu", f"device {told.device!r}"
+        assert str(error_text.device) == "cpu", f"device {error_text.device!r}"
 
 
 def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | None) -> None:
@@ -100,7 +102,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
     by_default, never_copying = BY_DEFAULT_AND_NEVER_COPYING[outcome]
     allowed = {None: by_default, True: {False}, False: never_copying}[copy]
     try:
-        foretold = arraybridge.explain(made.array, target, copy=copy)
+        predicted = arraybridge.explain(made.array, target, copy=copy)
     except CopyRequiredError:
         assert None in allowed, "refused although the memory can be shared"
         for more in ({}, {"dtype": dtype, "grad": "detach"}):
@@ -108,7 +110,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
                 arraybridge.convert_memory(made.array, target, copy=copy, **more)
         return
     # A trace takes a path of its own, and so do options that change nothing, and a call that came before.
-    place = {"dtype": dtype, "device": foretold.device, "grad": "detach"}
+    place = {"dtype": dtype, "device": predicted.device, "grad": "detach"}
     results = [arraybridge.convert_memory(made.array, target, **options)]
     with arraybridge.trace() as log:
         results.append(arraybridge.convert_memory(made.array, target, copy=copy))
@@ -134,10 +136,10 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
                 assert data.bits(result) == made.flipped, "a change of the source does not show"
             else:
                 assert data.bits(result) == made.values, "a change of the source shows through a copy"
-    check_told(foretold, made, (source, target), results[0], shared)
+    check_told(predicted, made, (source, target), results[0], shared)
     assert len(log.records) == 1, f"{len(log.records)} records of one conversion"
     for field in FIELDS:
-        before, after = getattr(foretold, field), getattr(log.records[0], field)
+        before, after = getattr(predicted, field), getattr(log.records[0], field)
         assert before == after, f"explain() foretold {field}={before!r}, trace() recorded {after!r}"
 
     left = made.flipped if made.flip is not None and shared and not same else made.values

@@ -115,7 +115,7 @@ def test_paddle_refuses_gradients_and_sparse_tensors_and_runs_out_of_memory() ->
     assert arraybridge.is_oom_error(caught.value)
 
 
-def test_paddle_takes_memory_of_a_card_while_its_owner_has_selected_that_card() -> None:
+def test_paddle_takes_memory_of_a_gpu_while_its_owner_has_selected_that_gpu() -> None:
     needed("paddle")
     log: list[str] = []
 
@@ -125,20 +125,22 @@ def test_paddle_takes_memory_of_a_card_while_its_owner_has_selected_that_card() 
         yield
         log.append("leaves it")
 
-    def settle(x: Any) -> None:
+    def block_until_ready(x: Any) -> None:
         log.append("settles")
 
     def exported(x: Any, device: arraybridge.Device) -> Any:
         log.append("lends")
         return x
 
-    lender: Any = SimpleNamespace(
+    exporter: Any = SimpleNamespace(
         devices=SimpleNamespace(selected=selected),
-        interchange=SimpleNamespace(settle=settle, exported=exported),
+        interchange=SimpleNamespace(block_until_ready=block_until_ready, exported=exported),
     )
     x = arraybridge.aligned((3,), "float32")
     x[...] = 1
-    shared = arraybridge.framework("paddle").interchange.adopt(x, lender, arraybridge.Device("gpu", 1))
+    shared = arraybridge.framework("paddle").interchange.import_from(
+        x, exporter, arraybridge.Device("gpu", 1)
+    )
     x[0] = 7
     assert shared.tolist() == [7, 1, 1]
     assert log == ["selects gpu:1", "settles", "lends", "leaves it"]

@@ -18,7 +18,7 @@ def test_a_whole_number_is_returned() -> None:
 def test_other_types_raise_an_error_that_names_option_and_value(value: Any) -> None:
     with pytest.raises(TypeError) as caught:
         whole_number("depth", value, least=1)
-    assert str(caught.value) == f"depth={value!r} must be a whole number, at least 1."
+    assert str(caught.value) == f"depth={value!r} must be an int, at least 1."
     with pytest.raises(ValueError, match="depth="):
         whole_number("depth", value, type_error=ValueError)
 

@@ -27,7 +27,7 @@ FRAMEWORKS = ("cupy", "torch", "jax", "tensorflow")
 #: Seconds for one run, with half a minute to write down what came out.
 LIMIT = 9 * 60 - 30
 QUESTIONS_LIMIT = 150
-EMULATED = bool(os.environ.get("ARRAYBRIDGE_EMULATED_CARD"))
+EMULATED = bool(os.environ.get("ARRAYBRIDGE_EMULATED_GPU"))
 
 #: Whether a framework sees the card; in a process of its own, since some end it.
 SEES = """
@@ -145,7 +145,7 @@ def on_path(wheels: Path | None, folder: Path) -> None:
 # -- what is there -----------------------------------------------------------------------------------
 
 
-def card_name() -> str:
+def gpu_name() -> str:
     """The first card as nvidia-smi lists it; ends the program where there is none."""
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
@@ -199,8 +199,8 @@ def questions(folder: Path, until: float, env: dict[str, str], out: Outcome) -> 
             out.failed.append(f"{words} {answer}")
     out.ran += kinds["answered"]
     out.not_run += kinds["not"]
-    told = ("answered", "yes or a fact"), ("no", "NO"), ("raised", "raised"), ("not", "NOT ASKED")
-    out.lines.append("questions: " + ", ".join(f"{kinds[kind]} {words}" for kind, words in told))
+    error_text = ("answered", "yes or a fact"), ("no", "NO"), ("raised", "raised"), ("not", "NOT ASKED")
+    out.lines.append("questions: " + ", ".join(f"{kinds[kind]} {words}" for kind, words in error_text))
 
 
 def gpu_files(part: str) -> list[Path]:
@@ -304,20 +304,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="in place of benchmarks/results/card-NAME")
     chosen = parser.parse_args()
     until = time.monotonic() + LIMIT
-    card = card_name()
+    gpu = gpu_name()
     if EMULATED and chosen.out is None:
         sys.exit(
             "This card is emulated. Its results are no card's: pass --out, away from benchmarks/results."
         )
-    words = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     folder = (chosen.out or ROOT / "benchmarks" / "results" / f"card-{words}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="card-site-") as site:
         on_path(chosen.site, Path(site))
-        return everything(chosen.what, chosen.part, card, folder, until)
+        return everything(chosen.what, chosen.part, gpu, folder, until)
 
 
-def everything(what: str, part: str, card: str, folder: Path, until: float) -> int:
+def everything(what: str, part: str, gpu: str, folder: Path, until: float) -> int:
     """Run it and sum it up; the exit code."""
     there, missing = frameworks()
     out = Outcome()
@@ -329,7 +329,7 @@ def everything(what: str, part: str, card: str, folder: Path, until: float) -> i
     versions = ", ".join(f"{name} {version}" for name, version in there.items()) or "none"
     lacking = "; ".join(f"{name} ({why})" for name, why in missing.items())
     summary = [
-        f"card: {card}" + (" - EMULATED, a rehearsal: nothing here is a figure of a card" * EMULATED),
+        f"card: {gpu}" + (" - EMULATED, a rehearsal: nothing here is a figure of a card" * EMULATED),
         f"frameworks: {versions}" + (f"; MISSING: {lacking}" if missing else ""),
         *out.lines,
         f"results: {folder}",

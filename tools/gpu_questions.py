@@ -37,7 +37,7 @@ def module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def on_card(name: str, value: float) -> Any:
+def on_gpu(name: str, value: float) -> Any:
     """N times that value on the first card."""
     host = np.full(N, value, np.float32)
     if name == "cupy":
@@ -87,12 +87,12 @@ def lifetime(source: str, target: str) -> Callable[[], str]:
             module(name)
         wrong = 0
         for _ in range(10):
-            x = on_card(source, 3)
+            x = on_gpu(source, 3)
             y = arraybridge.convert_memory(x, target)
             delay(target)
             z = y * 1
             del x, y
-            overwritten = [on_card(source, -1) for _ in range(4)]
+            overwritten = [on_gpu(source, -1) for _ in range(4)]
             wrong += not bool((arraybridge.to_numpy(z) == 3).all())
             del overwritten
         return said(wrong == 0)
@@ -104,18 +104,18 @@ def lifetime(source: str, target: str) -> Callable[[], str]:
 def numpy_of_a_jax_array() -> str:
     """What are flags and base of np.asarray of a JAX array on a card?"""
     module("jax")
-    x = on_card("jax", 3)
+    x = on_gpu("jax", 3)
     found = np.asarray(x)
     return (
         f"owndata={found.flags.owndata}, writeable={found.flags.writeable}, base={type(found.base).__name__}"
     )
 
 
-def a_jax_array_on_a_card_refuses_the_buffer_protocol() -> str:
+def a_jax_array_on_a_gpu_refuses_the_buffer_protocol() -> str:
     """Does memoryview of a JAX array on a card raise BufferError?"""
     module("jax")
     try:
-        memoryview(on_card("jax", 3))
+        memoryview(on_gpu("jax", 3))
     except BufferError:
         return "yes"
     return "no"
@@ -155,20 +155,20 @@ def float8_arrives() -> str:
     return said(right)
 
 
-def from_card_to_card() -> str:
+def from_gpu_to_gpu() -> str:
     """Do arrays of every framework arrive on the second card, and does CuPy leave the first one alone?"""
     if len(arraybridge.devices("cupy" if importlib.util.find_spec("cupy") else "torch")) < 2:
         raise NotAskedError("there is one card")
     wrong = []
     for name in FRAMEWORKS:
         if importlib.util.find_spec(name) is not None:
-            y = arraybridge.convert_memory(on_card(name, 3), name, 1)
+            y = arraybridge.convert_memory(on_gpu(name, 3), name, 1)
             if arraybridge.device_of(y) != "gpu:1" or not (arraybridge.to_numpy(y) == 3).all():
                 wrong.append(name)
     return "yes" if not wrong else f"no: {', '.join(wrong)}"
 
 
-def work_on_one_card_opens_no_other() -> str:
+def work_on_one_gpu_opens_no_other() -> str:
     """Does a process that works on the last card alone open the others?"""
     cupy = module("cupy")
     last = cupy.cuda.runtime.getDeviceCount() - 1
@@ -188,7 +188,7 @@ def work_on_one_card_opens_no_other() -> str:
     return f"{'no' if opened == '0' else 'yes'}; the current card afterwards is {current} (it was 0)"
 
 
-def host_calls_open_no_card() -> str:
+def host_calls_open_no_gpu() -> str:
     """Do calls for the host alone leave every card closed?"""
     code = (
         "import ctypes, numpy as np, arraybridge\n"
@@ -207,12 +207,12 @@ QUESTIONS: list[Callable[[], str]] = [
     jax_waits_for_a_side_stream_of_torch,
     *(lifetime(*pair) for pair in PAIRS),
     numpy_of_a_jax_array,
-    a_jax_array_on_a_card_refuses_the_buffer_protocol,
+    a_jax_array_on_a_gpu_refuses_the_buffer_protocol,
     *(unusual(*pair) for pair in PAIRS),
     float8_arrives,
-    from_card_to_card,
-    work_on_one_card_opens_no_other,
-    host_calls_open_no_card,
+    from_gpu_to_gpu,
+    work_on_one_gpu_opens_no_other,
+    host_calls_open_no_gpu,
 ]
 
 

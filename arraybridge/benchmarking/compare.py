@@ -86,20 +86,20 @@ def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, run
         with use_device(device), working_on(device):
             return benchmark(fn, *values, seconds=seconds, runs=runs)
 
-    cpu = on(CPU, args if converts else _moved(args, CPU, None))
+    cpu = on(CPU, args if converts else _arguments_on(args, CPU, None))
     if not gpu_available():
         return Comparison(cpu, None, "there is no GPU here, so that only the CPU was measured")
-    card = Device("gpu", 0)
+    gpu = Device("gpu", 0)
     if converts:
-        return Comparison(cpu, on(card, args), "transfers are included")
-    target = framework_for_numpy_code(card)
+        return Comparison(cpu, on(gpu, args), "transfers are included")
+    target = framework_for_numpy_code(gpu)
     if target is None and any(source_of(x)[0].devices.has_only_host for x in arrays_of(args)):
         names = ", ".join(registry.for_numpy_code())
         return Comparison(cpu, None, f"none of {names} is installed for the card: only the CPU was measured")
-    return Comparison(cpu, on(card, _moved(args, card, target)), "transfers are not included")
+    return Comparison(cpu, on(gpu, _arguments_on(args, gpu, target)), "transfers are not included")
 
 
-def _moved(args: tuple[Any, ...], device: Device, instead_of_numpy: str | None) -> tuple[Any, ...]:
+def _arguments_on(args: tuple[Any, ...], device: Device, instead_of_numpy: str | None) -> tuple[Any, ...]:
     def place(x: Any) -> Any:
         source, _ = source_of(x)
         name = instead_of_numpy if source.devices.has_only_host and instead_of_numpy else source.name

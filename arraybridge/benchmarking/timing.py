@@ -90,7 +90,9 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
     while len(samples) < runs if runs is not None else len(samples) < 5 or clock() < until:
         start = clock()
         result = fn(*args)
-        _settle(args if result is None else result)  # a function may work in place and return nothing
+        _block_until_ready(
+            args if result is None else result
+        )  # a function may work in place and return nothing
         samples.append(clock() - start)
         del result
         # A wait may cost more than many calls: where nothing was queued five times, none follows.
@@ -102,11 +104,11 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
     return samples
 
 
-def _settle(values: Any) -> None:
+def _block_until_ready(values: Any) -> None:
     for x in arrays_of(values):
         owner = registry.find_owner(x)
         if owner is not None:
-            owner.interchange.settle(x)
+            owner.interchange.block_until_ready(x)
 
 
 def _synchronize() -> float:

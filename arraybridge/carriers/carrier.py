@@ -68,7 +68,7 @@ def is_of(x: Any, package: str, *names: str) -> bool:
     return module is not None and isinstance(x, tuple(getattr(module, name) for name in names))
 
 
-def refused(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+def unsupported_contents_error(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
     """Return the error for an object whose contents cannot be converted exactly.
 
     ``instead`` has ``{}`` in the place of each of the expressions, which are about ``x``, the object.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
 from arraybridge.reasons import Cause, Reason
 
 
@@ -19,7 +19,9 @@ class Files(Carrier):
     def array(self, x: Any) -> Any:
         package = type(x).__module__.partition(".")[0]
         if package == "h5py" and not x:
-            raise refused("a dataset of h5py whose file is closed", "open the file again")
+            raise unsupported_contents_error("a dataset of h5py whose file is closed", "open the file again")
         if x.shape is None:
-            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, {x}.dtype)")
+            raise unsupported_contents_error(
+                "an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, {x}.dtype)"
+            )
         return x, Cause(Reason.FILE, source="a zarr array" if package == "zarr" else "an h5py dataset")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.reasons import Cause, Reason
 
@@ -39,7 +39,9 @@ class SimpleItk(Carrier):
         sitk = sys.modules["SimpleITK"]
         if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
             instead = "it has no pixels; pass {}"
-            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel({x})")
+            raise unsupported_contents_error(
+                "a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel({x})"
+            )
         ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
         pixel = sitk.GetArrayFromImage(ones)
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
@@ -77,7 +79,9 @@ class Pillow(Carrier):
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
             instead = "its numbers stand for colors; pass {}, its colors, or {}, its numbers (such as labels)"
-            raise refused(f"an image of mode {x.mode}", instead, '{x}.convert("RGB")', "np.asarray({x})")
+            raise unsupported_contents_error(
+                f"an image of mode {x.mode}", instead, '{x}.convert("RGB")', "np.asarray({x})"
+            )
         if _is_closed(x):
             raise _closed_image()
         pixel = np.asarray(sys.modules["PIL.Image"].new(x.mode, (1, 1)))
@@ -123,4 +127,4 @@ def _is_closed(x: Any) -> bool:
 
 def _closed_image() -> ArrayNotSupportedError:
     instead = "open the file again, and convert the image before you close it"
-    return refused("an image of Pillow that is closed", instead)
+    return unsupported_contents_error("an image of Pillow that is closed", instead)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
 from arraybridge.frameworks import host_memory
 from arraybridge.reasons import Cause, Reason
 
@@ -23,7 +23,9 @@ class Xarray(Carrier):
     def array(self, x: Any) -> Any:
         if x.chunks is not None:
             instead = "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x.data)"
-            raise refused("an xarray object over Dask, which is lazy,", instead, "{x}.compute()")
+            raise unsupported_contents_error(
+                "an xarray object over Dask, which is lazy,", instead, "{x}.compute()"
+            )
         variable = getattr(x, "variable", x)
         if _is_unread(variable):
             source = "a file, which xarray has opened lazily"

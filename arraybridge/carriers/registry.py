@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.carrier import Carrier
-from arraybridge.errors import MemoryConversionError, told, warn
+from arraybridge.errors import MemoryConversionError, error_text, warn
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.protocol_producers import is_foreign_array
+from arraybridge.frameworks.protocol_producers import is_protocol_producer
 from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["carrier_of", "register_carrier"]
@@ -105,7 +105,7 @@ def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
             offered = _load_entry_point(root)
             if offered is not None:
                 yield offered
-    if not is_foreign_array(x) and _is_buffer(x):
+    if not is_protocol_producer(x) and _is_buffer(x):
         yield _buffers()
 
 
@@ -117,7 +117,7 @@ def _load_entry_point(root: str) -> Carrier | None:
         carrier: Carrier = point.load()()
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the code of others may raise anything
         warn(
-            f"The entry point {root} = {point.value} in the group {GROUP} fails to load: {told(error)}.",
+            f"The entry point {root} = {point.value} in the group {GROUP} fails to load: {error_text(error)}.",
             RuntimeWarning,
         )
         return None

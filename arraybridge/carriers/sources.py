@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, refused
+from arraybridge.carriers.carrier import Carrier, unsupported_contents_error
 from arraybridge.carriers.registry import carrier_of, why_not_recognized
-from arraybridge.errors import MemoryConversionError, told
+from arraybridge.errors import MemoryConversionError, error_text
 from arraybridge.frameworks import host_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.protocol_producers import foreign_framework, is_foreign_array, unknown_array
+from arraybridge.frameworks.protocol_producers import (
+    framework_of_producer,
+    is_protocol_producer,
+    unknown_array,
+)
 from arraybridge.reasons import as_cause
 
 __all__ = ["advise_about", "is_array", "source_of"]
@@ -32,7 +36,7 @@ class _ToRead(NumpyFramework):
 
 def is_array(x: Any) -> bool:
     """Whether ``x`` is an array that can be a source."""
-    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_foreign_array(x)
+    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_protocol_producer(x)
 
 
 def source_of(x: Any) -> tuple[Framework, Any]:
@@ -46,10 +50,10 @@ def source_of(x: Any) -> tuple[Framework, Any]:
         return owner, x
     carrier = carrier_of(x)
     if carrier is not None:
-        return _opened(carrier, x)
-    if not is_foreign_array(x):
+        return _open_carrier(carrier, x)
+    if not is_protocol_producer(x):
         raise unknown_array(x) from why_not_recognized(x)
-    return foreign_framework(x)
+    return framework_of_producer(x)
 
 
 def advise_about(error: MemoryConversionError, x: Any) -> None:
@@ -59,14 +63,14 @@ def advise_about(error: MemoryConversionError, x: Any) -> None:
         error.advise_about(carrier.expression)
 
 
-def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
+def _open_carrier(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
     try:
         array = carrier.array(x)
     except (MemoryConversionError, MemoryError):
         raise
     except Exception as error:  # the code of others may raise anything
-        instead = f"it cannot be read ({told(error)})"
-        raise refused(f"an object of type {type(x).__qualname__}", instead) from error
+        instead = f"it cannot be read ({error_text(error)})"
+        raise unsupported_contents_error(f"an object of type {type(x).__qualname__}", instead) from error
     if type(array) is tuple:
         return _ToRead(as_cause(array[1])), array[0]
     if array is x:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
 from arraybridge.reasons import Cause, Reason
 
 
@@ -32,7 +32,9 @@ class Pandas(Carrier):
         if np.any(x.isna()):
             what = f"values of pandas with nulls ({dtype})"
             fill = "{x}.fillna(False)" if dtype.kind == "b" else "{x}.fillna(0)"
-            raise refused(what, "pass {}, with a value of your choice, or {}", fill, "{x}.dropna()")
+            raise unsupported_contents_error(
+                what, "pass {}, with a value of your choice, or {}", fill, "{x}.dropna()"
+            )
         cause = Cause(Reason.MASKED_STORAGE, source="pandas", source_dtype=str(dtype))
         return x.to_numpy(dtype=dtype.numpy_dtype), cause
 
@@ -101,7 +103,9 @@ class Polars(Carrier):
     def array(self, x: Any) -> Any:
         if x.null_count():
             instead = "pass {}, with a value of your choice, or {}"
-            raise refused("a series of polars with nulls", instead, "{x}.fill_null(0)", "{x}.drop_nulls()")
+            raise unsupported_contents_error(
+                "a series of polars with nulls", instead, "{x}.fill_null(0)", "{x}.drop_nulls()"
+            )
         try:
             return x.to_numpy(allow_copy=False)
         except RuntimeError:

@@ -152,7 +152,7 @@ def _more(picture: np.ndarray, frameworks: list[str]) -> Json:
 
     edges = one(output_type="input")(_edges)(picture)
     rows = max(1, len(picture) // 3)
-    with inject_oom(first, above_rows=rows) as rehearsal:
+    with inject_oom(first, above_rows=rows) as simulation:
         recovered = one(output_type="input", oom_recovery="split")(_negative)(picture)
     pipeline = arraybridge.Pipeline(one(_negative), two(_negative), microbatches=4)
     piped = arraybridge.to_numpy(pipeline(picture))
@@ -160,8 +160,8 @@ def _more(picture: np.ndarray, frameworks: list[str]) -> Json:
         "decorated": {"framework": first, "exact": bool(np.allclose(edges, _edges(picture), atol=1e-6))},
         "out_of_memory": {
             "framework": first,
-            "attempts": rehearsal.attempts,
-            "failed": rehearsal.raised,
+            "attempts": simulation.attempts,
+            "failed": simulation.raised,
             "exact": bool(np.array_equal(recovered, 255 - picture)),
         },
         "pipeline": {"stages": [first, second], "microbatches": 4, "exact": np.array_equal(piped, picture)},

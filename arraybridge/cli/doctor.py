@@ -56,7 +56,7 @@ class Findings(NamedTuple):
     """Everything that the table of faults looks at.
 
     Attributes:
-        driver, cards: the NVIDIA driver and what it sees.
+        driver, gpus: the NVIDIA driver and what it sees.
         looks: by framework what was seen of it, and its ``"state"``, one of `_STATES`.
         trials: what came of the orders of imports that were tried, see `_trial`.
         versions: of arraybridge and of what brings CuPy, where it is installed.
@@ -65,7 +65,7 @@ class Findings(NamedTuple):
     """
 
     driver: hardware.Driver = hardware.Driver()
-    cards: Sequence[hardware.Card] = ()
+    gpus: Sequence[hardware.Gpu] = ()
     looks: Mapping[str, Json] = {}
     trials: Sequence[Json] = ()
     versions: Mapping[str, str] = {}
@@ -164,11 +164,9 @@ def cpu_build(facts: Findings) -> Iterator[Json]:
         ("tensorflow", "pip uninstall -y tensorflow-cpu", 'pip install "tensorflow[and-cuda]"'),
     ):
         look = facts.looks.get(name, {})
-        if facts.cards and look.get("built_for") == "CPU":
-            card = facts.cards[0].name
-            message = (
-                f"{name} {look['version']} is a build for the CPU: it can't use the {card} that is here."
-            )
+        if facts.gpus and look.get("built_for") == "CPU":
+            gpu = facts.gpus[0].name
+            message = f"{name} {look['version']} is a build for the CPU: it can't use the {gpu} that is here."
             yield _problem("cpu-build", "warning", name, message, *fix)
 
 
@@ -206,7 +204,7 @@ def preallocation(facts: Findings) -> Iterator[Json]:
         ("jax", "three quarters of a card's memory", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         ("tensorflow", "nearly all memory of every card", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
     ):
-        if facts.cards and facts.cuda(name) and facts.environ.get(variable, "").lower() != modest:
+        if facts.gpus and facts.cuda(name) and facts.environ.get(variable, "").lower() != modest:
             message = (
                 f"{name} takes {share} at its first use. (In a program, call arraybridge.coexist() first.)"
             )
@@ -264,12 +262,12 @@ _FITTING = {"cupy": Findings.fitting_cupy}
 def _reinstall(name: str, facts: Findings) -> str:
     if name in _FITTING:
         return f"pip install --force-reinstall {_FITTING[name](facts)}"
-    return install_command(registry.facts(name), "--force-reinstall")
+    return install_command(registry.metadata_of(name), "--force-reinstall")
 
 
 def broken(facts: Findings) -> Iterator[Json]:
     verbs = {"crashed": "ends the process", "timed out": "hangs", "broken": "does not work"}
-    if facts.cards:
+    if facts.gpus:
         verbs["no device"] = "finds no device"
     for name, look in facts.looks.items():
         verb = verbs.get(look["state"])
@@ -348,7 +346,7 @@ def gather(seconds: float) -> Findings:
     for name, look in looks.items():  # one that does not import says nothing itself
         look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
-    return Findings(hardware.driver(), hardware.cards(), every, narrowed, versions, os.environ, Path.cwd())
+    return Findings(hardware.driver(), hardware.gpus(), every, narrowed, versions, os.environ, Path.cwd())
 
 
 def _sound_looks(trials: Sequence[Json]) -> dict[str, Json]:
@@ -496,7 +494,7 @@ def _as_json(facts: Findings, problems: list[Json]) -> Json:
         "arraybridge": arraybridge.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "driver": asdict(facts.driver) | {"cards": [asdict(card) for card in facts.cards]},
+        "driver": asdict(facts.driver) | {"cards": [asdict(gpu) for gpu in facts.gpus]},
         "frameworks": facts.looks,
         "import_orders": [{"order": one["order"], "crash": one["crash"] or None} for one in facts.trials],
         "problems": problems,
@@ -525,8 +523,8 @@ def _print_driver(console: Console, facts: Findings) -> None:
     cuda = ".".join(map(str, driver.cuda or "?"))
     runs = f" {driver.version}, which runs CUDA up to {cuda}" if driver.version else f": {driver.reason}"
     console.print(f"NVIDIA driver{runs}")
-    for card in facts.cards:
-        console.print(f"  card {card.index}: {escape(card.name)}, {format_bytes(card.total)}")
+    for gpu in facts.gpus:
+        console.print(f"  card {gpu.index}: {escape(gpu.name)}, {format_bytes(gpu.total)}")
 
 
 def _framework_row(name: str, look: Json) -> tuple[str, ...]:
@@ -538,8 +536,8 @@ def _framework_row(name: str, look: Json) -> tuple[str, ...]:
 
 def _print_problems(console: Console, problems: list[Json]) -> None:
     for problem in problems:
-        colour = _SEVERITIES[problem["severity"]]
-        console.print(f"\n[{colour} bold]{problem['severity']}[/] {escape(problem['message'])}")
+        color = _SEVERITIES[problem["severity"]]
+        console.print(f"\n[{color} bold]{problem['severity']}[/] {escape(problem['message'])}")
         for line in problem["fix"]:
             # No folding: a command is copied as one line.
             console.print(f"    [bold]{escape(line)}[/bold]", soft_wrap=True)

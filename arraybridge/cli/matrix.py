@@ -31,7 +31,7 @@ _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red
 OWN = "numpy's own"
 _ROUNDS = 9
 _MEANINGS = {
-    "shared": "both see the same memory",
+    "shared": "both use the same memory",
     "copied": "the bytes are copied",
     "same": "the very object comes back",
     "refused": "the target can't hold it exactly",
@@ -340,8 +340,8 @@ def _heat_map(result: Json, path: Path) -> None:
         for i, cell in enumerate(result["cells"]):
             lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]
             words = "\n".join(filter(None, lines[:1] + lines[1 + (cell["kind"] == "same") :]))
-            colour = "white" if (logs[i] - low) / (high - low) > 0.62 else "black"
-            axes.text(i % count, i // count, words, ha="center", va="center", fontsize=8, color=colour)
+            color = "white" if (logs[i] - low) / (high - low) > 0.62 else "black"
+            axes.text(i % count, i // count, words, ha="center", va="center", fontsize=8, color=color)
         axes.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
         axes.set_yticks(range(count), labels)
         axes.xaxis.tick_top()

@@ -98,7 +98,7 @@ def take_reading() -> MemoryStats:
     seen = programs()
     frameworks = {pid: " + ".join(names) for pid, (names, _) in seen.items()}
     holders: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
-    holders |= {f"gpu:{card.index}": hardware.reading(card).holders for card in hardware.cards()}
+    holders |= {f"gpu:{gpu.index}": hardware.read_gpu(gpu).memory_by_process for gpu in hardware.gpus()}
     stats = memory_stats()
     held = ((one, _holdings(one, holders.get(one.device, {}), frameworks)) for one in stats.devices)
     return MemoryStats(tuple(one._replace(holdings=rows) for one, rows in held), stats.note)
@@ -109,7 +109,7 @@ def programs() -> dict[int, tuple[list[str], int]]:
 
     They are told by the paths of what a process has mapped; systems that do not say that (macOS) show none.
     """
-    libraries = {name: registry.facts(name).libraries or () for name in registry.framework_names()}
+    libraries = {name: registry.metadata_of(name).libraries or () for name in registry.framework_names()}
     seen = {}
     for process in psutil.process_iter():
         try:

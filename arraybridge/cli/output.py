@@ -121,7 +121,7 @@ def progress() -> Progress:
 def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The frameworks that can be used here, each used once; and why the others can't."""
     reasons: dict[str, str] = {}
-    early = [name for name in names if registry.facts(name).loads_first]
+    early = [name for name in names if registry.metadata_of(name).loads_first]
     for name in dict.fromkeys((*early, *names)):
         try:
             # TensorFlow's C++ writes to stderr while it is imported, and no setting of its own stops that.
@@ -134,7 +134,7 @@ def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def module_of(name: str) -> Any:
     """The module of a framework that is loaded."""
-    return next(sys.modules[one] for one in registry.facts(name).packages if one in sys.modules)
+    return next(sys.modules[one] for one in registry.metadata_of(name).packages if one in sys.modules)
 
 
 def print_left_out(to: Console, reasons: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, told
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, error_text
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.pyclesperanto.opencl import lacks_platform
 from arraybridge.frameworks.registry import can_find
@@ -39,7 +39,7 @@ COMPANIONS = ("triton",)
 
 
 def _imported(name: str) -> ModuleType:
-    packages = (name,) if name in COMPANIONS else registry.facts(name).packages
+    packages = (name,) if name in COMPANIONS else registry.metadata_of(name).packages
     return importlib.import_module(next(filter(can_find, packages), packages[0]))
 
 
@@ -182,7 +182,7 @@ def _look_at_each(seconds: float, names: list[str]) -> None:
             _look(name, seen)
         except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
             state = "no device" if _lacks_device(error) else "broken"
-            seen |= {"state": state, "error": told(error)}
+            seen |= {"state": state, "error": error_text(error)}
         say(name, **seen)
         with suppress(Exception):  # what only raises is no crash, and was told above
             _use(name)

@@ -8,7 +8,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plan_cache
 from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
-from arraybridge.conversion.plan_cache import by_form
+from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.conversion.recorded import convert_and_record
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import protocol_producers, registry
@@ -196,26 +196,26 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         and not open_logs
     ):
         try:
-            return by_form[source_type][type(data)](data)
+            return plans_by_signature[source_type][type(data)](data)
         except plan_cache.declined:
             pass  # not planned yet, or an array that needs care
-    listeners = trace_log.listeners() if open_logs else None
-    form: Any = None
-    if listeners is None and gpu_id is None:
+    active_logs = trace_log.active_logs() if open_logs else None
+    signature: Any = None
+    if active_logs is None and gpu_id is None:
         # With types, since equal forms have to mean the same call, and 1 == True == tf.float32.
-        form = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
+        signature = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         try:
-            return by_form[form][type(data)](data)
+            return plans_by_signature[signature][type(data)](data)
         except plan_cache.declined:
             pass
     request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
     decision = decide(data, request)
-    if listeners is None:
+    if active_logs is None:
         result = decision()
-        if form is not None:
-            plan_cache.keep(form, request, data, decision)
+        if signature is not None:
+            plan_cache.store_plan(signature, request, data, decision)
         return result
-    return convert_and_record(decision, listeners)
+    return convert_and_record(decision, active_logs)
 
 
 convert = convert_memory
@@ -332,9 +332,9 @@ def detect_memory_type(x: Any) -> str:
         return owner.name
     if carrier_of(x) is not None:
         return source_of(x)[0].name
-    if not protocol_producers.is_foreign_array(x):
+    if not protocol_producers.is_protocol_producer(x):
         source_of(x)  # raises the error
-    return "cupy" if protocol_producers.is_on_card(x) else "numpy"
+    return "cupy" if protocol_producers.is_on_gpu(x) else "numpy"
 
 
 def device_of(x: Any) -> Device:

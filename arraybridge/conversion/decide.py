@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
-from arraybridge.conversion.placement import check_placement, shares_cards, target_device
+from arraybridge.conversion.placement import check_placement, shares_gpus, target_device
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
     CopyRequiredError,
@@ -19,14 +19,14 @@ from arraybridge.errors import (
     MemoryConversionError,
     SourceMismatchError,
     UnknownArrayError,
+    error_text,
     nearest,
-    told,
 )
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
 from arraybridge.frameworks.accelerators import itself
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
-from arraybridge.frameworks.protocol_producers import refuse_to_fetch
+from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
 from arraybridge.tracing.route import Method, Route
@@ -78,7 +78,7 @@ class Decision:
         except self.refusals as error:
             if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
                 raise
-            raise _refused(self.source, self.target, self.route.method, error) from error
+            raise _conversion_error(self.source, self.target, self.route.method, error) from error
 
 
 def decide(data: Any, request: Request) -> Decision:
@@ -91,7 +91,7 @@ def decide(data: Any, request: Request) -> Decision:
     request = check_options(request)
     target = registry.framework(request.target)
     if request.copy is False and registry.find_owner(data) is None:
-        refuse_to_fetch(data, target.name)
+        check_readable_without_copy(data, target.name)
     try:
         source, array = find_source(data, request.declared, target.name)
     except UnknownArrayError:
@@ -99,23 +99,28 @@ def decide(data: Any, request: Request) -> Decision:
             dtype_name(request.dtype)  # an invalid option comes first
         raise
     try:
-        source_device = source.devices.device_of(array)
-        device = target_device(source, target, source_device, request.gpu_id, request.device)
-        cast = None if request.dtype is None else dtype_name(request.dtype)
-        if cast is not None and cast == source.dtype_name(array):
-            cast = None
-        choice = _Choice(request, source, target, array, source_device, device, cast)
-        if source is target and source_device == device:
-            named = request.device is not None or request.gpu_id is not None
-            if not (named and source.devices.is_scattered(array)):
-                return choice.in_place()
-        return choice.elsewhere()
+        return _decide_for(source, array, target, request)
     except MemoryConversionError as error:
         if array is not data and error.expressions:
             advise_about(error, data)
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
+
+
+def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
+    """Choose how an array of a known framework travels."""
+    source_device = source.devices.device_of(array)
+    device = target_device(source, target, source_device, request.gpu_id, request.device)
+    cast = None if request.dtype is None else dtype_name(request.dtype)
+    if cast is not None and cast == source.dtype_name(array):
+        cast = None
+    choice = _Choice(request, source, target, array, source_device, device, cast)
+    if source is target and (source_device is device or source_device == device):  # `is`, in most calls
+        named = request.device is not None or request.gpu_id is not None
+        if not (named and source.devices.is_scattered(array)):
+            return choice.in_place()
+    return choice.elsewhere()
 
 
 def check_options(request: Request) -> Request:
@@ -140,7 +145,8 @@ def check_options(request: Request) -> Request:
         )
     if copy is not None and not isinstance(copy, (bool, np.bool_)):
         raise ValueError(f"copy={copy!r} must be None, True or False")
-    check_placement(request.gpu_id, request.device)
+    if request.gpu_id is not None or request.device is not None:
+        check_placement(request.gpu_id, request.device)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 
@@ -252,23 +258,28 @@ class _Choice:
             dtype = source.dtype_name(self.array)
             target.supports(self.cast or dtype, shape)
             if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
-                return self._cast_on_the_way(self.cast)
-            if self.source_device.kind == "cpu" and self.device.kind == "cpu":
-                return self._on_the_host()
-            if source is target and self.source_device == self.device:
-                return self._replica_on_its_device()
-            if source is target:
-                return self._to_other_device()
-            on_cards = self.source_device.kind != "cpu" and self.device.kind != "cpu"
-            if on_cards and shares_cards(source, target):
-                return self._card_to_card(shape)
-            return self._through_the_host()
+                return self._cast_on_host(self.cast)
+            return self._between_devices(shape)
         except MemoryConversionError:
             raise
         except refusals(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
-            raise _refused(source, target, "", error) from error
+            raise _conversion_error(source, target, "", error) from error
+
+    def _between_devices(self, shape: tuple[int, ...]) -> Decision:
+        """Choose the route by the two devices, and by whether the framework stays the same."""
+        from_host = self.source_device.kind == "cpu"
+        to_host = self.device.kind == "cpu"
+        if from_host and to_host:
+            return self._on_the_host()
+        if self.source is self.target:
+            if self.source_device == self.device:
+                return self._replica_on_its_device()
+            return self._to_other_device()
+        if not from_host and not to_host and shares_gpus(self.source, self.target):
+            return self._gpu_to_gpu(shape)
+        return self._through_the_host()
 
     def _choose_replica(self) -> None:
         """Convert one replica of a replicated array, if possible the one on the device of the result."""
@@ -333,7 +344,7 @@ class _Choice:
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
-            view = _then(view, read_only.lend)  # which remembers what is read-only
+            view = _then(view, read_only.export_read_only)  # which remembers what is read-only
         return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> Cause | None:
@@ -343,13 +354,13 @@ class _Choice:
         source = self.source
         target = self.target
         objection = as_cause(target.cannot_view(memory)) or self._replica_objection()
-        if objection or self.request.copy is False or not target.mutable or target.honours_readonly:
+        if objection or self.request.copy is False or not target.mutable or target.respects_read_only:
             return objection
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
         guarded = not memory.flags.writeable
         if not source.mutable:  # to NumPy, all that it shows is read-only
-            guarded = read_only.is_lent(host_memory.address(memory))
+            guarded = read_only.is_shared_read_only(host_memory.address(memory))
         if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return Cause(Reason.READ_ONLY, framework=target.name)
@@ -357,7 +368,7 @@ class _Choice:
 
     def _replica_objection(self) -> Cause | None:
         """Return why the target must not share one of several replicas, or None."""
-        if not self.is_replica or not self.target.mutable or self.target.honours_readonly:
+        if not self.is_replica or not self.target.mutable or self.target.respects_read_only:
             return None
         return Cause(Reason.REPLICATED, framework=self.target.name)
 
@@ -369,8 +380,8 @@ class _Choice:
         """The values are copied into host memory, or lie there, and from there to where they should be."""
         fetch, copies, cause = self._host_memory()
         put, more = self._put()
-        to_card = self.source_device.kind == "cpu" and self.device.kind != "cpu"
-        method: Method = "device" if to_card else "host"
+        to_gpu = self.source_device.kind == "cpu" and self.device.kind != "cpu"
+        method: Method = "device" if to_gpu else "host"
         cause = cause or Cause(Reason.SEPARATE_MEMORY, device=str(self.device))
         return self._decision(method, copies + more, cause, _then(fetch, put))
 
@@ -402,41 +413,39 @@ class _Choice:
         """To another device of the same framework, at least one of the two being an accelerator."""
         target = self.target
         device = self.device
-        between_cards = self.source_device.kind != "cpu" and device.kind != "cpu"
+        between_gpus = self.source_device.kind != "cpu" and device.kind != "cpu"
         cause = Cause(Reason.OTHER_DEVICE, device=str(device))
         # OpenCL: out of one device, and into the other.
-        if between_cards and target.interchange.dlpack_device is None:
+        if between_gpus and target.interchange.dlpack_device is None:
             return self._decision("host", 2, cause, lambda x: target.devices.to_device(x, device))
         return self._decision(self._copying, 1, cause, lambda x: target.devices.to_device(x, device))
 
-    def _card_to_card(self, shape: tuple[int, ...]) -> Decision:
+    def _gpu_to_gpu(self, shape: tuple[int, ...]) -> Decision:
         """Both frameworks reach the card where the array lives."""
         source = self.source
         target = self.target
         source_device = self.source_device
         device = self.device
-        objection = self._card_objection(shape)
+        objection = self._gpu_copy_reason(shape)
 
-        def adopt(x: Any) -> Any:
+        def import_from(x: Any) -> Any:
             packed = source.copy(x) if objection else x
-            return target.interchange.adopt(packed, source, source_device)
+            return target.interchange.import_from(packed, source, source_device)
 
         if source_device != device:
             cause = Cause(Reason.OTHER_DEVICE, device=str(device))
             copies = 2 if objection else 1
             move = target.devices.to_device
-            return self._decision("device", copies, cause, lambda x: move(adopt(x), device))
+            return self._decision("device", copies, cause, lambda x: move(import_from(x), device))
         if objection:
-            return self._decision("device", 1, objection, adopt)
+            return self._decision("device", 1, objection, import_from)
         cause = Cause(Reason.SHARED_DEVICE_MEMORY, device=str(device))
-        return self._decision("dlpack", 0, cause, adopt)
+        return self._decision("dlpack", 0, cause, import_from)
 
-    def _card_objection(self, shape: tuple[int, ...]) -> Cause | None:
+    def _gpu_copy_reason(self, shape: tuple[int, ...]) -> Cause | None:
         """Return why the target cannot, or should not, share this memory of a GPU; or None."""
         source = self.source
         target = self.target
-        array = self.array
-        itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
         if self.must_copy:
@@ -445,12 +454,19 @@ class _Choice:
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
-        if target.alignment and source.interchange.address(array) % target.alignment:
+        return self._layout_objection(shape)
+
+    def _layout_objection(self, shape: tuple[int, ...]) -> Cause | None:
+        """Return why the target cannot share memory of a GPU with such alignment or strides; or None."""
+        target = self.target
+        interchange = self.source.interchange
+        if target.alignment and interchange.address(self.array) % target.alignment:
             # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
             return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
-        return as_cause(target.interchange.cannot_stride(shape, source.interchange.strides(array), itemsize))
+        itemsize = self.nbytes // max(1, math.prod(shape)) or 1
+        return as_cause(target.interchange.cannot_stride(shape, interchange.strides(self.array), itemsize))
 
-    def _cast_on_the_way(self, dtype: str) -> Decision:
+    def _cast_on_host(self, dtype: str) -> Decision:
         """The target lacks the source's dtype: cast in host memory, where the values still are whole."""
         self.cast = None
         fetch, copies, _ = self._host_memory()
@@ -512,9 +528,11 @@ def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     return memory if not target.alignment or not target.cannot_view(memory) else host_memory.fresh(memory)
 
 
-def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
+def _conversion_error(
+    source: Framework, target: Framework, method: str, error: Exception
+) -> MemoryConversionError:
     """What a framework raised, under a name of ours."""
-    reason = told(error)
+    reason = error_text(error)
     how = f" by the route {method!r}" if method else ""
     advice = "Convert to numpy first to see which side refuses."
     if source.devices.has_only_host or target.devices.has_only_host:

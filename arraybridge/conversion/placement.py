@@ -11,18 +11,18 @@ from arraybridge.types import Device, DeviceLike, GpuId
 
 __all__ = [
     "Placement",
-    "card_meant",
+    "gpu_index_of",
     "check_gpu_id",
     "check_placement",
     "freest_device",
     "resolve_device",
-    "shares_cards",
+    "shares_gpus",
     "target_device",
 ]
 
 #: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
 #: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
-only_card: int | None = None
+only_gpu: int | None = None
 
 
 class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `import arraybridge`
@@ -52,7 +52,7 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
 
     def resolve(self, framework: Framework) -> Device | None:
         """Return the device in this process; None if none is named."""
-        return resolve_device(framework, card_meant(self.gpu_id), self.device)
+        return resolve_device(framework, gpu_index_of(self.gpu_id), self.device)
 
     def __str__(self) -> str:
         name = self.framework or "the faster of cpu and gpu"
@@ -60,7 +60,7 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
             return f"{name} on {self.device}"
         if self.gpu_id is not None:
             return f"{name} on {_text_of_gpu(self.gpu_id)}"
-        return f"{name}, where its input is" if self.framework else name
+        return f"{name}, on the device of its input" if self.framework else name
 
 
 def _text_of_gpu(gpu_id: int | str) -> str:
@@ -78,6 +78,8 @@ def resolve_device(
         DeviceNotFoundError: the framework does not have the device.
         ValueError: ``gpu_id`` or ``device`` is invalid, or both are given.
     """
+    if gpu_id is None and device is None:
+        return None
     number, named = check_placement(gpu_id, device)
     if named is not None:
         return find_or_host(framework, named)
@@ -123,9 +125,9 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
-def card_meant(gpu_id: GpuId) -> GpuId:
+def gpu_index_of(gpu_id: GpuId) -> GpuId:
     """The card that the ``gpu_id`` of a decorator means in this process."""
-    return gpu_id if gpu_id is None or only_card is None else only_card
+    return gpu_id if gpu_id is None or only_gpu is None else only_gpu
 
 
 def target_device(
@@ -145,15 +147,15 @@ def _nearest(source: Framework, target: Framework, source_device: Device) -> Dev
     """The device of the array where the target has that one, else the target's host, else its default."""
     if source is target:
         return source_device
-    if source_device == CPU:
+    if source_device is CPU or source_device == CPU:  # `is`, for most arrays
         return CPU if target.has_host else target.devices.default_device()
-    reachable = source_device.kind == "cpu" or shares_cards(source, target)
+    reachable = source_device.kind == "cpu" or shares_gpus(source, target)
     if reachable and source_device in target.devices.available():
         return source_device
     return CPU if target.has_host and source_device.kind != "cpu" else target.devices.default_device()
 
 
-def shares_cards(source: Framework, target: Framework) -> bool:
+def shares_gpus(source: Framework, target: Framework) -> bool:
     """Whether both can see each other's memory on an accelerator."""
     kind = source.interchange.dlpack_device
     return kind is not None and kind == target.interchange.dlpack_device

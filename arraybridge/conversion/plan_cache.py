@@ -1,11 +1,11 @@
 """The plan cache: decisions that later calls with the same signature and plan key reuse.
 
 1. A *form* is the call signature without the array: the target, a declared source and the options.
-2. `by_form` maps a form and the type of the array to a plan, a function that converts such arrays.
+2. `plans_by_signature` maps a form and the type of the array to a plan, a function that converts such arrays.
 3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
-   handling. Then it computes the plan key of the array (`FastPath.fast_facts`), and runs the function for
+   handling. Then it computes the plan key of the array (`FastPath.plan_key`), and runs the function for
    that key.
-4. For the most common calls, which pass only a target, `by_form` has the fast converter under that name.
+4. For the most common calls, which pass only a target, `plans_by_signature` has the fast converter under that name.
 
 Never cached: arrays whose framework has no plan key, arrays on accelerators, and calls that depend on
 more than the call and the array (``gpu_id="auto"``, a missing GPU).
@@ -14,6 +14,7 @@ more than the call and the array (``gpu_id="auto"``, a missing GPU).
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -25,52 +26,62 @@ from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, opener
 from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
-__all__ = ["by_form", "declined", "form_of"]
+__all__ = ["plans_by_signature", "declined", "signature_of_call"]
 
 #: Form → type of the array → the plan, a function of the array.
-by_form: dict[Hashable, dict[type, FastFunction]] = new_cache()
+plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
 declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
 _declining = Lock()
 
 # Form and type of the array → facts → what was decided for them.
 _decided: dict[tuple[Hashable, type], dict[Hashable, FastFunction]] = new_cache()
-_MAX_FACTS = 4096
+_MAX_PLAN_KEYS = 4096
 
 
-def form_of(
+def signature_of_call(
     source: Any, target: Any, *, dtype: Any = None, grad: str = "error", device: Any = None
 ) -> Hashable:
     """The form of ``convert_memory(x, source, target, dtype=dtype, grad=grad, device=device)``."""
     return (source, target, None, None, type(None), dtype, type(dtype), grad, device)
 
 
-def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
+def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
     """Remember what was decided for this form, and for an array with these facts, if that can be."""
     global declined
-    cls = type(data)
     opened: FastFunction | None = None
     if data is not decision.data:  # an array of another library, which was opened first
-        if decision.source is FOREIGN_HOST and carrier_of(data) is None:
-            opened = opener(data, decision.data)
+        opened = _opener_of(data, decision)
         if opened is None:
             return
     if request.gpu_id is not None:
         return
     with _declining:
         declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
+    with suppress(TypeError):  # an option that cannot be a key
+        _add_plans(signature, type(data), opened, request, decision)
+
+
+def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
+    """Return a function that opens such an array of another library; None if there is no fast one."""
+    if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
+        return None
+    return opener(data, decision.data)
+
+
+def _add_plans(
+    signature: tuple[Any, ...], cls: type, opened: FastFunction | None, request: Request, decision: Decision
+) -> None:
+    """Add the plan under the form and, for calls that pass only a target, under the target's name."""
     fast = _fast(request, decision)
-    plain = request.dtype is None and request.device is None and request.grad == "error"
-    try:
-        is_bare = plain and request.declared is None and request.copy is None
-        # A call of a target alone, which stands first, has tried the fast converter by then.
-        has_tried = is_bare and form[0] is not None and opened is None
-        plan = _planned(form, request, decision, None if has_tried else fast)
-        _add(form, cls, _after(opened, plan))
-        if is_bare:  # however it was written
-            _add(request.target, cls, fast if opened is None else _after(opened, plan))
-    except TypeError:
-        pass  # an option that cannot be a key
+    has_options = request.dtype is not None or request.device is not None or request.copy is not None
+    is_bare = not has_options and request.declared is None and request.grad == "error"
+    # A call that passes its target first has tried the fast converter by then.
+    has_tried = is_bare and signature[0] is not None and opened is None
+    plan = _planned(signature, request, decision, None if has_tried else fast)
+    _add(signature, cls, _after(opened, plan))
+    if is_bare:  # regardless of how it was written
+        _add(request.target, cls, fast if opened is None else _after(opened, plan))
 
 
 def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFunction | None:
@@ -80,54 +91,51 @@ def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFuncti
     return lambda x: plan(opened(x))
 
 
-def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:
-    by_type = by_form.setdefault(form, {})
-    if max(len(by_form), len(by_type)) >= MOST_ENTRIES:  # of classes that are made in a loop
-        by_form.clear()
-        by_type = by_form[form] = {}
+def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
+    by_type = plans_by_signature.setdefault(signature, {})
+    if max(len(plans_by_signature), len(by_type)) >= MOST_ENTRIES:  # of classes that are made in a loop
+        plans_by_signature.clear()
+        by_type = plans_by_signature[signature] = {}
     if plan is not None:
         by_type[cls] = plan
 
 
 def _planned(
-    form: Hashable, request: Request, decision: Decision, fast: FastFunction | None
+    signature: Hashable, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
     """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
     source = decision.source
     target = decision.target
-    facts = source.fast_path.fast_facts
+    plan_key = source.fast_path.plan_key
     alignment = target.alignment
-    if facts is None or not _rests_on_facts(request, decision):
+    if plan_key is None or not _depends_on_plan_key_only(request, decision):
         return fast
     try:
-        of_this_array = facts(decision.data, alignment)
+        of_this_array = plan_key(decision.data, alignment)
     except declined:
         return fast  # it is not simply there, in the host's memory
-    key = (form, type(decision.data))
+    key = (signature, type(decision.data))
     runs = _decided.get(key) or remember(_decided, key, {})
-    if len(runs) >= _MAX_FACTS:
+    if len(runs) >= _MAX_PLAN_KEYS:
         runs.clear()
     runs[of_this_array] = decision.convert
     if fast is None:
-        return lambda x: runs[facts(x, alignment)](x)
+        return lambda x: runs[plan_key(x, alignment)](x)
 
     def plan(x: Any) -> Any:
         try:
             return fast(x)
         except declined:
-            return runs[facts(x, alignment)](x)
+            return runs[plan_key(x, alignment)](x)
 
     return plan
 
 
 def _fast(request: Request, decision: Decision) -> FastFunction | None:
-    """The fast converter of the pair, where it looks at all on which this form depends; or None."""
+    """Return the fast converter of the pair; None if the form depends on more than it reads."""
     source = decision.source
     target = decision.target
-    # What it does not look at is the dtype, where the result should be, and whether a scalar is copied.
-    if request.dtype is not None or request.copy or (request.copy is not None and not source.mutable):
-        return None
-    if request.device is not None and (source is target or Device.parse(request.device) != CPU):
+    if _is_beyond_fast(request, decision):
         return None
     if source is not target and type(decision.data) not in source.fast_path.fast_types():
         return None
@@ -138,7 +146,18 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
     return lambda x: fast(detach(x))
 
 
-def _rests_on_facts(request: Request, decision: Decision) -> bool:
+def _is_beyond_fast(request: Request, decision: Decision) -> bool:
+    """Return whether an option asks for a dtype, copy or device, none of which fast converters read."""
+    if request.dtype is not None or request.copy:
+        return True
+    if request.copy is not None and not decision.source.mutable:  # a scalar may have to be copied
+        return True
+    if request.device is None:
+        return False
+    return decision.source is decision.target or Device.parse(request.device) != CPU
+
+
+def _depends_on_plan_key_only(request: Request, decision: Decision) -> bool:
     """Whether another such array would go to the same place, whatever happens until then."""
     if decision.route.device.kind != "cpu":
         return False

@@ -9,14 +9,14 @@ from typing import Any
 from arraybridge.conversion.decide import Decision
 from arraybridge.tracing import events
 from arraybridge.tracing.records import ConversionRecord
-from arraybridge.tracing.trace_log import Listeners
+from arraybridge.tracing.trace_log import ActiveLogs
 
 __all__ = ["convert_and_record"]
 
 
-def convert_and_record(decision: Decision, listeners: Listeners) -> Any:
+def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
     """Run `decision` and record its route, with the seconds that it took, in every open trace."""
-    logs, annotation = listeners
+    logs, annotation = active_logs
     route = decision.route
     if logs and route.device.kind == "cpu" and not decision.source.devices.has_only_host:
         # Waiting for pending computation does not count as conversion time.

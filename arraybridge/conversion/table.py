@@ -31,22 +31,22 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
-    look: FastFunction | None = source.fast_path.fast_view
+    export_view: FastFunction | None = source.fast_path.fast_view
     take: FastFunction | None = target.fast_path.fast_from_view
-    if look is None or take is None:
+    if export_view is None or take is None:
         return None
     if take is itself:
-        return look
-    return take if look is itself else (lambda x: take(look(x)))
+        return export_view
+    return take if export_view is itself else (lambda x: take(export_view(x)))
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
     export = source.fast_path.fast_export
-    adopt = target.fast_path.fast_adopt
-    if export is None or adopt is None:
+    import_from = target.fast_path.fast_import
+    if export is None or import_from is None:
         return None
-    return lambda x: adopt(export(x))
+    return lambda x: import_from(export(x))
 
 
 def device(source: Framework, target: Framework) -> FastFunction | None:

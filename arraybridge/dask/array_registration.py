@@ -28,7 +28,7 @@ from arraybridge.errors import (
     ArrayNotSupportedError,
     DtypeNotSupportedError,
     FrameworkNotInstalledError,
-    told,
+    error_text,
 )
 from arraybridge.frameworks import registry
 from arraybridge.memory.serialization import load, save
@@ -40,37 +40,37 @@ _KNOWN_TO_DASK = ("numpy", "cupy")
 
 def register_sizes(sizeof: Any) -> None:
     """Teach Dask the sizes of arrays; the entry point ``dask.sizeof`` calls this."""
-    _teach(sizeof, size)
+    _register_dispatch(sizeof, size)
 
 
 def register_tokens() -> None:
     """Teach Dask which arrays are the same."""
     from dask.tokenize import normalize_token
 
-    _teach(normalize_token, token)
+    _register_dispatch(normalize_token, token)
 
 
 def register_transport() -> None:
     """Let arrays travel as `save` writes them, from here on: to workers that are prepared."""
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
-    _teach(dask_serialize, save)
-    _teach(dask_deserialize, load)
+    _register_dispatch(dask_serialize, save)
+    _register_dispatch(dask_deserialize, load)
     dask_serialize.register(SharedArray, save_shared)
     dask_deserialize.register(SharedArray, load_shared)
 
 
-def _teach(dispatch: Any, answer: Callable[..., Any]) -> None:
+def _register_dispatch(dispatch: Any, answer: Callable[..., Any]) -> None:
     """Answer for every framework: for loaded ones at once, for others when Dask meets their first array."""
     # Dask's own registration of torch hangs on both roots, and would come after ours.
     for root, names in {**registry.roots(), "torchvision": ("torch",)}.items():
-        taught = [name for name in names if name not in _KNOWN_TO_DASK]
-        if taught:
-            dispatch.register_lazy(root, partial(_teach_classes, dispatch, answer, taught))
-        _teach_classes(dispatch, answer, filter(registry.loaded, taught))
+        registered_classes = [name for name in names if name not in _KNOWN_TO_DASK]
+        if registered_classes:
+            dispatch.register_lazy(root, partial(_register_classes, dispatch, answer, registered_classes))
+        _register_classes(dispatch, answer, filter(registry.loaded, registered_classes))
 
 
-def _teach_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable[str]) -> None:
+def _register_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable[str]) -> None:
     for name in names:
         try:
             owner = registry.framework(name)
@@ -110,11 +110,11 @@ _LARGE = 1 << 20
 #: The maximum number of values that are being sent.
 _MOST = 64
 #: Seconds after which a value that nobody gives back counts as lost: its reader may have been killed.
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 _exchange = Exchange()
 _lock = threading.Lock()
-_lent: dict[Segment, float] = {}
+_exported: dict[Segment, float] = {}
 
 
 def reach() -> str:
@@ -133,7 +133,7 @@ def register_memory(worker: Any, reaches: Iterable[str]) -> None:
     from distributed.protocol.serialize import register_serialization_family
 
     for there in reaches:
-        register_serialization_family(there, lend if there == reach() else _out_of_reach, borrow)
+        register_serialization_family(there, export if there == reach() else _out_of_reach, import_exported)
     if reach() in reaches:
         worker.rpc.deserializers = [reach(), "dask", "pickle", "msgpack", "error"]
 
@@ -142,7 +142,7 @@ def _out_of_reach(x: Any) -> Any:
     raise NotImplementedError
 
 
-def lend(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
+def export(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     """What Dask writes of a value, in shared memory where it is large."""
     from distributed.protocol.serialize import serialize
     from distributed.utils import ensure_memoryview
@@ -153,34 +153,36 @@ def lend(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any],
     frames = [ensure_memoryview(frame) for frame in frames]
     if sum(map(len, frames)) > _LARGE:
         with _lock:
-            segment, sizes = _lent_now(frames)
+            segment, sizes = _exported_now(frames)
         if segment is not None:
             return {"inner": header, "place": pickle.dumps((segment, sizes))}, []
     return {"inner": header}, frames
 
 
-def _lent_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
+def _exported_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
     now = time.monotonic()
-    for one, since in list(_lent.items()):
-        if not one.lent.value or now - since > _PATIENCE:
-            del _lent[one]
-    _exchange.segments = [one for one in _exchange.segments if one in _lent or not one.lent.value]
-    segment, sizes = _exchange.lend(frames) if len(_lent) < _MOST else (None, [])
+    for one, since in list(_exported.items()):
+        if not one.in_use.value or now - since > _TIMEOUT:
+            del _exported[one]
+    _exchange.segments = [one for one in _exchange.segments if one in _exported or not one.in_use.value]
+    segment, sizes = _exchange.export(frames) if len(_exported) < _MOST else (None, [])
     if segment is not None:
-        _lent[segment] = now
+        _exported[segment] = now
     return segment, sizes
 
 
-def borrow(header: dict[str, Any], frames: list[Any]) -> Any:
-    """The value that `lend` wrote."""
+def import_exported(header: dict[str, Any], frames: list[Any]) -> Any:
+    """The value that `export` wrote."""
     from distributed.protocol.serialize import deserialize
 
     if "place" in header:
         try:
             with _lock:
-                frames = _exchange.borrow(*pickle.loads(header["place"]))  # noqa: S301  # as above
+                frames = _exchange.import_exported(*pickle.loads(header["place"]))  # noqa: S301  # as above
         except SharedMemoryGoneError as error:
-            raise EOFError(told(error)) from error  # for Dask a broken connection, so that it asks again
+            raise EOFError(
+                error_text(error)
+            ) from error  # for Dask a broken connection, so that it asks again
         frames = [memoryview(frame) for frame in frames]
     return deserialize(header["inner"], frames)
 

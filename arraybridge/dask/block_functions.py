@@ -42,7 +42,7 @@ class BlockError(MemoryConversionError, ValueError):
 
 
 #: Dtypes that JAX narrows by default.
-_WIDE = ("float64", "int64", "uint64", "complex128")
+_WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
 
 
 class Block:
@@ -65,14 +65,14 @@ class Block:
         self.target = target
         placed = placement(fn)
         #: The framework that runs the function and must keep its 64-bit dtypes; None if none is known.
-        self.wide = placed.framework if placed is not None and dtype.name in _WIDE else None
+        self.x64_framework = placed.framework if placed is not None and dtype.name in _WIDE_DTYPES else None
         #: Whether a result has the shape of its block, which is compared at once.
         self.keeps_shape = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The function; by its parameters Dask knows whether it wants the block's number."""
-        return self._fn or _opened(self._carried)
+        return self._fn or _unpickled(self._carried)
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
         return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape)
@@ -86,7 +86,11 @@ class Block:
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
             function = self.__wrapped__  # opened first: an error of its own imports comes first
-            with nullcontext() if self.wide is None else registry.framework(self.wide).runtime.wide():
+            with (
+                nullcontext()
+                if self.x64_framework is None
+                else registry.framework(self.x64_framework).runtime.x64_context()
+            ):
                 result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
             error.add_call(f"{self.__name__}(){on_this_worker()}")
@@ -115,7 +119,7 @@ class Block:
         return _of_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
 
 
-_opened = lru_cache(maxsize=64)(cloudpickle.loads)
+_unpickled = lru_cache(maxsize=64)(cloudpickle.loads)
 
 
 def _in_place(out: Any, name: str | None, token: str, function: str) -> Any:
@@ -311,8 +315,8 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
     (2, 2)
     """
-    on_card = device_of(x).kind == "gpu" and registry.usable("cupy") is not None
-    array = convert_memory(x, "cupy" if on_card else "numpy", grad=grad)
+    on_gpu = device_of(x).kind == "gpu" and registry.usable("cupy") is not None
+    array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
     # Without asarray=False Dask would bring CuPy's arrays to the host.
     return da.from_array(array, chunks=chunks, name=name, asarray=False)
 

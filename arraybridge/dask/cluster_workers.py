@@ -26,7 +26,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
 
     environment: Mapping[str, str]
     share_memory: bool
-    own_card: bool | None
+    own_gpu: bool | None
     reaches: Collection[str]
 
     name = "arraybridge"
@@ -36,8 +36,8 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         os.environ.update(self.environment)
         array_registration.register_transport()
         array_registration.register_memory(worker, self.reaches)
-        own = "dask_cuda" in sys.modules if self.own_card is None else self.own_card
-        placement.only_card = 0 if own else None
+        own = "dask_cuda" in sys.modules if self.own_gpu is None else self.own_gpu
+        placement.only_gpu = 0 if own else None
         if self.share_memory:
             cleanup.share_gpu_memory("torch")
 
@@ -45,7 +45,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
 def cluster(
     n_workers: int | None = None,
     *,
-    cards: bool | None = None,
+    gpus: bool | None = None,
     share_memory: bool = False,
     fraction: float | None = None,
     env: Mapping[str, str] | None = None,
@@ -58,7 +58,7 @@ def cluster(
 
     Args:
         n_workers: how many; None: one for each card, or as Dask sees fit. No more than there are cards.
-        cards: False: workers for the processors, on a machine with cards too. None: for the cards if there
+        gpus: False: workers for the processors, on a machine with cards too. None: for the cards if there
             are any.
         share_memory: whether torch and CuPy take memory from one pool, see `share_gpu_memory`. Needs cards.
         fraction: as for `coexist`.
@@ -75,13 +75,13 @@ def cluster(
         FrameworkNotInstalledError: there are cards, and dask-cuda is missing.
         DeviceNotFoundError: ``share_memory`` without a card.
     """
-    on_cards = bool(hardware.cards()) if cards is None else cards
+    on_gpus = bool(hardware.gpus()) if gpus is None else gpus
     environment = {**cleanup.coexistence(fraction), **(env or {})}
-    started = (_cuda_cluster() if on_cards else LocalCluster)(n_workers=n_workers, **options)
+    started = (_cuda_cluster() if on_gpus else LocalCluster)(n_workers=n_workers, **options)
     with ExitStack() as undone:
         undone.callback(started.close)
         with Client(started, set_as_default=False) as client:
-            prepare(client, share_memory=share_memory, own_card=on_cards, env=environment)
+            prepare(client, share_memory=share_memory, own_gpu=on_gpus, env=environment)
         undone.pop_all()
     return started
 
@@ -104,7 +104,7 @@ def prepare(
     client: Any,
     *,
     share_memory: bool = False,
-    own_card: bool | None = None,
+    own_gpu: bool | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
     """Do for the workers of a cluster that was started otherwise what `cluster` does for its own.
@@ -115,12 +115,12 @@ def prepare(
     Args:
         client: a ``distributed.Client``. Workers that join later are prepared as well.
         share_memory: whether torch and CuPy take memory from one pool in the workers.
-        own_card: whether every ``gpu_id`` of a decorator means the first card that a worker sees. None: where
+        own_gpu: whether every ``gpu_id`` of a decorator means the first card that a worker sees. None: where
             dask-cuda started the worker, which makes that card its own.
         env: environment variables of the workers, such as those that `coexist` returns.
     """
     reaches = {array_registration.reach(), *client.run(array_registration.reach).values()}
-    client.register_plugin(WorkerSetup(env or {}, share_memory, own_card, reaches))
+    client.register_plugin(WorkerSetup(env or {}, share_memory, own_gpu, reaches))
     array_registration.register_transport()
 
 

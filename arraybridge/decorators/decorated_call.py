@@ -16,8 +16,8 @@ from arraybridge.batches import fixed, plain
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plan_cache
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.placement import card_meant
-from arraybridge.conversion.plan_cache import by_form
+from arraybridge.conversion.placement import gpu_index_of
+from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.results import Restoration, ResultConversion
@@ -36,7 +36,7 @@ from arraybridge.frameworks.protocol_producers import unknown_array
 from arraybridge.memory.oom_recovery import recovered
 from arraybridge.settings import busy_workers, worker_device
 from arraybridge.tracing import trace_log
-from arraybridge.tracing.events import device_words
+from arraybridge.tracing.events import device_text
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import (
     ARRAY,
@@ -113,7 +113,7 @@ class DecoratedCall:
         with trace_log.span("call", self.label) or nullcontext() as span:
             result = self.run(args, kwargs)
             if span is not None:
-                span.device = device_words(result)
+                span.device = device_text(result)
             return self.restore_result(result, args, kwargs)
 
     async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
@@ -157,9 +157,9 @@ class DecoratedCall:
         """Attempt again, or in parts, if memory runs out; also in the conversion of arguments."""
         options = self.options
         splits = self.splits
-        card: Any = None
+        gpu: Any = None
         if options.gpu_id is not None and options.gpu_id != "auto":
-            card = card_meant(options.gpu_id)
+            gpu = gpu_index_of(options.gpu_id)
         if self.skip and splits:
             args = (*map(fixed, args[: self.skip]), *args[self.skip :])  # self is never split
         # By position: keywords cost 0.4 us per call here.
@@ -168,7 +168,7 @@ class DecoratedCall:
             (args, kwargs),
             {},
             options.max_retries,
-            card,
+            gpu,
             None,
             splits,
             options.split_axis,
@@ -235,7 +235,7 @@ class ConvertingCall(DecoratedCall):
         """Note, at the first array, which types the framework has and whether it has streams."""
         options = self.options
         types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
-        self.uses_own_stream = options.stream and framework.streams.has_queues
+        self.uses_own_stream = options.stream and framework.streams.has_streams
         self.is_direct = not self.uses_own_stream and not self.placement.is_named
         if not (self.uses_own_stream or self.skip):
             self.direct_types = types
@@ -312,9 +312,9 @@ class ConvertingCall(DecoratedCall):
         """
         has_array = has_array or first_array(values[self.skip :]) is not None
         if self.options.strict or not has_array:
-            _refuse_tables(self.fn, args, kwargs, self.skip)
+            _check_array_protocol_only(self.fn, args, kwargs, self.skip)
         if self.options.strict:
-            _refuse_unconverted(self.fn, args, kwargs, values, self.skip, self.options.framework)
+            _check_all_converted(self.fn, args, kwargs, values, self.skip, self.options.framework)
         return has_array
 
     # -- the function ------------------------------------------------------------------------------
@@ -432,10 +432,10 @@ class ArrayConverter:
     __slots__ = (
         "device",
         "dtype",
-        "form",
         "grad",
         "may_stay",
         "placement",
+        "signature",
         "source",
         "target",
         "uses_accelerator",
@@ -451,16 +451,16 @@ class ArrayConverter:
         self.uses_accelerator = options.uses_accelerator
         self.may_stay = options.dtype is None and self.source in (None, target)
         self.device = None if options.device is None else str(options.device)
-        form = plan_cache.form_of(
+        signature = plan_cache.signature_of_call(
             self.source, target, dtype=options.dtype, grad=options.grad, device=self.device
         )
-        self.form = target if form == plan_cache.form_of(None, target) else form
+        self.signature = target if signature == plan_cache.signature_of_call(None, target) else signature
 
     def convert(self, x: Any) -> Any:
         """Return an array converted: to the device of the options if that is a CPU, otherwise to any."""
         if not open_logs:
             try:
-                return by_form[self.form][type(x)](x)
+                return plans_by_signature[self.signature][type(x)](x)
             except plan_cache.declined:
                 pass
         return convert_memory(
@@ -472,7 +472,7 @@ class ArrayConverter:
         device = None
         if self.uses_accelerator:
             device = self.placement.resolve(registry.framework(self.target))
-        elif busy_workers and self.device is None and not registry.facts(self.target).has_only_host:
+        elif busy_workers and self.device is None and not registry.metadata_of(self.target).has_only_host:
             device = worker_device.get()
         if device is None:
             return self.convert
@@ -522,7 +522,7 @@ def first_array(values: Iterable[Any]) -> Any:
     return None
 
 
-def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:
+def _check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:
     """Raise for an argument that is not an array but offers ``__array__``, such as a table of several dtypes.
 
     Otherwise the function would run with an object that its framework does not know.
@@ -536,7 +536,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
                 raise error
 
 
-def _refuse_unconverted(
+def _check_all_converted(
     fn: Callable[..., Any], args: Args, kwargs: Kwargs, values: list[Any], skip: int, framework: str
 ) -> None:
     """Raise if a converted argument has an array in a container that is not traversed or rebuilt."""

@@ -108,9 +108,9 @@ def convert_dtype(x: Any, dtype: str) -> Any:
     turns_real = source.startswith("complex") and not dtype.startswith("complex")
     if turns_real or (dtype == "bool" and not _is_integer(source)):
         reason = f"there is no rule for {source}; take real parts, or compare with a number, in the function"
-        raise _refused(DtypeNotSupportedError, owner, dtype, reason)
+        raise _conversion_error(DtypeNotSupportedError, owner, dtype, reason)
     if not _is_integer(dtype) or 0 in owner.shape(x):
-        with owner.runtime.wide():
+        with owner.runtime.x64_context():
             return owner.cast(x, dtype)
     host = np.asarray(convert_memory(x, "numpy", grad="detach"))  # integers have no gradient
     device = owner.devices.device_of(x)
@@ -131,16 +131,18 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
         if lo <= least and most <= hi:
             return x.astype(dtype)
         reason = f"it holds {least} to {most}, and {dtype} {lo} to {hi}; return floating numbers to be scaled"
-        raise _refused(ArrayNotSupportedError, owner, dtype, reason)
+        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason)
     if not np.isfinite(most - least):
         reason = "it holds NaN or infinity, or numbers too far apart to be scaled; nan_to_num replaces them"
-        raise _refused(ArrayNotSupportedError, owner, dtype, reason)
+        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason)
     scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
     # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
     at_top = scaled >= float(hi)
     return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))
 
 
-def _refused(error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str) -> Exception:
+def _conversion_error(
+    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str
+) -> Exception:
     words = f"the result cannot become {dtype}: {reason}"
     return error(words, source_type=owner.name, target_type=owner.name, reason=reason)

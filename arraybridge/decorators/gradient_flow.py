@@ -88,6 +88,19 @@ class Flow(autodiff.Function):
         if len(followed) > 1:
             raise self._several_callers(followed)
         caller = registry.framework(followed.pop())
+        return self._called_by(caller, given, args[: self.skip], structure)
+
+    def _called_by(
+        self, caller: Framework, given: list[_Given], own: decorated_call.Args, structure: Any
+    ) -> Any:
+        """Call the function as an operation in the graph, tape or tracer of the caller.
+
+        Args:
+            caller: The framework whose arrays are differentiated.
+            given: The values in the arguments.
+            own: ``self`` of a method; else empty.
+            structure: The arguments without their values.
+        """
         enter = self.arguments.current()
         # The caller's arrays are arguments, integers too; those of others are constants.
         arguments = [one for one in given if one.owner is caller]
@@ -96,7 +109,7 @@ class Flow(autodiff.Function):
         try:
             find_source(arrays[0], self.options.required_source, self.name)
             leaves = [self._leaf(one, caller, enter) for one in given]
-            differentiated = autodiff.Call(self, args[: self.skip], structure, leaves)
+            differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()"):
@@ -120,7 +133,7 @@ class Flow(autodiff.Function):
         framework = registry.framework(self.name)
         positional, kwargs = filled(call.structure, iter(values))
         args = (*call.own, *positional)
-        if framework.streams.has_queues and self.options.stream:
+        if framework.streams.has_streams and self.options.stream:
             first = next(filter(framework.owns, values))
             result = decorated_call.on_own_stream(framework, first, self.fn, args, kwargs)
         else:
@@ -142,13 +155,13 @@ class Flow(autodiff.Function):
     def _leaf(self, given: _Given, caller: Framework, enter: decorated_call.Change) -> autodiff.Leaf:
         if given.owner is caller:
             return autodiff.Leaf(None, is_argument=True)
-        return autodiff.Leaf(self._beside(given.value, enter))
+        return autodiff.Leaf(self._argument_value(given.value, enter))
 
-    def _beside(self, x: Any, enter: decorated_call.Change) -> Any:
+    def _argument_value(self, x: Any, enter: decorated_call.Change) -> Any:
         """What the function is passed for no array of the caller; nobody writes to it before the backward."""
         callee = registry.framework(self.name).autodiff
         if kind_of(x) is not ARRAY:
-            return callee.beside(x)
+            return callee.plain_value(x)
         owner, data = find_source(x, self.options.required_source, self.name)
         if owner.mutable and owner.name != self.name:
             x = owner.copy(owner.autodiff.detach(data) if owner.autodiff.requires_grad(data) else data)
@@ -231,12 +244,12 @@ class CallOperation(autodiff.Operation):
         self.context = contextvars.copy_context()
         self.settings = callee.runtime.thread_settings()
 
-    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """The results, and what their pullback may use; without it, the function will run again."""
         callee = self.callee.autodiff
         self.state = callee.random_state()
-        results, linear = callee.linearise(self.body, self._entered(arrays), self.active, self.label)
-        self._refuse_captured(linear.captured)
+        results, linear = callee.linearize(self.body, self._entered(arrays), self.active, self.label)
+        self._captured_error(linear.captured)
         results = self._left(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
             spans = list(map(self.caller.autodiff.span, arrays))
@@ -251,10 +264,10 @@ class CallOperation(autodiff.Operation):
         operation = self
         for state in states:
             operation = operation.replaying(state)
-        return list(operation._under_settings(operation._numbers, arrays))
+        return list(operation._under_settings(operation._number_arrays, arrays))
 
-    def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        self._refuse_written()
+    def _number_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._writes_error()
         # Though it is read-only, it need not be copied: who writes to an argument is refused.
         entered = self._entered([read_only.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
@@ -263,11 +276,11 @@ class CallOperation(autodiff.Operation):
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
         callee = self.callee.autodiff
-        self._refuse_written()
+        self._writes_error()
         if self.draws is None:
-            callee.refuse_again(self.body, arrays, self.label)
+            callee.check_repeatable(self.body, arrays, self.label)
         with callee.replayed(self.state):
-            return callee.linearise(self.body, arrays, self.active, self.label)
+            return callee.linearize(self.body, arrays, self.active, self.label)
 
     def replaying(self, state: Any) -> Self:
         """The same, of which the first run began with this random state."""
@@ -278,13 +291,13 @@ class CallOperation(autodiff.Operation):
     def random_state(self) -> np.ndarray:
         return self.callee.autodiff.random_state()
 
-    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+    def predict(self, shapes: list[Shape]) -> list[Shape]:
         for shape, dtype in shapes:
             self.callee.supports(dtype, shape)
-        foretold, captured, self.draws = self.callee.autodiff.foretell(self.body, shapes, self.label)
+        predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
         if self.differentiated:
-            self._refuse_captured(captured)
-        return foretold
+            self._captured_error(captured)
+        return predicted
 
     # -- its pullback ------------------------------------------------------------------------------
 
@@ -304,7 +317,7 @@ class CallOperation(autodiff.Operation):
         if any(pullback.active):
             results = iter(self.caller.autodiff.apply(pullback, operands))
         else:
-            results = iter(pullback.linearise(operands)[0])
+            results = iter(pullback.linearize(operands)[0])
         return [next(results) if a else None for a in self.active]
 
     def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
@@ -322,7 +335,7 @@ class CallOperation(autodiff.Operation):
         """Call it under the settings of the forward: a backward may run in any thread."""
         context = self.context.copy()
         if trace_log.open_logs:  # a trace around the backward hears it
-            trace_log.listen_in(context)
+            trace_log.record_in_context(context)
         with self.settings():
             return context.run(run, *args)
 
@@ -349,11 +362,11 @@ class CallOperation(autodiff.Operation):
                 span = span_of(arrays[i])
             spans.append(span)
 
-    def _refuse_written(self) -> None:
+    def _writes_error(self) -> None:
         if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
             raise autodiff.writes_to_argument(self.label)
 
-    def _refuse_captured(self, what: str) -> None:
+    def _captured_error(self, what: str) -> None:
         if what:
             raise GradientError(
                 f"it depends on {what}, and which would get no gradient.",
@@ -396,7 +409,7 @@ class Pullback(CallOperation):
         _, linear = self.forward.replaying(self.state).again(arrays[:count])
         return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
 
-    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
+    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
         # Few ask for the next order; it runs again for those who do.
         return list(self._under_settings(self._values, arrays)), None
 
@@ -417,7 +430,7 @@ class Pullback(CallOperation):
         return gradients
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
-        return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)
+        return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
 
-    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+    def predict(self, shapes: list[Shape]) -> list[Shape]:
         return picked(shapes, self.forward.active)

@@ -133,7 +133,7 @@ def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool 
     check_placement(checked.get("gpu_id"), keywords.get("device"))
     if checked.get("strict") and checked.get("input_type") is None:
         raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
-    if registry.facts(framework).has_only_host:
+    if registry.metadata_of(framework).has_only_host:
         checked["gpu_id"] = None  # its arrays are always on the host
     if checked.get("output_type") is None:
         checked["output_type"] = "input" if checked.get("grad") == "flow" else framework

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from arraybridge.batches import kept
+from arraybridge.batches import snapshot
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
@@ -154,7 +154,7 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
             values[i] = planes[number]
         result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         # The function may write to a buffer of its own again at the next plane.
-        results.append(map_arrays(result, kept))
+        results.append(map_arrays(result, snapshot))
     return together(results, _column, "plane")
 
 

@@ -67,23 +67,31 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     from arraybridge.memory.stats import memory_stats
 
     owners: dict[Device, list[Framework]] = {}
-    if framework is None:
-        frameworks = loaded()
-        owners |= {
-            Device("gpu", card.index): [] for card in hardware.cards()
-        }  # also where none has opened it
-    elif isinstance(framework, str) and framework == "all":
-        frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
-    else:
-        words = [framework] if isinstance(framework, str) else framework
-        frameworks = [registry.framework(name) for name in words]
-    for one in frameworks:
+    if framework is None:  # also GPUs that no framework has opened
+        owners |= {Device("gpu", gpu.index): [] for gpu in hardware.gpus()}
+    for one in _selected_frameworks(framework):
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
-    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in hardware.cards()}  # OpenCL knows no more
+    readings |= {gpu.pci: readings[f"gpu:{gpu.index}"] for gpu in hardware.gpus()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
+
+
+def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | None) -> list[Framework]:
+    """Return the frameworks that the argument of `devices` selects.
+
+    Raises:
+        UnknownFrameworkError: No framework of that name is known.
+        FrameworkNotInstalledError: The framework is not installed.
+    """
+    if framework is None:
+        return loaded()
+    if isinstance(framework, str):
+        if framework == "all":
+            return [one for one in map(registry.usable, registry.framework_names()) if one is not None]
+        return [registry.framework(framework)]
+    return [registry.framework(name) for name in framework]
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
@@ -108,7 +116,7 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetai
     """Return the details of a device, each from the first framework that knows it."""
     known = DeviceDetails()
     for owner in owners:
-        here = owner.memory.card_of(device)
+        here = owner.memory.device_details(device)
         known = DeviceDetails(
             name=known.name or here.name,
             identity=known.identity or here.identity,
@@ -164,7 +172,7 @@ def gpu_available() -> bool:
     from arraybridge import hardware  # as in `devices`
 
     visible = (device for one in loaded() for device in one.devices.visible_devices())
-    return bool(hardware.cards()) or any(device.kind == "gpu" for device in visible)
+    return bool(hardware.gpus()) or any(device.kind == "gpu" for device in visible)
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
@@ -219,7 +227,7 @@ def device_info() -> DeviceInfo:
     gpus = [device for device in devices() if device.kind == "gpu"]
     return DeviceInfo(
         available=bool(gpus),
-        backend="cuda" if hardware.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
+        backend="cuda" if hardware.gpus() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
         versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
 
-__all__ = ["DeviceDetails", "GpuMemory", "Holding", "Mark", "Streams", "itself"]
+__all__ = ["DeviceDetails", "GpuMemory", "Holding", "StreamEvent", "Streams", "itself"]
 
 
 def itself(x: Any) -> Any:
     return x
 
 
-class Mark(NamedTuple):
+class StreamEvent(NamedTuple):
     """An event in a thread's stream on an accelerator, recorded by `Streams.mark`.
 
     ``wait`` makes the stream of the calling thread wait for it, and returns at once. ``synchronize`` blocks
@@ -36,7 +36,7 @@ class Streams:
     """Streams on accelerators, one per thread, and the order between them."""
 
     #: Whether the framework has streams.
-    has_queues: ClassVar[bool] = False
+    has_streams: ClassVar[bool] = False
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         """Return a context in which this thread queues its work on a separate stream on ``device``.
@@ -52,7 +52,7 @@ class Streams:
         For the threads that run the stages of a pipeline.
         """
 
-    def mark(self, device: Device) -> Mark | None:
+    def record_event(self, device: Device) -> StreamEvent | None:
         """Record an event in this thread's stream on ``device``; None without streams."""
         return None
 

@@ -47,7 +47,7 @@ Extent = tuple[int, int]
 Shape = tuple[tuple[int, ...], str]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Linear:
     """A function of the callee at a point.
 
@@ -81,7 +81,7 @@ class Operation(ABC):
     enter: Callable[[Any], Any]
 
     @abstractmethod
-    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """Run it, and return the results and what their pullback may use.
 
         Without the second one, the pullback runs the function again.
@@ -94,7 +94,7 @@ class Operation(ABC):
         Args:
             arrays: The arguments.
             cotangents: One for each result; None if there is none.
-            linear: What `linearise` returned.
+            linear: What `linearize` returned.
 
         Returns:
             One gradient for each argument; None for arguments that are not active.
@@ -116,7 +116,7 @@ class Operation(ABC):
     # -- for callers that trace --------------------------------------------------------------------
 
     @abstractmethod
-    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+    def predict(self, shapes: list[Shape]) -> list[Shape]:
         """Return the shapes and dtypes of the results for arguments of these shapes and dtypes."""
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Autodiff:
         """An array that keeps its values, where that costs nothing: the value of a variable, for one."""
         return x
 
-    def beside(self, x: Any) -> Any:
+    def plain_value(self, x: Any) -> Any:
         """What a function is passed in place of an argument that is no array: itself, or its value."""
         return x
 
@@ -193,18 +193,18 @@ class Autodiff:
             raise writes_to_argument(label)
         return results
 
-    def linearise(
+    def linearize(
         self, body: Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], Linear]:
         """Run a function, and keep what its pullback in the active arguments needs."""
         raise NotImplementedError
 
-    def foretell(self, body: Body, shapes: list[Shape], label: str) -> tuple[list[Shape], str, bool]:
+    def predict(self, body: Body, shapes: list[Shape], label: str) -> tuple[list[Shape], str, bool]:
         """For callers that trace: the shapes of its results, what it captures, and whether it draws numbers.
 
         The last two are as `Linear.captured` says, and for random numbers that it is not passed.
         """
-        raise not_foretold(label, "its framework cannot run without values")
+        raise unpredictable_shapes_error(label, "its framework cannot run without values")
 
     def admit(self, x: Any, label: str) -> None:
         """Refuse an array that could not keep its values here."""
@@ -229,7 +229,7 @@ class Autodiff:
         finally:
             self.set_random_state(now)
 
-    def refuse_again(self, body: Body, arrays: list[Any], label: str) -> None:
+    def check_repeatable(self, body: Body, arrays: list[Any], label: str) -> None:
         """Refuse to run a function again that would draw other random numbers."""
 
 
@@ -272,7 +272,7 @@ class Function(ABC):
         """Return a key for the structure of a call. It has a hash if its parts have one."""
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Leaf:
     """One of the values that a call passes to a function, containers opened.
 
@@ -288,7 +288,7 @@ class Leaf:
     is_passed: bool = False
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Call:
     """One call of the user's function, as a function of the caller's arrays alone."""
 
@@ -332,7 +332,7 @@ def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
 # -- refusals ------------------------------------------------------------------------------------------
 
 
-def not_foretold(label: str, why: object) -> GradientError:
+def unpredictable_shapes_error(label: str, why: object) -> GradientError:
     return GradientError(
         f"inside jax.jit its shapes have to be predicted, and that failed: {why}. Shapes that depend on"
         " values, and functions that read values, cannot be predicted.",

@@ -8,8 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, hooks
 
 if TYPE_CHECKING:
-    from arraybridge.frameworks.metadata import Facts
+    from arraybridge.frameworks.metadata import FrameworkMetadata
 
 __all__ = [
     "CPU",
@@ -53,8 +52,7 @@ __all__ = [
 CPU = Device("cpu", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Pytree:
+class Pytree(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
     """One level of an object whose class is registered as a pytree with a framework.
 
     Attributes:
@@ -155,13 +153,13 @@ class Runtime(Component):
     """Settings, context managers and namespaces with which functions of the framework run.
 
     Attributes:
-        facts: Metadata about the package that is needed before it is imported, if ``name`` and ``modules`` do
+        metadata: Metadata about the package that is needed before it is imported, if ``name`` and ``modules`` do
             not say it all.
         settings: Settings of a thread that change results. Each is a function that returns the value, and one
             that makes a context manager for a value.
     """
 
-    facts: ClassVar[Facts | None] = None
+    metadata: ClassVar[FrameworkMetadata | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
 
     #: How a trace reads its arrays.
@@ -171,9 +169,9 @@ class Runtime(Component):
         """Return the children of an object whose class is registered as a pytree here, or None."""
         return None
 
-    def beside(self, x: Any) -> AbstractContextManager[Any]:
+    def device_guard(self, x: Any) -> AbstractContextManager[Any]:
         """Return a context in which the framework's functions accept ``x`` and keep 64-bit dtypes."""
-        return self.wide()
+        return self.x64_context()
 
     def array_classes(self) -> tuple[type, ...]:
         """Return the classes of its arrays, or base classes, for libraries that dispatch by class."""
@@ -197,7 +195,7 @@ class Runtime(Component):
 
         return same
 
-    def wide(self) -> AbstractContextManager[Any]:
+    def x64_context(self) -> AbstractContextManager[Any]:
         """Return a context in which arithmetic keeps 64-bit dtypes."""
         return nullcontext()
 
@@ -337,24 +335,24 @@ class Interchange(Component):
         """
         return None
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+    def import_from(self, x: Any, source: Framework, device: Device) -> Any:
         """Return an array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
 
         Work queued on the source's stream is ordered before the consumer's work. By default, this waits until
         it is done, and then calls ``from_dlpack`` of the first of ``modules``.
         """
         with source.devices.selected(device):  # PyTorch only exports from the current GPU
-            source.interchange.settle(x)
-            return sys.modules[self.framework.modules[0]].from_dlpack(source.interchange.exported(x, device))
+            source.interchange.block_until_ready(x)
+            return sys.modules[self.framework.modules[0]].from_dlpack(source.interchange.export(x, device))
 
-    def exported(self, x: Any, device: Device) -> Any:
+    def export(self, x: Any, device: Device) -> Any:
         """Return ``x``, on a GPU, in a form that ``from_dlpack`` of other frameworks accepts.
 
         Its ``__dlpack__`` orders the work queued on ``x`` before the work of the given stream, or waits.
         """
         return x
 
-    def settle(self, x: Any) -> None:
+    def block_until_ready(self, x: Any) -> None:
         """Wait until ``x`` is computed, if possible only for its stream."""
 
     def check_copy(self, x: Any) -> None:
@@ -387,11 +385,11 @@ class Memory(Component):
         """
         return False
 
-    def card_of(self, device: Device) -> DeviceDetails:
+    def device_details(self, device: Device) -> DeviceDetails:
         """Return name, identity and memory size of a device, as far as the framework knows them."""
         return DeviceDetails(device.name)
 
-    def card_memory(self, device: Device) -> GpuMemory | None:
+    def device_memory(self, device: Device) -> GpuMemory | None:
         """Return the memory of a GPU; None if the framework does not know it."""
         return None
 
@@ -401,7 +399,7 @@ class Memory(Component):
 
         free = hardware.free_memory(device.index) if device.kind == "gpu" else None
         if free is None:
-            memory = self.card_memory(device)
+            memory = self.device_memory(device)
             free = 0 if memory is None else memory.free
         return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
@@ -434,7 +432,7 @@ class Memory(Component):
 class Batching(Component):
     """Splits arrays into parts and joins parts; through host memory by default."""
 
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """Return ``x[start:stop]`` along ``axis``, as a view if the framework has views."""
         framework = self.framework
         values = framework.to_host(x)[_rows(axis, len(framework.shape(x)), start, stop)]
@@ -456,7 +454,7 @@ class Batching(Component):
             return self.framework.from_host(
                 host_memory.fresh(host), self.framework.devices.device_of(arrays[0])
             )
-        with self.framework.runtime.beside(arrays[0]):
+        with self.framework.runtime.device_guard(arrays[0]):
             return getattr(namespace, name)(arrays, axis=axis)
 
     def unstack(self, x: Any) -> list[Any]:
@@ -465,7 +463,7 @@ class Batching(Component):
         device = framework.devices.device_of(x)
         return [framework.from_host(host_memory.fresh(plane), device) for plane in framework.to_host(x)]
 
-    def room(self, part: Any, shape: tuple[int, ...]) -> Any:
+    def output_buffer(self, part: Any, shape: tuple[int, ...]) -> Any:
         """Return an empty array like ``part`` with another shape, to which parts are assigned by index.
 
         None if parts are collected and concatenated at the end instead.
@@ -476,7 +474,7 @@ class Batching(Component):
         """Return an uninitialized array."""
         return self.framework.from_host(host_memory.packed(shape, dtype_names.np_dtype(dtype)), device)
 
-    def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    def reinterpret(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a view of the first bytes of ``memory`` as another array; None without such views."""
         return None
 
@@ -489,12 +487,12 @@ def _rows(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
 class IndexedBatching(Batching):
     """Splits arrays by indexing them as NumPy does, on their device."""
 
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        with self.framework.runtime.beside(x):
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        with self.framework.runtime.device_guard(x):
             return x[_rows(axis, len(self.framework.shape(x)), start, stop)]
 
     def unstack(self, x: Any) -> list[Any]:
-        with self.framework.runtime.beside(x):
+        with self.framework.runtime.device_guard(x):
             return [x[i] for i in range(self.framework.shape(x)[0])]
 
 
@@ -511,7 +509,7 @@ class FastPath(Component):
     #: ``(x, alignment)`` → the plan key of a host array for a target with that alignment. Arrays with equal
     #: keys have equal results of `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
     #: `cannot_view`. Raises for an array that is not in host memory.
-    fast_facts: Any = None
+    plan_key: Any = None
     #: A function that returns the NumPy view of a host array.
     fast_view: Any = None
     #: A function that returns an array sharing the memory of a NumPy array, faster than through DLPack.
@@ -520,7 +518,7 @@ class FastPath(Component):
     fast_export: Any = None
     #: A function that imports a capsule from an immutable framework, or into one. A mutable framework copies
     #: 0-d arrays, because immutable frameworks cache scalars.
-    fast_adopt: Any = None
+    fast_import: Any = None
 
 
 class Framework(ABC):
@@ -537,7 +535,7 @@ class Framework(ABC):
         alignment: The alignment in bytes that sharing requires; 1 for any alignment. 0 if `from_host` always
             copies.
         mutable: Whether its arrays can be modified in place.
-        honours_readonly: Whether it can mark arrays as read-only. Views of immutable memory are read-only.
+        respects_read_only: Whether it can mark arrays as read-only. Views of immutable memory are read-only.
         dtypes: The names of its dtypes. None if it has all dtypes of NumPy.
         max_rank: The maximum number of axes, at most that of NumPy.
         has_host: Whether its arrays can be in host memory.
@@ -580,7 +578,7 @@ class Framework(ABC):
     modules: ClassVar[tuple[str, ...]] = ()
     alignment: ClassVar[int] = 1
     mutable: ClassVar[bool] = True
-    honours_readonly: ClassVar[bool] = False
+    respects_read_only: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     max_rank: ClassVar[int] = host_memory.MAX_RANK
     has_host: ClassVar[bool] = True
@@ -691,7 +689,7 @@ class Framework(ABC):
         """
         if len(shape) > self.max_rank:
             instead = f"it takes at most {self.max_rank} axes; reshape it first"
-            raise cannot_hold(self, f"an array of rank {len(shape)}", instead)
+            raise no_counterpart_error(self, f"an array of rank {len(shape)}", instead)
         if self.dtypes is not None and dtype not in self.dtypes:
             raise _no_dtype(self, dtype, self.dtypes)
 
@@ -803,7 +801,9 @@ def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(itemsize * math.prod(shape[axis:]) for axis in range(1, len(shape) + 1))
 
 
-def refuse_cast(framework: Framework, source: str, dtype: str, instead: str) -> DtypeNotSupportedError:
+def unsupported_cast_error(
+    framework: Framework, source: str, dtype: str, instead: str
+) -> DtypeNotSupportedError:
     """Return the error for a cast that a framework does not have."""
     return DtypeNotSupportedError(
         f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast.",
@@ -818,7 +818,9 @@ def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
     return all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True))
 
 
-def refuse(framework: Framework, what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+def unsupported_array_error(
+    framework: Framework, what: str, instead: str, *expressions: str
+) -> ArrayNotSupportedError:
     """Return the error for an array of ``framework`` that has no dense, concrete values.
 
     ``instead`` has ``{}`` in the place of each of the expressions, which are about ``x``, the array.
@@ -831,7 +833,9 @@ def refuse(framework: Framework, what: str, instead: str, *expressions: str) -> 
     )
 
 
-def cannot_hold(framework: Framework, what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+def no_counterpart_error(
+    framework: Framework, what: str, instead: str, *expressions: str
+) -> ArrayNotSupportedError:
     """Return the error for an array of another framework that has no place in ``framework``."""
     reason = f"{framework.name} cannot hold {what}"
     return ArrayNotSupportedError(
@@ -839,7 +843,7 @@ def cannot_hold(framework: Framework, what: str, instead: str, *expressions: str
     )
 
 
-def refuse_dtype(
+def unsupported_dtype_error(
     framework: Framework, dtype: object, instead: str, *expressions: str
 ) -> DtypeNotSupportedError:
     """Return the error for elements of ``framework`` that no other framework can hold."""
@@ -851,7 +855,7 @@ def refuse_dtype(
     )
 
 
-def refuse_sub_byte(framework: Framework, dtype: str) -> DtypeNotSupportedError:
+def sub_byte_dtype_error(framework: Framework, dtype: str) -> DtypeNotSupportedError:
     """Return the error for an array whose elements are smaller than a byte, with the cast that is exact."""
     return DtypeNotSupportedError(
         f"{framework.name} arrays of dtype {dtype} cannot be converted, because each library packs elements"

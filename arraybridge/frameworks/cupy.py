@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge import hardware
 from arraybridge.frameworks import dtype_names, gpu_memory, host_memory, protocols
-from arraybridge.frameworks.accelerators import GpuMemory, Holding, Mark, Streams
+from arraybridge.frameworks.accelerators import GpuMemory, Holding, StreamEvent, Streams
 from arraybridge.frameworks.base import (
     Devices,
     Framework,
@@ -60,10 +60,10 @@ class CupyDevices(Devices):
         return self.visible_devices() or self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
-        if not _is_asleep():
+        if not _is_driver_uninitialized():
             return self._counted()
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
-        return tuple(Device("gpu", card.index) for card in hardware.cards_for(cuda))
+        return tuple(Device("gpu", gpu.index) for gpu in hardware.gpus_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
         """Return the GPUs that CUDA or ROCm counts. Wakes the driver."""
@@ -77,7 +77,7 @@ class CupyDevices(Devices):
         if not self.available():
             return self.find_device(Device("gpu", 0))  # raises, with the reason
         # As long as the driver sleeps, no thread has selected a device.
-        return Device("gpu", 0 if _is_asleep() else cupy.cuda.Device().id)
+        return Device("gpu", 0 if _is_driver_uninitialized() else cupy.cuda.Device().id)
 
     def missing_device_reason(self) -> str:
         if self.visible_devices():
@@ -89,30 +89,30 @@ class CupyDevices(Devices):
         return ""
 
     def to_device(self, x: cupy.ndarray, device: Device) -> cupy.ndarray:
-        with on_card(x.device.id):
+        with on_gpu(x.device.id):
             # Between cards only block blocks travel.
             block = cupy.ascontiguousarray(x) if x.ndim else x
             reader = cupy.cuda.get_current_stream()
             ready = reader.record()
-        with on_card(device.index):
+        with on_gpu(device.index):
             # The copy runs on this card's stream, which knows nothing of the work queued on the other.
             stream = cupy.cuda.get_current_stream()
             stream.wait_event(ready)
             result = block.copy()
             copied = stream.record()
-        with on_card(x.device.id):
+        with on_gpu(x.device.id):
             # Nor does the other one know of the copy: what is freed there may be written to at once.
             reader.wait_event(copied)
         return result
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return on_card(device.index)
+        return on_gpu(device.index)
 
     def native_device(self, device: Device) -> Any:
         return cupy.cuda.Device(device.index)
 
     def is_started(self) -> bool:
-        return bool(self.framework._opened())
+        return bool(self.framework._devices_with_context())
 
     def read_device(self, x: Any) -> Device | None:
         return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
@@ -125,33 +125,35 @@ class CupyInterchange(Interchange):
     def address(self, x: cupy.ndarray) -> int:
         return x.data.ptr
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
+    def import_from(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
-            with on_card(_device_at(x.__cuda_array_interface__["data"][0])):
+            with on_gpu(_device_at(x.__cuda_array_interface__["data"][0])):
                 return cupy.asarray(x)
         if source.interchange.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
-            with on_card(int(x.__dlpack_device__()[1])):
+            with on_gpu(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
         gpu_memory.release()
         # torch refuses to lend from a card that is not the current one.
-        with on_card(device.index), source.devices.selected(device):
-            lent = source.interchange.exported(x, device)
+        with on_gpu(device.index), source.devices.selected(device):
+            imported = source.interchange.export(x, device)
             handle = source.streams.handle(device)
             if handle is not None and self.framework.streams.handle(device) is None:
                 # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
                 self.framework.streams.wait_for(device, handle)
-                lent = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
-            return _on_loan(cupy.from_dlpack(lent), source.streams, self.framework.streams, device)
+                imported = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
+            return _with_keep_alive(
+                cupy.from_dlpack(imported), source.streams, self.framework.streams, device
+            )
 
-    def settle(self, x: cupy.ndarray) -> None:
-        with on_card(x.device.id):
+    def block_until_ready(self, x: cupy.ndarray) -> None:
+        with on_gpu(x.device.id):
             cupy.cuda.get_current_stream().synchronize()
 
     # -- values -----------------------------------------------------------------------------------
 
     def must_copy(self, x: cupy.ndarray) -> Cause | None:
-        with on_card(x.device.id):  # the question opens the current one
+        with on_gpu(x.device.id):  # the question opens the current one
             is_managed = x.__dlpack_device__()[0] == _MANAGED
         return Cause(Reason.MANAGED_MEMORY) if is_managed else None
 
@@ -173,23 +175,25 @@ class CupyMemory(Memory):
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         freed = 0
-        cards = [i for i in self.framework._opened() if device is None or device == Device("gpu", i)]
-        for i in cards:
-            with on_card(i):
+        gpus = [
+            i for i in self.framework._devices_with_context() if device is None or device == Device("gpu", i)
+        ]
+        for i in gpus:
+            with on_gpu(i):
                 if compiled:
                     cupy.fft.config.clear_plan_cache()
                 for pool in _pools():
                     before = pool.total_bytes()
                     pool.free_all_blocks()
                     freed += before - pool.total_bytes()
-        if cards:
+        if gpus:
             cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, not bytes
         return int(freed)
 
     def usage(self) -> list[Holding]:
         rows = []
-        for i in self.framework._opened():
-            with on_card(i):
+        for i in self.framework._devices_with_context():
+            with on_gpu(i):
                 used = sum(int(pool.used_bytes()) for pool in _pools())
                 total = sum(int(pool.total_bytes()) for pool in _pools())
                 rows.append(Holding(f"gpu:{i}", "cupy", used, total - used))
@@ -198,17 +202,17 @@ class CupyMemory(Memory):
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not self.framework.devices.available():
             return None
-        cards = self.framework._opened() or [cupy.cuda.runtime.getDevice()]
-        with on_card(cards[0]):  # memory is locked for all cards, by way of one that is open
+        gpus = self.framework._devices_with_context() or [cupy.cuda.runtime.getDevice()]
+        with on_gpu(gpus[0]):  # memory is locked for all cards, by way of one that is open
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:
-        for i in self.framework._opened():
-            with on_card(i):
+        for i in self.framework._devices_with_context():
+            with on_gpu(i):
                 cupy.cuda.runtime.deviceSynchronize()
 
-    def card_memory(self, device: Device) -> GpuMemory | None:
-        with on_card(device.index):
+    def device_memory(self, device: Device) -> GpuMemory | None:
+        with on_gpu(device.index):
             free, total = cupy.cuda.runtime.memGetInfo()
         return GpuMemory(free, total)
 
@@ -217,24 +221,24 @@ class CupyMemory(Memory):
 
 
 class CupyBatching(IndexedBatching):
-    def room(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
-        with on_card(part.device.id):
+    def output_buffer(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
+        with on_gpu(part.device.id):
             return cupy.empty(shape, part.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
-        with on_card(device.index):
+        with on_gpu(device.index):
             return cupy.empty(shape, dtype)
 
-    def reshaped(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
-        with on_card(memory.device.id):
+    def reinterpret(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
+        with on_gpu(memory.device.id):
             return cupy.ndarray(shape, dtype_names.np_dtype(dtype), memptr=memory.data)
 
 
 class CupyRuntime(Runtime):
     observation = CupyObservation()
 
-    def beside(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
-        return on_card(x.device.id)
+    def device_guard(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
+        return on_gpu(x.device.id)
 
     # -- running functions ------------------------------------------------------------------------
 
@@ -265,12 +269,12 @@ class CupyFramework(Framework):
 
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
         host = host_memory.packed(x.shape, x.dtype)
-        with on_card(x.device.id):
+        with on_gpu(x.device.id):
             # Blocks until the copy, ordered after this thread's current stream, has arrived.
             return x.get(out=host) if x.size else host
 
     def from_host(self, view: np.ndarray, device: Device) -> cupy.ndarray:
-        with on_card(device.index):
+        with on_gpu(device.index):
             result = cupy.empty(view.shape, view.dtype.newbyteorder("="))
             # asarray, since ascontiguousarray makes an array of one axis out of one of none.
             result.set(np.asarray(view, dtype=result.dtype, order="C"))
@@ -279,19 +283,19 @@ class CupyFramework(Framework):
             return result
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
-        with on_card(x.device.id):
+        with on_gpu(x.device.id):
             if not self.interchange.must_copy(x):
                 return x.copy()
             with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
                 return x.copy()
 
     def cast(self, x: cupy.ndarray, dtype: str) -> cupy.ndarray:
-        with on_card(x.device.id):
+        with on_gpu(x.device.id):
             return x.astype(dtype)
 
-    def _opened(self) -> list[int]:
+    def _devices_with_context(self) -> list[int]:
         """Numbers of the cards on which this process has a context; selecting another would create one."""
-        if not gpu_memory.is_awake():  # which asking CuPy would wake
+        if not gpu_memory.is_driver_initialized():  # which asking CuPy would wake
             return []
         return [device.index for device in self.devices.available() if gpu_memory.has_context(device.index)]
 
@@ -311,16 +315,16 @@ class CupyFramework(Framework):
         cupy.cuda.set_allocator(shared.malloc)
 
 
-def _is_asleep() -> bool:
+def _is_driver_uninitialized() -> bool:
     """Whether CUDA's driver has not been initialized; after that, this process cannot be forked.
 
     Most of CUDA's queries initialize it, among them the count of GPUs.
     """
-    return not cupy.cuda.runtime.is_hip and not gpu_memory.is_awake()
+    return not cupy.cuda.runtime.is_hip and not gpu_memory.is_driver_initialized()
 
 
 @contextmanager
-def on_card(index: int) -> Iterator[None]:
+def on_gpu(index: int) -> Iterator[None]:
     """Make the card the current one of this thread for a while.
 
     `cupy.cuda.Device` does the same, but with CUDA 12 and later it opens the card that it goes back to: a
@@ -353,11 +357,11 @@ def _device_at(address: int) -> int:
     return runtime.getDevice() if known is None else known
 
 
-def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device) -> cupy.ndarray:
+def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, device: Device) -> cupy.ndarray:
     """The same memory, in an array with whose end the loan ends in order."""
     if not x.size:
         return x
-    owner = gpu_memory.loan(x, lender, borrower, device)
+    owner = gpu_memory.keep_alive(x, exporter, importer, device)
     memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
@@ -374,11 +378,11 @@ _OF_EACH_THREAD = 2
 
 
 class CupyStreams(Streams):
-    has_queues = True
+    has_streams = True
 
     @contextmanager
     def stream(self, device: Device) -> Iterator[None]:
-        with on_card(device.index):
+        with on_gpu(device.index):
             side = _own_stream(device.index)
             outer = cupy.cuda.get_current_stream()
             side.wait_event(outer.record())
@@ -390,42 +394,42 @@ class CupyStreams(Streams):
                         # The function may have chosen another stream, or another card. An event is of the
                         # card that is current when it is made, and only that card's streams record it.
                         chosen = cupy.cuda.get_current_stream().record()
-                        with on_card(device.index):
+                        with on_gpu(device.index):
                             outer.wait_event(side.record())
                             outer.wait_event(chosen)
             finally:
                 # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that
                 # was chosen with use().
-                with on_card(device.index):
+                with on_gpu(device.index):
                     outer.use()
 
     def take_stream(self, device: Device) -> None:
-        with on_card(device.index):
+        with on_gpu(device.index):
             # Entered and never left: to a stream that was chosen with use(), CuPy does not come back from a
             # `with` in the user's function.
             _own_stream(device.index).__enter__()
 
-    def mark(self, device: Device) -> Mark:
-        with on_card(device.index):
+    def record_event(self, device: Device) -> StreamEvent:
+        with on_gpu(device.index):
             event = cupy.cuda.Event(disable_timing=True)
             event.record(cupy.cuda.get_current_stream())
 
         def wait() -> None:
-            with on_card(device.index):
+            with on_gpu(device.index):
                 cupy.cuda.get_current_stream().wait_event(event)
 
         def is_done() -> bool:
             return bool(event.done)
 
-        return Mark(self, device, wait, event.synchronize, is_done)
+        return StreamEvent(self, device, wait, event.synchronize, is_done)
 
     def handle(self, device: Device) -> int | None:
-        with on_card(device.index):
+        with on_gpu(device.index):
             handle = int(cupy.cuda.get_current_stream().ptr)
             return None if handle == _OF_EACH_THREAD else handle
 
     def wait_for(self, device: Device, handle: int) -> None:
-        with on_card(device.index):
+        with on_gpu(device.index):
             stream = cupy.cuda.get_current_stream()
             if stream.ptr != handle:
                 # By the runtime's own call: CuPy 14.2 warns of ExternalStream, and older ones have no other.
@@ -437,7 +441,7 @@ class CupyStreams(Streams):
         # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
         # while this thread still reads it: the block is kept until this thread's work is done.
         gpu_memory.release()
-        return _on_loan(x, Streams(), self, Device("gpu", x.device.id))
+        return _with_keep_alive(x, Streams(), self, Device("gpu", x.device.id))
 
 
 # Streams that no thread uses now. A stream that is destroyed leaves its part of CuPy's pool behind, which is

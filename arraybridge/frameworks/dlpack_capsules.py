@@ -11,7 +11,7 @@ from arraybridge.frameworks.dtype_names import DLPACK_CODES, name_of, np_dtype
 from arraybridge.frameworks.protocols import Importable
 from arraybridge.frameworks.read_only import writable_alias
 
-__all__ = ["lent_at"]
+__all__ = ["capsule_address"]
 
 _DLPACK_NAMES = {code: name for name, code in DLPACK_CODES.items()}
 
@@ -42,7 +42,7 @@ def _tensor_of(exported: Any) -> int:
     return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
 
 
-def lent_at(exported: Any) -> int:
+def capsule_address(exported: Any) -> int:
     """Address of the first element that a capsule lends, of OpenCL the handle; 0 where it is consumed."""
     if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
         return 0

@@ -5,10 +5,10 @@ some hundred megabytes there.
 
 Each framework's allocator gives freed memory away again in the order of its own queues. What another one
 has queued on it is unknown there, so that memory which is freed as soon as nobody refers to it may be written
-to while it is still to be read. A `loan` stands between the borrower's array and what it borrowed: when that
+to while it is still to be read. A `keep_alive` stands between the borrower's array and what it borrowed: when that
 array goes, the lender's queue first waits for the borrower's. What was lent by a lender without queues to
 speak of (JAX, TensorFlow), or on another queue than the present one, is kept until the borrower's work is
-done. `Kept` does the keeping, here and for the threads of pipelines (lines/threads.py).
+done. `KeepAlives` does the keeping, here and for the threads of pipelines (lines/threads.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from arraybridge.frameworks.accelerators import Streams
 from arraybridge.frameworks.protocols import Exported
 from arraybridge.types import Device
 
-__all__ = ["Kept", "settle"]
+__all__ = ["KeepAlives", "block_until_ready"]
 
 # -- CUDA's driver -------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
-def is_awake() -> bool:
+def is_driver_initialized() -> bool:
     """Whether something in this process has initialised CUDA's driver.
 
     A process that is forked afterwards cannot use CUDA, so that nobody should do it without need.
@@ -115,7 +115,7 @@ class _Entry:
     wait: Callable[[], object]
 
 
-class Kept:
+class KeepAlives:
     """Objects that are kept alive, each until the queued work that reads it is done."""
 
     def __init__(self) -> None:
@@ -145,54 +145,58 @@ class Kept:
                         continue
                 self._entries.append(entry)
 
-    def settle(self, leaving: int = 0) -> None:
+    def block_until_ready(self, leaving: int = 0) -> None:
         """Wait for the work that reads what is kept, and let go of all but the latest, so many of them."""
         with suppress(IndexError):  # another thread did the same
             while len(self._entries) > leaving:
                 self._entries.popleft().wait()
 
 
-_kept = Kept()
-keep = _kept.keep
+_keep_alives = KeepAlives()
+keep = _keep_alives.keep
 #: Before each new loan.
-release = _kept.release
-settle = _kept.settle
+release = _keep_alives.release
+block_until_ready = _keep_alives.block_until_ready
 
 
 # -- loans ---------------------------------------------------------------------------------------------
 
 
-def loan(borrowed: Any, lender: Streams, borrower: Streams, device: Device) -> object:
+def keep_alive(imported: Any, exporter: Streams, importer: Streams, device: Device) -> object:
     """What the borrower's array has to keep: it holds what was borrowed, and orders the end of that.
 
     Args:
-        borrowed: what keeps the memory alive.
-        lender: the queues of the framework that owns it.
-        borrower: the queues of the framework that reads it.
+        imported: what keeps the memory alive.
+        exporter: the queues of the framework that owns it.
+        importer: the queues of the framework that reads it.
         device: the card.
     """
-    held = Exported()
+    exported = Exported()
     # The lender's queue, by its handle: its allocator minds that one alone, whichever thread asks it.
-    lent_on = lender.handle(device)
-    weakref.finalize(held, _end, borrowed, lender, lent_on, borrower, device).atexit = False
-    return held
+    export_stream = exporter.handle(device)
+    weakref.finalize(exported, _end, imported, exporter, export_stream, importer, device).atexit = False
+    return exported
 
 
-def _end(borrowed: Any, lender: Streams, lent_on: int | None, borrower: Streams, device: Device) -> None:
+def _end(
+    imported: Any, exporter: Streams, export_stream: int | None, importer: Streams, device: Device
+) -> None:
     try:
-        read_on = borrower.handle(device)
-        if lent_on is not None and read_on is not None and lender.handle(device) == lent_on:
-            lender.wait_for(device, read_on)
-        elif (mark := borrower.mark(device)) is not None:
-            keep(borrowed, mark.is_done, mark.synchronize)
+        read_on = importer.handle(device)
+        if export_stream is not None and read_on is not None and exporter.handle(device) == export_stream:
+            exporter.wait_for(device, read_on)
+        elif (event := importer.record_event(device)) is not None:
+            keep(imported, event.is_done, event.synchronize)
     except RuntimeError:
         # The queues could not be ordered. The host waits instead, before the memory goes back.
         with suppress(RuntimeError):  # the card has failed: what runs there still is of no use to anybody
-            if (mark := borrower.mark(device)) is not None:
-                mark.synchronize()
+            if (event := importer.record_event(device)) is not None:
+                event.synchronize()
 
 
-def keep_after(lent: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]) -> None:
+def keep_until_done(
+    imported_array: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]
+) -> None:
     """Keep ``what`` on once the array goes that shares its memory, for a borrower without queues to mark.
 
     Such a borrower computes one thing after the other: what was queued then is done when a result is there
@@ -213,4 +217,4 @@ def keep_after(lent: Any, what: Any, begin: Callable[[], Any], wait: Callable[[A
     def wait_for_result() -> None:
         wait(result())
 
-    weakref.finalize(lent, keep, what, is_done, wait_for_result).atexit = False
+    weakref.finalize(imported_array, keep, what, is_done, wait_for_result).atexit = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BUILT_IN", "Facts"]
+__all__ = ["BUILT_IN", "FrameworkMetadata"]
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Facts:
+class FrameworkMetadata:
     """Metadata of a framework that is available before its import. A plug-in may set `Runtime.facts`.
 
     Attributes:
@@ -60,8 +60,10 @@ _CLESPERANTOS = ("pyclesperanto", "pyclesperanto_prototype")
 BUILT_IN = {
     one.name: one
     for one in (
-        Facts("numpy", runs_numpy_code=False, libraries=(), nicknames=("np",), has_only_host=True),
-        Facts(
+        FrameworkMetadata(
+            "numpy", runs_numpy_code=False, libraries=(), nicknames=("np",), has_only_host=True
+        ),
+        FrameworkMetadata(
             "cupy",
             distributions=_CUPYS,
             runs_numpy_code=True,
@@ -69,15 +71,15 @@ BUILT_IN = {
             extra=_CUPYS[0],
             install_note=f"for CUDA 12: {_CUPYS[1]}",
         ),
-        Facts("torch", runs_numpy_code=True, nicknames=("pytorch",), has_allocator=True),
-        Facts("jax", modules=("jax", "jaxlib"), runs_numpy_code=True, nicknames=("jnp",)),
-        Facts(
+        FrameworkMetadata("torch", runs_numpy_code=True, nicknames=("pytorch",), has_allocator=True),
+        FrameworkMetadata("jax", modules=("jax", "jaxlib"), runs_numpy_code=True, nicknames=("jnp",)),
+        FrameworkMetadata(
             "tensorflow",
             distributions=("tensorflow", "tensorflow-cpu"),
             runs_numpy_code=False,
             nicknames=("tf", "keras"),
         ),
-        Facts(
+        FrameworkMetadata(
             "pyclesperanto",
             packages=_CLESPERANTOS,
             modules=(*_CLESPERANTOS, "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal"),
@@ -87,7 +89,7 @@ BUILT_IN = {
             accelerator_kind="opencl",
             loads_first=True,  # a system's PoCL crashes the process when it is loaded after TensorFlow
         ),
-        Facts("mlx"),
-        Facts("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),
+        FrameworkMetadata("mlx"),
+        FrameworkMetadata("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),
     )
 }

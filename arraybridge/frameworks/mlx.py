@@ -21,7 +21,7 @@ from arraybridge.frameworks.base import (
     Memory,
     Runtime,
     component,
-    refuse,
+    unsupported_array_error,
 )
 from arraybridge.types import Device
 
@@ -42,19 +42,19 @@ class MlxDevices(Devices):
 
 
 class MlxInterchange(Interchange):
-    def settle(self, x: Any) -> None:
+    def block_until_ready(self, x: Any) -> None:
         try:
             mx.eval(x)
         except RuntimeError as error:
             if "current thread" not in str(error):
                 raise
-            raise refuse(
+            raise unsupported_array_error(
                 self.framework,
                 "an array that was not computed before it left its thread",
                 "MLX computes late, and in the thread that began; call mx.eval(x) there",
             ) from error
         except ValueError as error:  # inside mx.compile and mx.vmap
-            raise refuse(
+            raise unsupported_array_error(
                 self.framework, "a traced value", "convert it outside of mx.compile and mx.vmap"
             ) from error
 
@@ -105,13 +105,13 @@ class MlxFramework(Framework):
         return isinstance(x, mx.array)
 
     def check(self, x: Any) -> None:
-        self.interchange.settle(x)
+        self.interchange.block_until_ready(x)
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype).removeprefix("mlx.core.")
 
     def host_view(self, x: Any) -> np.ndarray:
-        self.interchange.settle(x)
+        self.interchange.block_until_ready(x)
         return super().host_view(x)
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
@@ -125,7 +125,7 @@ class MlxFramework(Framework):
         wide = "float64" in (dtype, self.dtype_name(x))
         with mx.stream(mx.cpu if wide else mx.default_device()):  # float64 is there on the CPU alone
             result = x.astype(getattr(mx, _mx_name(dtype)))
-        self.interchange.settle(result)
+        self.interchange.block_until_ready(result)
         return result
 
 
@@ -153,7 +153,7 @@ class MlxAutodiff(autodiff.Autodiff):
 
     def follows(self, x: Any) -> bool:
         # What a transformation follows keeps its graph when it is computed; there is no other sign.
-        self._framework.interchange.settle(x)
+        self._framework.interchange.block_until_ready(x)
         graph = io.StringIO()
         mx.export_to_dot(graph, x)
         return "shape=rectangle" in graph.getvalue()
@@ -165,7 +165,7 @@ class MlxAutodiff(autodiff.Autodiff):
         return np.lib.array_utils.byte_bounds(self._framework.host_view(x))
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
-        results, linear = operation.linearise(arrays)
+        results, linear = operation.linearize(arrays)
         if not any(operation.active) or not any(map(self.is_smooth, results)):
             return results  # a custom function without results ends the process
 
@@ -177,7 +177,7 @@ class MlxAutodiff(autodiff.Autodiff):
             gradients = operation.gradients(xs, smooth, linear)
             return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, gradients, strict=True)]
 
-        def refuse_forward(*_: Any) -> Any:
+        def raise_forward_mode_error(*_: Any) -> Any:
             raise autodiff.forward_mode(operation.label, "mx.grad or mx.vjp")
 
         def constant(*_: Any) -> Any:
@@ -185,10 +185,10 @@ class MlxAutodiff(autodiff.Autodiff):
 
         call = mx.custom_function(constant)
         call.vjp(pullback)
-        call.jvp(refuse_forward)
+        call.jvp(raise_forward_mode_error)
         return list(call(*arrays))
 
-    def linearise(
+    def linearize(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         state = self.random_state()

@@ -25,17 +25,17 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_sub_byte,
-    refuse,
-    refuse_cast,
-    refuse_dtype,
-    refuse_sub_byte,
+    sub_byte_dtype_error,
+    unsupported_array_error,
+    unsupported_cast_error,
+    unsupported_dtype_error,
 )
 from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
 # How the message of numpy._core._exceptions._ArrayMemoryError begins.
-_OOM = re.compile(r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array")
+_OOM = r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array"
 _first_byte = ctypes.c_char.from_buffer
 
 
@@ -58,7 +58,7 @@ class NumpyFastPath(FastPath):
     def fast_types(self) -> tuple[type, ...]:
         return tuple(self.framework.classes)
 
-    def fast_facts(self, x: np.ndarray, alignment: int) -> Hashable:
+    def plan_key(self, x: np.ndarray, alignment: int) -> Hashable:
         flags = x.flags
         layout = x.ndim if flags.c_contiguous and x.size else (x.shape, x.strides)
         if alignment > 1 or x.itemsize == 16:  # torch minds the alignment of complex128
@@ -84,7 +84,7 @@ class NumpyInterchange(Interchange):
             np.empty(0, dtype_names.np_dtype(source)).astype(dtype_names.np_dtype(dtype))
         except TypeError:
             instead = f"Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype={dtype!r})."
-            raise refuse_cast(self.framework, source, dtype, instead) from None
+            raise unsupported_cast_error(self.framework, source, dtype, instead) from None
 
 
 class NumpyBatching(IndexedBatching):
@@ -100,11 +100,11 @@ class NumpyBatching(IndexedBatching):
             joined.mask = on_host([np.ma.getmaskarray(x) for x in arrays], axis)
         return joined
 
-    def room(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    def output_buffer(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
         # A subclass may hold more than its values, as a mask.
         return np.empty(shape, part.dtype) if type(part) is np.ndarray else None
 
-    def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    def reinterpret(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         elements = dtype_names.np_dtype(dtype)
         nbytes = elements.itemsize * math.prod(shape)
         return memory.reshape(-1).view(np.uint8)[:nbytes].view(elements).reshape(shape)
@@ -112,7 +112,7 @@ class NumpyBatching(IndexedBatching):
 
 class NumpyMemory(Memory):
     def is_oom_text(self, text: str) -> bool:
-        return _OOM.match(text) is not None
+        return re.match(_OOM, text) is not None
 
 
 class NumpyRuntime(Runtime):
@@ -128,7 +128,7 @@ class NumpyFramework(Framework):
     name = "numpy"
     #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
-    honours_readonly = True
+    respects_read_only = True
     devices = component(NumpyDevices)
     fast_path = component(NumpyFastPath)
     interchange = component(NumpyInterchange)
@@ -150,8 +150,8 @@ class NumpyFramework(Framework):
         if dtype.kind in _NUMBERS or dtype.name in dtype_names.EXTENDED:
             return
         if is_sub_byte(dtype.name):
-            raise refuse_sub_byte(self, dtype.name)
-        raise refuse_dtype(self, dtype, *_instead_of(x))
+            raise sub_byte_dtype_error(self, dtype.name)
+        raise unsupported_dtype_error(self, dtype, *_instead_of(x))
 
     def _check_mask(self, x: np.ndarray) -> None:
         """Refuse an array of a subclass that has a mask, which a view of its values would drop."""
@@ -160,14 +160,14 @@ class NumpyFramework(Framework):
             field = f"[{literal(repr(names[0]))}]" if names else ""
             instead = "its mask would be lost; pass {}, with a value of your choice, or {} and {} separately"
             parts = f"{{x}}{field}.filled(0)", f"{{x}}{field}.data", f"np.ma.getmaskarray({{x}}{field})"
-            raise refuse(self, "a masked array", instead, *parts)
+            raise unsupported_array_error(self, "a masked array", instead, *parts)
         what = f"an array of type {type(x).__qualname__}, which has a mask,"
         if x.dtype.names is None and has_attribute(x, "unmasked"):  # astropy's Masked
             instead = "its mask would be lost; pass {}, or {} and {} separately"
-            raise refuse(self, what, instead, "{x}.filled(0)", "{x}.unmasked", "{x}.mask")
+            raise unsupported_array_error(self, what, instead, "{x}.filled(0)", "{x}.unmasked", "{x}.mask")
         if x.dtype.names is None and has_attribute(x, "mask"):  # a record array has its fields as attributes
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
-            raise refuse(self, what, instead, "{x}.view(np.ndarray)")
+            raise unsupported_array_error(self, what, instead, "{x}.view(np.ndarray)")
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)

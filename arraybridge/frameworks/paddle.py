@@ -24,7 +24,7 @@ from arraybridge.frameworks.base import (
     Interchange,
     Memory,
     component,
-    refuse,
+    unsupported_array_error,
 )
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -48,7 +48,7 @@ class PaddleInterchange(Interchange):
             return Cause(Reason.NEGATIVE_STRIDES, framework="Paddle")
         return Cause(Reason.STRIDE_MULTIPLES) if any(step % itemsize for step in steps) else None
 
-    def settle(self, x: Any) -> None:
+    def block_until_ready(self, x: Any) -> None:
         if x.place.is_gpu_place():
             paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
 
@@ -103,9 +103,9 @@ class PaddleMemory(Memory):
 
 
 class PaddleBatching(IndexedBatching):
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         if self.framework.dtype_name(x) not in _NO_KERNELS:
-            return super().part(x, axis, start, stop)
+            return super().slice_axis(x, axis, start, stop)
         rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
         return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
 
@@ -130,7 +130,7 @@ class PaddleFramework(Framework):
 
     def check(self, x: Any) -> None:
         if not x.is_dense():
-            raise refuse(self, "a sparse tensor", "pass {}", "{x}.to_dense()")
+            raise unsupported_array_error(self, "a sparse tensor", "pass {}", "{x}.to_dense()")
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype).removeprefix("paddle.")
@@ -173,7 +173,7 @@ class PaddleAutodiff(autodiff.Autodiff):
         return int(x.inplace_version)
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
-        results, linear = operation.linearise(arrays)
+        results, linear = operation.linearize(arrays)
         # Paddle looks whether a tensor was written to for its own operations alone.
         read_again = set(map(id, operation.read_again(results, linear)))
         results = [y.clone() if id(y) in read_again else y for y in results]
@@ -216,7 +216,7 @@ class PaddleAutodiff(autodiff.Autodiff):
         # A PyLayer runs the hooks of its results and ignores what they give; those of a view count.
         return [y if y.stop_gradient else y.transpose(list(range(y.ndim))) for y in results]
 
-    def linearise(
+    def linearize(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         with paddle.enable_grad():

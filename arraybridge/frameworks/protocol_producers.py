@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, told
+from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, error_text
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
-from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
+from arraybridge.frameworks.base import CPU, Framework, refusals, unsupported_array_error
 from arraybridge.frameworks.non_array_advice import advice_for
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [
     "FOREIGN_HOST",
-    "foreign_framework",
-    "is_foreign_array",
-    "is_on_card",
-    "offers_alone",
+    "framework_of_producer",
+    "is_protocol_producer",
+    "is_on_gpu",
+    "offers_on_instance",
     "opener",
-    "refuse_to_fetch",
+    "check_readable_without_copy",
     "unknown_array",
 ]
 
@@ -51,7 +51,7 @@ class _Fetched(NumpyFramework):
 _SCALAR = NumpyFramework(Cause(Reason.NUMPY_SCALAR))
 
 
-def is_foreign_array(x: Any) -> bool:
+def is_protocol_producer(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
     if issubclass(type(x), (type, *_NO_NUMBERS)):
         return False
@@ -68,12 +68,12 @@ def offers(x: Any, protocol: str) -> bool:
         return False
 
 
-def offers_alone(x: Any) -> bool:
+def offers_on_instance(x: Any) -> bool:
     """Whether ``x`` offers an array protocol that others of its class may lack."""
     return any(offers(x, protocol) and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
 
 
-def is_on_card(x: Any) -> bool:
+def is_on_gpu(x: Any) -> bool:
     """Whether the memory of a foreign array is CUDA's."""
     kind = None if isinstance(x, np.generic) else _dlpack_kind(x)
     if kind is not None:
@@ -91,10 +91,12 @@ def _dlpack_kind(x: Any) -> int | None:
         raise
     except Exception as error:  # third-party code may raise anything
         what = f"an array of type {type(x).__qualname__}"
-        raise refuse(FOREIGN_HOST, what, f"its __dlpack_device__() fails: {told(error)}") from error
+        raise unsupported_array_error(
+            FOREIGN_HOST, what, f"its __dlpack_device__() fails: {error_text(error)}"
+        ) from error
 
 
-def foreign_framework(x: Any) -> tuple[Framework, Any]:
+def framework_of_producer(x: Any) -> tuple[Framework, Any]:
     """How to treat an object that offers an array protocol: its framework, and the array to read.
 
     Raises:
@@ -103,7 +105,7 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
     kind = _dlpack_kind(x)
-    if is_on_card(x):
+    if is_on_gpu(x):
         try:
             return _import_cuda(x)
         except ArrayNotSupportedError:
@@ -114,13 +116,15 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
         reader = _reader_of(kind)
         if reader is None:
             return _fetched(x, kind)
-        return reader, reader.interchange.adopt(x, FOREIGN_HOST, CPU)
+        return reader, reader.interchange.import_from(x, FOREIGN_HOST, CPU)
     try:
         of_numpy = offers(x, "__array_interface__")
         return FOREIGN_HOST, np.asarray(x) if of_numpy else dlpack_capsules.from_dlpack(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
-        raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {told(error)}") from error
+        raise unsupported_array_error(
+            FOREIGN_HOST, what, f"its memory cannot be read: {error_text(error)}"
+        ) from error
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
@@ -132,12 +136,12 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
         if target is None:
             continue
         try:
-            return target, target.interchange.adopt(x, FOREIGN_HOST, CPU)
+            return target, target.interchange.import_from(x, FOREIGN_HOST, CPU)
         except refusals(target) as error:
             if failed is None:
-                instead = f"{name} cannot read it here ({told(error)}); copy it to the host first"
+                instead = f"{name} cannot read it here ({error_text(error)}); copy it to the host first"
                 failed = error
-    raise refuse(FOREIGN_HOST, "a CUDA array", instead) from failed
+    raise unsupported_array_error(FOREIGN_HOST, "a CUDA array", instead) from failed
 
 
 def _reader_of(kind: int) -> Framework | None:
@@ -181,21 +185,21 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
                 failed = error
             continue
         return _Fetched(Cause(Reason.LIBRARY_COPIES, source_device=_named(kind))), memory
-    why = f": {told(failed)}" if failed is not None else ""
+    why = f": {error_text(failed)}" if failed is not None else ""
     instead = (
         f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
         f" host{why}; copy it to the host with its own library first"
     )
-    raise refuse(FOREIGN_HOST, f"an array on {_named(kind)}", instead) from failed
+    raise unsupported_array_error(FOREIGN_HOST, f"an array on {_named(kind)}", instead) from failed
 
 
 def _named(kind: int) -> str:
     return f"DLPack device type {kind}"
 
 
-def refuse_to_fetch(x: Any, target: str) -> None:
+def check_readable_without_copy(x: Any, target: str) -> None:
     """Raise `CopyRequiredError` if ``x`` could only be read by a copy that its own library makes."""
-    if isinstance(x, np.generic) or not is_foreign_array(x):
+    if isinstance(x, np.generic) or not is_protocol_producer(x):
         return
     kind = _dlpack_kind(x)
     if kind is None or kind in _HOST_TYPES or _is_readable(kind):
@@ -226,7 +230,7 @@ def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
     The function raises `NotImplementedError` for an array that it does not open.
     """
     cls = type(x)
-    if isinstance(x, np.generic) or offers_alone(x):
+    if isinstance(x, np.generic) or offers_on_instance(x):
         return None
     if hasattr(cls, "__array_interface__"):
         return None if hasattr(cls, "__dlpack_device__") else np.asarray

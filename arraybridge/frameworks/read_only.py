@@ -10,7 +10,7 @@ import numpy as np
 from arraybridge.frameworks.dtype_names import EXTENDED, name_of
 from arraybridge.frameworks.protocols import Exported
 
-__all__ = ["is_lent", "lend", "writable_alias"]
+__all__ = ["is_shared_read_only", "export_read_only", "writable_alias"]
 
 
 def writable_alias(view: np.ndarray) -> np.ndarray:
@@ -29,21 +29,21 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
 
 
 #: Begin and end of the read-only memory that immutable frameworks are lent now, by what keeps it.
-lent: dict[weakref.ref[Any], tuple[int, int]] = {}
+exported_ranges: dict[weakref.ref[Any], tuple[int, int]] = {}
 
 
-def lend(view: np.ndarray) -> np.ndarray:
-    """What an immutable framework is lent of a mutable one; `is_lent` knows the read-only memory among it."""
+def export_read_only(view: np.ndarray) -> np.ndarray:
+    """What an immutable framework is lent of a mutable one; `is_shared_read_only` knows the read-only memory among it."""
     alias = writable_alias(view)
     if alias is not view:
         owner: Any = alias
         while isinstance(owner, np.ndarray):  # to what lives as long as the framework has the memory
             owner = owner.base
         begin = int(view.ctypes.data)
-        lent[weakref.ref(owner, lent.pop)] = (begin, begin + view.nbytes)
+        exported_ranges[weakref.ref(owner, exported_ranges.pop)] = (begin, begin + view.nbytes)
     return alias
 
 
-def is_lent(begin: int) -> bool:
+def is_shared_read_only(begin: int) -> bool:
     """Whether an array of an immutable framework that begins there shows memory that nobody may write to."""
-    return any(start <= begin < stop for start, stop in [*lent.values()])
+    return any(start <= begin < stop for start, stop in [*exported_ranges.values()])

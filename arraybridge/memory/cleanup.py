@@ -83,9 +83,9 @@ def free_memory(
     True
     """
     name = None if framework is None else registry.framework_name(framework)
-    index = card_number("free_memory", gpu_id)
+    index = gpu_number("free_memory", gpu_id)
     frameworks = loaded(name)
-    if index is not None and not _owners(index, frameworks):
+    if index is not None and not _frameworks_with_gpu(index, frameworks):
         return 0
     return release_caches(frameworks, index, compiled=compiled)
 
@@ -111,7 +111,7 @@ cleanup_torch_gpu = partial(_freed, "torch")
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
     """Collect garbage, then free the caches of these frameworks; returns the bytes given back."""
     gc.collect()
-    gpu_memory.settle()  # what frameworks have lent one another, and is read no more
+    gpu_memory.block_until_ready()  # what frameworks have lent one another, and is read no more
     freed = 0
     for one in frameworks:
         device = None if index is None else one.devices.accelerator(index)
@@ -121,7 +121,7 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
     return freed
 
 
-def card_number(who: str, gpu_id: GpuId) -> int | None:
+def gpu_number(who: str, gpu_id: GpuId) -> int | None:
     """The number of an accelerator, for functions that mean one or all of them.
 
     Raises:
@@ -133,7 +133,7 @@ def card_number(who: str, gpu_id: GpuId) -> int | None:
     return index
 
 
-def _owners(index: int, frameworks: list[Framework]) -> list[Framework]:
+def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framework]:
     """The frameworks that have that accelerator.
 
     Raises:
@@ -178,12 +178,12 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     ...     gpu_id is None
     True
     """
-    index = card_number("gpu_context", gpu_id)
+    index = gpu_number("gpu_context", gpu_id)
     frameworks = loaded()
     with ExitStack() as stack:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
-            for one in _owners(index, frameworks):
+            for one in _frameworks_with_gpu(index, frameworks):
                 stack.enter_context(one.devices.selected(one.devices.accelerator(index)))
         yield index
 
@@ -204,7 +204,7 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         ValueError: another framework than PyTorch is named.
     """
     name = registry.framework_name(framework)
-    if not registry.facts(name).has_allocator:
+    if not registry.metadata_of(name).has_allocator:
         raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {name!r}")
     owner: Any = registry.framework(name)
     cupy: Any = registry.framework("cupy")

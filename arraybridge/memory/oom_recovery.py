@@ -112,7 +112,7 @@ def run_with_oom_recovery(
         raise TypeError(f"split={split!r} must be True or False; mark what is not to be split as fixed(x)")
     _check_min_split(min_split)
     result = recovered(
-        _unmarking(fn),
+        _without_fixed(fn),
         args,
         kwargs,
         retries=max_retries,
@@ -173,7 +173,15 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         args = (batch,)
     _check_min_split(min_split)
     result = recovered(
-        _unmarking(fn), args, kwargs, retries=1, gpu_id=None, split=True, axis=axis, least=min_split, named=fn
+        _without_fixed(fn),
+        args,
+        kwargs,
+        retries=1,
+        gpu_id=None,
+        split=True,
+        axis=axis,
+        least=min_split,
+        named=fn,
     )
     return batches.plain(result)
 
@@ -183,7 +191,7 @@ def _check_min_split(rows: Any) -> None:
         whole_number("min_split", rows, least=1, type_error=ValueError)
 
 
-def _unmarking(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _without_fixed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called without the marks of `fixed`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -427,7 +435,7 @@ class _Recovery:
         return result
 
     def _give_up(self, note: str) -> NoReturn:
-        _say_in(self.failure, f"arraybridge: {note}")
+        _extend_message(self.failure, f"arraybridge: {note}")
         raise self.failure
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
@@ -537,7 +545,7 @@ def _read_once(batch: Batch) -> str:
     return ""
 
 
-def _say_in(error: BaseException, sentence: str) -> None:
+def _extend_message(error: BaseException, sentence: str) -> None:
     """Say more in the message of an error of somebody else; in a note where its class makes its message."""
     message = text_of(error)
     with suppress(Exception):  # as in `note_on`

@@ -88,13 +88,13 @@ class BufferPool:
         self._lock = threading.RLock()
         self._idle: list[_Buffer] = []
         #: By the id of the lent array.
-        self._lent: dict[int, tuple[weakref.ref[Any], _Buffer]] = {}
+        self._taken: dict[int, tuple[weakref.ref[Any], _Buffer]] = {}
         _pools.add(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the lent and the idle memory."""
-        return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._lent.values())), *self._idle])
+        return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._taken.values())), *self._idle])
 
     def take(
         self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None
@@ -115,8 +115,8 @@ class BufferPool:
             TypeError: the shape is no whole number, nor several.
             ValueError: the framework's arrays are immutable, or the shape has a negative extent.
         """
-        owner, extents, name, device = _checked(framework, shape, dtype, gpu_id)
-        has_views = type(owner.batching).reshaped is not Batching.reshaped
+        owner, extents, name, device = _parse_request(framework, shape, dtype, gpu_id)
+        has_views = type(owner.batching).reinterpret is not Batching.reinterpret
         whose = "host" if device == CPU else owner.name
         place = (whose, device) if has_views else (owner.name, device, extents, name)
         nbytes = dtype_names.np_dtype(name).itemsize * math.prod(extents)
@@ -125,7 +125,7 @@ class BufferPool:
             buffer = min(fitting, key=attrgetter("nbytes"), default=None)
             self._idle = [b for b in self._idle if b is not buffer]
             if buffer is None:
-                self._make_room(nbytes, owner)
+                self._evict(nbytes, owner)
                 if not has_views:
                     memory = owner.batching.empty(extents, name, device)
                 elif device == CPU:
@@ -135,13 +135,13 @@ class BufferPool:
                 buffer = _Buffer(place, nbytes, owner, memory)
             array = buffer.memory
             if has_views:
-                array = owner.batching.reshaped(array, extents, name)
+                array = owner.batching.reinterpret(array, extents, name)
             else:
                 buffer = buffer._replace(memory=None)
-            self._lent[id(array)] = weakref.ref(array, partial(_forget, self._lent, id(array))), buffer
+            self._taken[id(array)] = weakref.ref(array, partial(_forget, self._taken, id(array))), buffer
         return array
 
-    def _make_room(self, nbytes: int, owner: Framework) -> None:
+    def _evict(self, nbytes: int, owner: Framework) -> None:
         """Drop idle memory until so much more is within the bound."""
         while self._idle and self.nbytes + nbytes > self.max_bytes:
             del self._idle[0]
@@ -163,12 +163,12 @@ class BufferPool:
                 before.
         """
         with self._lock:
-            reference, buffer = self._lent.get(id(array), (None, None))
+            reference, buffer = self._taken.get(id(array), (None, None))
             if reference is None or buffer is None or reference() is not array:
                 raise ValueError(
                     "this array is not lent by this pool: give back what take() returned, once, and no view"
                 )
-            del self._lent[id(array)]
+            del self._taken[id(array)]
         if buffer.place[1] != CPU:
             buffer.owner.memory.synchronize()  # where that fails, the memory goes
         with self._lock:
@@ -188,7 +188,7 @@ class BufferPool:
 
     def __repr__(self) -> str:
         return (
-            f"<BufferPool: {len(self._lent)} lent, {len(self._idle)} idle, {self.nbytes} of"
+            f"<BufferPool: {len(self._taken)} lent, {len(self._idle)} idle, {self.nbytes} of"
             f" {self.max_bytes} bytes>"
         )
 
@@ -209,7 +209,7 @@ def _drop_idle(device: Device | None, name: str | None) -> int:
 cleanup.own_caches.append(_drop_idle)
 
 
-def _checked(
+def _parse_request(
     framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None
 ) -> tuple[Framework, tuple[int, ...], str, Device]:
     """What `BufferPool.take` is asked for: framework, shape, name of the dtype, and device."""
@@ -224,7 +224,7 @@ def _checked(
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     owner.supports(name, extents)
-    device = resolve_device(owner, cleanup.card_number("take", gpu_id))
+    device = resolve_device(owner, cleanup.gpu_number("take", gpu_id))
     if device is None:
         device = owner.devices.find_device(owner.devices.default_device())
     return owner, extents, name, device

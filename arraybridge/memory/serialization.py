@@ -50,13 +50,13 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
         buffers.append(buffer.raw())
 
     _Pickler(file, 5, buffer_callback=collect).dump(x)
-    return pickle.dumps(exchange.lend(buffers)) + file.getvalue()
+    return pickle.dumps(exchange.export(buffers)) + file.getvalue()
 
 
 def loads(data: bytes, exchange: Exchange) -> Any:
     """What `dumps` has written in another process."""
     file = io.BytesIO(data)
-    buffers = exchange.borrow(*pickle.load(file))  # noqa: S301  # our own process
+    buffers = exchange.import_exported(*pickle.load(file))  # noqa: S301  # our own process
     return pickle.load(file, buffers=buffers)  # noqa: S301
 
 
@@ -82,7 +82,7 @@ class _Pickler(pickle.Pickler):
                 advice="Send it without, as x.detach(), or compute under torch.no_grad() in the function.",
             )
         try:
-            return _on_its_card(owner, obj) or (load, save(obj))
+            return _on_its_gpu(owner, obj) or (load, save(obj))
         except NotImplementedError:
             return NotImplemented
 
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
 # -- arrays on a card --------------------------------------------------------------------------------
 
 
-def _on_its_card(owner: Framework, x: Any) -> tuple[Any, ...] | None:
+def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
     """What an array on a card is pickled to where torch hands its memory to another process (CUDA IPC).
 
     torch keeps that memory until the other process has let go of it. It gives away what it has allocated
@@ -101,11 +101,11 @@ def _on_its_card(owner: Framework, x: Any) -> tuple[Any, ...] | None:
         with suppress(MemoryConversionError, RuntimeError):
             is_tensor = owner is registry.framework("torch")
             tensor = x if is_tensor else convert_memory(x, "torch", copy=True)
-            return _from_its_card, (bytes(ForkingPickler.dumps(tensor)), owner.name, os.getpid())
+            return _from_its_gpu, (bytes(ForkingPickler.dumps(tensor)), owner.name, os.getpid())
     return None
 
 
-def _from_its_card(data: bytes, name: str, sender: int) -> Any:
+def _from_its_gpu(data: bytes, name: str, sender: int) -> Any:
     """The array, over memory of the process that started this one; a copy where the sender may end first."""
     copy = None if sender == os.getppid() else True
     return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # our own process

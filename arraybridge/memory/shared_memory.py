@@ -55,7 +55,7 @@ class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
 class Segment:
     """Memory that processes map, each as long as anything there refers to it; bytes to NumPy.
 
-    Pickled, it is the place where another process finds it, while this one has it. ``lent.value``, its first
+    Pickled, it is the place where another process finds it, while this one has it. ``in_use.value``, its first
     byte, is the same in all of them; arrays begin at `HEAD`.
     """
 
@@ -67,14 +67,14 @@ class Segment:
         buffer = getattr(memory, "buf", memory)
         self.size = len(buffer)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        self.lent = ctypes.c_bool.from_address(self.address)
+        self.in_use = ctypes.c_bool.from_address(self.address)
         data = {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
         self.__array_interface__: dict[str, Any] = data
         _segments[key] = self
 
-    def mark_free(self) -> None:
+    def set_free(self) -> None:
         """Report to all processes that nothing uses the segment."""
-        self.lent.value = False
+        self.in_use.value = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _found, (platform.node(), os.getpid(), self.key)
@@ -104,7 +104,7 @@ def _found(machine: str, process: int, key: str) -> Segment:
     try:
         if machine != platform.node():
             raise FileNotFoundError(f"it is on another machine, {machine}")
-        return Segment(key, _opened(process, key))
+        return Segment(key, _mapped_memory(process, key))
     except OSError as error:
         raise SharedMemoryGoneError(
             f"the shared memory of process {process} cannot be mapped: {error}. Keep the array until it has"
@@ -113,7 +113,7 @@ def _found(machine: str, process: int, key: str) -> Segment:
         ) from error
 
 
-def _opened(process: int, key: str) -> Any:
+def _mapped_memory(process: int, key: str) -> Any:
     """The memory of that key, which the process has mapped."""
     if not _ANONYMOUS:
         # Before 3.13 the tracker of each family of processes removes the name when that family ends: too
@@ -145,15 +145,15 @@ class Exchange:
     SPARE = 3
     #: The largest number of imported segments in use. Buffers beyond it are copied, so that an array that the
     #: caller stores does not keep the other arrays of its message alive.
-    BORROWED = 8
+    IN_USE = 8
 
     def __init__(self) -> None:
         #: Segments made here, the one lent last at the end; and those of others.
         self.segments: list[Segment] = []
-        self._borrowed: list[Segment] = []
+        self._in_use: list[Segment] = []
 
-    def lend(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
-        """Copy buffers of bytes to one segment; what is returned pickles, and is what `borrow` takes.
+    def export(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
+        """Copy buffers of bytes to one segment; what is returned pickles, and is what `import_exported` takes.
 
         Few bytes go themselves, and all where the system has no more segments.
         """
@@ -162,32 +162,32 @@ class Exchange:
         for buffer in buffers:  # each aligned for every framework
             places.append(slice(size, size + len(buffer)))
             size += -(-len(buffer) // Segment.HEAD) * Segment.HEAD
-        lent = [one for one in self.segments if one.lent.value]
-        free = [one for one in self.segments if one not in lent and one.size >= size > self.LARGE]
+        in_use = [one for one in self.segments if one.in_use.value]
+        free = [one for one in self.segments if one not in in_use and one.size >= size > self.LARGE]
         segment = free.pop() if free else None
         if segment is None and size > self.LARGE:
             with suppress(OSError):  # pages are had when they are written to
                 segment = make_segment(1 << (size - 1).bit_length())
         if segment is None:
             return None, [bytearray(buffer) for buffer in buffers]
-        self.segments = [*lent, *free[-self.SPARE :], segment]
-        segment.lent.value = True
+        self.segments = [*in_use, *free[-self.SPARE :], segment]
+        segment.in_use.value = True
         memory = np.asarray(segment)
         for place, buffer in zip(places, buffers, strict=True):
             memory[place] = buffer
         return segment, places
 
-    def borrow(self, segment: Segment | None, places: list[Any]) -> list[Any]:
+    def import_exported(self, segment: Segment | None, places: list[Any]) -> list[Any]:
         """The buffers, writable; the segment is free again when they and all that lies over them are gone."""
         if segment is None:
             return places
         memory = np.asarray(segment)
         # NumPy >= 2.5 releases the base of an array before it calls the array's finalizers. The finalizer
         # therefore holds the segment itself, so that its memory is still mapped. A fork drops the finalizer.
-        Finalize(memory, Segment.mark_free, (segment,))
-        others = [one for one in self._borrowed if one is not segment]
-        is_full = sum(one.lent.value for one in others) >= self.BORROWED
-        self._borrowed = [*others, segment][-self.BORROWED - self.SPARE :]
+        Finalize(memory, Segment.set_free, (segment,))
+        other_segments = [one for one in self._in_use if one is not segment]
+        is_full = sum(one.in_use.value for one in other_segments) >= self.IN_USE
+        self._in_use = [*other_segments, segment][-self.IN_USE - self.SPARE :]
         return [memory[place].copy() if is_full else memory[place] for place in places]
 
 
@@ -195,13 +195,13 @@ class Exchange:
 
 
 @cache
-def _sent(process: int) -> list[Segment]:
+def _sent_segments(process: int) -> list[Segment]:
     """What this process of a pool has sent. It may end after any task, and waits for the readers."""
     sent: list[Segment] = []
 
     def wait() -> None:
         until = time.monotonic() + 5
-        while any(segment.lent.value for segment in sent) and time.monotonic() < until:
+        while any(segment.in_use.value for segment in sent) and time.monotonic() < until:
             time.sleep(0.001)
 
     Finalize(None, wait, exitpriority=0)
@@ -236,11 +236,11 @@ class SharedArray(np.ndarray):
         if segment is None or not self.size:
             return self.view(np.ndarray).__reduce_ex__(protocol)
         layout = address(self) - segment.address, self.shape, self.strides, self.dtype
-        return _arrived, (segment, self.flags.writeable, *layout)
+        return _rebuild, (segment, self.flags.writeable, *layout)
 
 
-def _arrived(segment: Segment, writeable: bool, offset: int, shape: Any, strides: Any, dtype: Any) -> Any:
-    segment.lent.value = False
+def _rebuild(segment: Segment, writeable: bool, offset: int, shape: Any, strides: Any, dtype: Any) -> Any:
+    segment.in_use.value = False
     array = SharedArray(shape, dtype, np.asarray(segment), offset, strides)
     array.flags.writeable = writeable
     return array
@@ -262,9 +262,9 @@ def keep_until_arrival(x: SharedArray) -> None:
     segment = x.segment
     if segment is None or not x.size or multiprocessing.parent_process() is None:
         return
-    sent = _sent(os.getpid())
-    segment.lent.value = True
-    sent[:] = [segment, *(one for one in sent if one.lent.value and one is not segment)]
+    sent = _sent_segments(os.getpid())
+    segment.in_use.value = True
+    sent[:] = [segment, *(one for one in sent if one.in_use.value and one is not segment)]
 
 
 def _reduce_to_send(x: SharedArray) -> Any:
@@ -324,7 +324,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
             " (an array takes a descriptor in each process), or enlarge /dev/shm (docker run --shm-size=2g)",
         )
         raise
-    array: np.ndarray = _arrived(segment, True, Segment.HEAD, source.shape, None, source.dtype)
+    array: np.ndarray = _rebuild(segment, True, Segment.HEAD, source.shape, None, source.dtype)
     if has_values:
         array[...] = source
     return array

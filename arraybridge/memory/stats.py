@@ -105,7 +105,7 @@ def holdings() -> list[Holding]:
 
     Opens nothing, and costs next to nothing.
     """
-    process = hardware.own_memory()
+    process = hardware.process_memory()
     own = Holding("cpu", "this process", process.used, peak=process.peak)
     return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
@@ -132,16 +132,16 @@ def memory_stats() -> MemoryStats:
     others = Holding("cpu", "other processes", max(0, host.total - host.available - (own.used or 0)))
     rows = (*by_device.pop("cpu"), others)
     devices = [DeviceMemory("cpu", "", "", total=host.total, free=host.available, holdings=rows)]
-    devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in hardware.cards()]
+    devices += [_read_gpu(gpu, by_device.pop(f"gpu:{gpu.index}", [])) for gpu in hardware.gpus()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
     driver = hardware.driver()
     return MemoryStats(tuple(devices), f"{driver.reason}." if driver.is_silent else "")
 
 
-def _read_card(card: hardware.Card, rows: list[Holding]) -> DeviceMemory:
-    device = f"gpu:{card.index}"
-    now = hardware.reading(card)
-    own = now.holders.get(os.getpid())
+def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
+    device = f"gpu:{gpu.index}"
+    now = hardware.read_gpu(gpu)
+    own = now.memory_by_process.get(os.getpid())
     ours = _reserved(rows)
     if now.used is None:  # a card that shares the host's memory
         remainder = []
@@ -155,8 +155,8 @@ def _read_card(card: hardware.Card, rows: list[Holding]) -> DeviceMemory:
         ]
     return DeviceMemory(
         device,
-        card.name,
-        card.uuid,
+        gpu.name,
+        gpu.uuid,
         total=now.total,
         free=now.free,
         holdings=(*rows, *remainder),
@@ -168,7 +168,7 @@ def _read_card(card: hardware.Card, rows: list[Holding]) -> DeviceMemory:
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
     """A device that the driver does not show, through a framework that has opened it."""
     for row in rows:
-        memory = registry.framework(row.holder).memory.card_memory(Device.parse(device))
+        memory = registry.framework(row.holder).memory.device_memory(Device.parse(device))
         if memory is not None:
             rest = max(0, memory.total - memory.free - _reserved(rows))
             remainder = Holding(device, "everything else", rest)
@@ -202,17 +202,17 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     >>> for card in gpu_utilization():
     ...     print(card.device, card.load)  # doctest: +SKIP
     """
-    readings = [(card, hardware.reading(card)) for card in hardware.cards()]
+    readings = [(gpu, hardware.read_gpu(gpu)) for gpu in hardware.gpus()]
     return tuple(
         GpuLoad(
-            f"gpu:{card.index}",
-            card.name,
+            f"gpu:{gpu.index}",
+            gpu.name,
             load=now.load,
             memory_used=now.used,
             memory_total=now.total,
             temperature=now.temperature,
         )
-        for card, now in readings
+        for gpu, now in readings
     )
 
 
@@ -220,13 +220,13 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
 
 
 @contextmanager
-def _repeated(look: Callable[[], object], interval: float) -> Iterator[None]:
+def _repeated(probe: Callable[[], object], interval: float) -> Iterator[None]:
     """Look every so many seconds, in a thread, while a ``with`` block runs, and once more at its end."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(interval):
-            look()
+            probe()
 
     watcher = threading.Thread(target=watch, name="arraybridge-memory", daemon=True)
     watcher.start()
@@ -235,7 +235,7 @@ def _repeated(look: Callable[[], object], interval: float) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-        look()
+        probe()
 
 
 _PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
@@ -307,7 +307,7 @@ class MemoryPeak(Table):
         rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]
         return _PEAK_HEAD, rows, _PEAK_HEAD[2:], ""
 
-    def _look(self) -> None:
+    def _probe(self) -> None:
         with _peaks_lock:
             for one in holdings():
                 if one.used is not None:
@@ -335,13 +335,13 @@ def memory_peak() -> Iterator[MemoryPeak]:
     """
     with _peaks_lock:
         for outer in _open_peaks:  # keep what they have seen: the counters start anew
-            outer._look()
+            outer._probe()
         for one in loaded():
             one.memory.reset_peak()
         measured = MemoryPeak()
         _open_peaks.append(measured)
     try:
-        with _repeated(measured._look, 0.002):
+        with _repeated(measured._probe, 0.002):
             yield measured
     finally:
         _open_peaks.remove(measured)

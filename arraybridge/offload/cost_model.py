@@ -12,14 +12,14 @@ import numpy as np
 
 from arraybridge.formatting import format_bytes, format_seconds, text_table
 
-CPU, CARD = "cpu", "card"
+CPU, GPU = "cpu", "card"
 
 #: An estimate is the median of so many runs.
 RUNS = 5
 #: The place changes only where the other one takes less than this share of the present one's time.
 WORTH_A_CHANGE = 0.95
 #: The slower place is measured again as soon as that costs no more than this share of the time spent since.
-SPENT_ON_LOOKING = 0.02
+SPENT_ON_PROBING = 0.02
 
 _lock = threading.Lock()
 
@@ -28,12 +28,12 @@ class Timings:
     """Of one footprint: seconds of the last runs in both places, transfers included."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, list[float]] = {CPU: [], CARD: []}
-        self.counts = {CPU: 0, CARD: 0}
+        self.runs: dict[str, list[float]] = {CPU: [], GPU: []}
+        self.counts = {CPU: 0, GPU: 0}
         #: Why the footprint stays on the CPU, or "".
         self.refused = ""
         self._chosen = CPU
-        self._since_look = 0.0
+        self._since_probe = 0.0
 
     def estimate(self, place: str) -> float | None:
         """The median of the last runs; of an even number, the lower of the two in the middle."""
@@ -43,30 +43,30 @@ class Timings:
     def add(self, place: str, seconds: float) -> None:
         """Note a run. The first one in a place, which loads and compiles, counts until there is another."""
         runs = self.runs[place]
-        looking = place != self._chosen
-        if looking or self.counts[place] == 1:
+        probing = place != self._chosen
+        if probing or self.counts[place] == 1:
             runs.clear()  # of old times, or of the first run
         self.counts[place] += 1
         runs.append(seconds)
         del runs[:-RUNS]
-        self._since_look = 0.0 if looking else self._since_look + seconds
+        self._since_probe = 0.0 if probing else self._since_probe + seconds
 
     def choose(self) -> tuple[str, str]:
         """Where the next call runs, and why. Both places have been measured."""
         cpu = self.estimate(CPU)
-        card = self.estimate(CARD)
-        if cpu is None or card is None:
+        gpu = self.estimate(GPU)
+        if cpu is None or gpu is None:
             return CPU, "the card has not been tried with such arrays yet"
-        if self.counts[CARD] == 1:
-            return CARD, "the first run on the card does not count"
-        seconds = {CPU: cpu, CARD: card}
-        other = CARD if self._chosen == CPU else CPU
+        if self.counts[GPU] == 1:
+            return GPU, "the first run on the card does not count"
+        seconds = {CPU: cpu, GPU: gpu}
+        other = GPU if self._chosen == CPU else CPU
         if seconds[other] < WORTH_A_CHANGE * seconds[self._chosen]:
             self._chosen, other = other, self._chosen
-            self._since_look = 0.0
-        if seconds[other] - seconds[self._chosen] <= SPENT_ON_LOOKING * self._since_look:
+            self._since_probe = 0.0
+        if seconds[other] - seconds[self._chosen] <= SPENT_ON_PROBING * self._since_probe:
             return other, "it is time to look whether the other place is faster"
-        return self._chosen, "the card is faster" if self._chosen == CARD else "the CPU is faster"
+        return self._chosen, "the card is faster" if self._chosen == GPU else "the CPU is faster"
 
 
 class History(dict[Any, Timings]):
@@ -82,26 +82,26 @@ class History(dict[Any, Timings]):
     def __reduce__(self) -> tuple[Any, ...]:
         return (History, ())  # elsewhere other times hold
 
-    def __missing__(self, footprint: Any) -> Timings:
+    def __missing__(self, signature: Any) -> Timings:
         with _lock:
             while len(self) >= self.LIMIT:
                 self.pop(next(iter(self), None), None)
-            return self.setdefault(footprint, Timings())
+            return self.setdefault(signature, Timings())
 
     def __repr__(self) -> str:
         rows = []
-        for footprint, timings in self.copy().items():
+        for signature, timings in self.copy().items():
             for place, count in timings.counts.items():
                 seconds = timings.estimate(place)
                 if seconds is not None:
-                    rows.append((_in_words(footprint), place, format_seconds(seconds), str(count)))
+                    rows.append((_as_text(signature), place, format_seconds(seconds), str(count)))
         head = ("arguments", "place", "time", "runs")
         return text_table(head, rows, right=head[2:]) if rows else "no call has been measured yet"
 
 
-def _in_words(footprint: Any) -> str:
+def _as_text(signature: Any) -> str:
     """What is told apart: size, dtypes and ranks, numbers and words, and the types of all else."""
-    bits, _names, *kinds = footprint
+    bits, _names, *kinds = signature
     words = []
     for kind in kinds:
         first, second = kind if isinstance(kind, tuple) else (type, kind)

@@ -20,16 +20,16 @@ import numpy as np
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.placement import card_meant
+from arraybridge.conversion.placement import gpu_index_of
 from arraybridge.decorators.results import Restoration, ResultConversion
 from arraybridge.decorators.wrapping import label_of, takes_self
 from arraybridge.devices.inventory import least_used_gpu
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, told
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, error_text, first_line
 from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
-from arraybridge.hardware import cards, driver
+from arraybridge.hardware import driver, gpus
 from arraybridge.memory.oom_recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.call_signature import (
     NoSignatureError,
@@ -39,9 +39,9 @@ from arraybridge.offload.call_signature import (
     signature_of,
     signature_of_self,
 )
-from arraybridge.offload.cost_model import CARD, CPU, History, Timings
+from arraybridge.offload.cost_model import CPU, GPU, History, Timings
 from arraybridge.offload.verification import difference, widened
-from arraybridge.parallel.function_devices import place_in_words, placement
+from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.settings import chosen_device, worker_device
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
@@ -49,8 +49,8 @@ from arraybridge.trees import ARRAY, arrays_of, kind_of, kinds, leaves_of, map_a
 from arraybridge.types import Device, GpuId, new_cache, remember
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
-LOOK_BYTES = 1 << 20
-LOOK_SECONDS = 1e-3
+PROBE_BYTES = 1 << 20
+PROBE_SECONDS = 1e-3
 _TOO_LITTLE = "it takes in too little to look for a card"
 #: What takes less on the CPU is done there before a card has begun.
 QUICK = 50e-6
@@ -96,7 +96,7 @@ class OffloadDecision:
 # -- the cards ---------------------------------------------------------------------------------------
 
 
-class BackendCard:
+class BackendGpu:
     """One card, as one framework sees it."""
 
     def __init__(self, framework: Framework, device: Device) -> None:
@@ -122,7 +122,11 @@ class BackendCard:
         """``fn()`` with this card as the backend's current one, on a stream of this thread."""
         framework = self.framework
         device = self.device
-        with framework.devices.selected(device), framework.runtime.wide(), framework.streams.stream(device):
+        with (
+            framework.devices.selected(device),
+            framework.runtime.x64_context(),
+            framework.streams.stream(device),
+        ):
             return fn()
 
     def free(self) -> int:
@@ -135,16 +139,16 @@ class BackendCard:
 
 
 #: Framework (None: any) and number → the card, or why there is none.
-_found: dict[tuple[str | None, int], BackendCard | str] = new_cache()
+_found: dict[tuple[str | None, int], BackendGpu | str] = new_cache()
 
 
-def find_card(backend: str | None, index: int) -> BackendCard | str:
+def find_gpu(backend: str | None, index: int) -> BackendGpu | str:
     """The card of that number in that framework (None: the first that has it), or why there is none."""
-    card = _found.get((backend, index))
-    return card or remember(_found, (backend, index), _look_for(backend, index))
+    gpu = _found.get((backend, index))
+    return gpu or remember(_found, (backend, index), _find_gpu(backend, index))
 
 
-def _look_for(backend: str | None, index: int) -> BackendCard | str:
+def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
     device = Device("gpu", index)
     reasons: list[str] = []
     for name in _worth_asking(backend):
@@ -155,7 +159,7 @@ def _look_for(backend: str | None, index: int) -> BackendCard | str:
             reasons.append(f"{name} finds no card ({getattr(error, 'reason', error)})")
             continue
         if device in devices:
-            return BackendCard(framework, device)
+            return BackendGpu(framework, device)
         numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
         reason = framework.devices.missing_device_reason() or f"{name} has no GPU"
         reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
@@ -171,7 +175,7 @@ def _worth_asking(backend: str | None) -> list[str]:
     if sys.platform == "darwin":
         has_driver = platform.machine() == "arm64"
     else:  # an AMD card, or NVIDIA ones
-        has_driver = os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import
+        has_driver = os.path.exists("/dev/kfd") or bool(gpus())  # noqa: PTH110  # pathlib costs 3 ms to import
     return [name for name in names if has_driver or name not in BUILT_IN or is_imported(name)]
 
 
@@ -186,7 +190,7 @@ class Arguments:
         self.batch = batch
         self.named = named
 
-    def look(self) -> Arguments:
+    def inspect(self) -> Arguments:
         """Find its arrays, and what tells it from other calls."""
         self.arrays: list[Any] = []
         kinds: list[Any] = [tuple(self.named)]
@@ -209,7 +213,7 @@ class Arguments:
                 continue
             self.arrays.append(x)
             self.nbytes += nbytes
-        self.footprint = (self.nbytes.bit_length(), *kinds)
+        self.signature = (self.nbytes.bit_length(), *kinds)
         return self
 
     def exact(self) -> Any:
@@ -234,7 +238,7 @@ class Arguments:
     def on_host(self) -> Arguments:
         return self if self.in_numpy else self.mapped(lambda x: convert_memory(x, "numpy"))
 
-    def home(self, result: Any) -> Any:
+    def restore(self, result: Any) -> Any:
         """A result of NumPy as the first array came."""
         return result if self.in_numpy else _restored(result, self.arrays[0], [])
 
@@ -257,7 +261,7 @@ def _kind_of_leaf(x: Any) -> Any:
 class _Choice(NamedTuple):
     """Where a call runs: on a GPU, with the proof of its signature, or on the CPU (None); and the reason."""
 
-    card: BackendCard | None
+    gpu: BackendGpu | None
     why: str
     proof: Proof | None = None
 
@@ -284,7 +288,7 @@ class Offload:
         self._named = names_in(fn) if self.skip else ()
         placed = placement(fn)
         #: Why the function stays on the CPU, or "".
-        self.refused = "" if placed is None else f"its own decorator says where it runs: {place_in_words(fn)}"
+        self.refused = "" if placed is None else f"its own decorator says where it runs: {placement_text(fn)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Offload, backend=self.backend, gpu_id=self.gpu_id, split_axis=self.split_axis)
@@ -292,14 +296,14 @@ class Offload:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Arguments(args[: self.skip], args[self.skip :], kwargs)
-        if _decided.get() or not call.look().arrays:
+        if _decided.get() or not call.inspect().arrays:
             return call.run(self.fn)
-        timings = self.history[call.footprint]
+        timings = self.history[call.signature]
         choice = self._decide(call, timings, self.proofs.get)
         span = trace_log.span("decision", self.label) if open_logs else None
         with nullcontext() if span is None else span:
             if span is not None:
-                span.device = "cpu" if choice.card is None else str(choice.card.device)
+                span.device = "cpu" if choice.gpu is None else str(choice.gpu.device)
                 span.reason = choice.why
             result, complaint = self._run(choice, call, timings)
         if complaint:
@@ -315,15 +319,15 @@ class Offload:
         noted in it, so that the next such call is the trial.
         """
         cpu = timings.estimate(CPU)
-        card = self._candidate(call, cpu)
-        if isinstance(card, str):
-            return _Choice(None, card)
+        gpu = self._candidate(call, cpu)
+        if isinstance(gpu, str):
+            return _Choice(None, gpu)
         try:
-            proof = proof_of(self._key(call, card))
+            proof = proof_of(self._key(call, gpu))
         except NoSignatureError as error:
             return _Choice(None, f"{error}, so that one run on the card says nothing about the next")
-        if not call.in_numpy and all(card.holds(x) for x in call.arrays):
-            return _Choice(card, "the arrays are on the card already", proof)
+        if not call.in_numpy and all(gpu.holds(x) for x in call.arrays):
+            return _Choice(gpu, "the arrays are on the card already", proof)
         if timings.refused:
             return _Choice(None, timings.refused)
         if cpu is None:
@@ -332,61 +336,61 @@ class Offload:
         if cpu < QUICK:
             return _Choice(None, _DONE_BEFORE)
         needed = 3 * call.nbytes  # as much again for the result, and on the way to it
-        free = card.free()
+        free = gpu.free()
         if free and needed > free:
             return _Choice(
                 None,
-                f"the call needs about {format_bytes(needed)}, and {card.name} has {format_bytes(free)} free",
+                f"the call needs about {format_bytes(needed)}, and {gpu.name} has {format_bytes(free)} free",
             )
-        return self._by_time(card, timings, proof)
+        return self._by_time(gpu, timings, proof)
 
-    def _candidate(self, call: Arguments, cpu: float | None) -> BackendCard | str:
+    def _candidate(self, call: Arguments, cpu: float | None) -> BackendGpu | str:
         """Return the GPU on which a call could run, or why it runs on the CPU, regardless of its signature.
 
         ``cpu`` is the time that the call takes on the CPU, if that is known.
         """
-        if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
+        if call.in_numpy and not _found and call.nbytes < PROBE_BYTES and (cpu or 0.0) < PROBE_SECONDS:
             return _TOO_LITTLE
-        card = self._card()
-        if isinstance(card, str):
-            return card
+        gpu = self._gpu()
+        if isinstance(gpu, str):
+            return gpu
         if self.refused:
             return self.refused
         # Before the exact signature is made, which takes time.
         is_quick = cpu is not None and cpu < QUICK
-        return _DONE_BEFORE if is_quick and call.in_numpy else card
+        return _DONE_BEFORE if is_quick and call.in_numpy else gpu
 
-    def _by_time(self, card: BackendCard, timings: Timings, proof: Proof) -> _Choice:
+    def _by_time(self, gpu: BackendGpu, timings: Timings, proof: Proof) -> _Choice:
         """Choose the faster place, but the GPU only for a signature that has run on the CPU before."""
-        if timings.counts[CARD] or (proof.holds and staying.get()):
+        if timings.counts[GPU] or (proof.holds and staying.get()):
             place, why = timings.choose()
         else:
-            place = CARD
+            place = GPU
             why = "the card has not been tried with such arrays yet"
         if place == CPU:
             return _Choice(None, why)
         if proof.holds or proof.seen:
-            return _Choice(card, why, proof)
+            return _Choice(gpu, why, proof)
         proof.seen = True
         return _Choice(
             None, "it has not run with exactly these arguments before; the next such call is a trial"
         )
 
-    def _key(self, call: Arguments, card: BackendCard) -> Any:
+    def _key(self, call: Arguments, gpu: BackendGpu) -> Any:
         """Return what a proof is kept under: the exact call, and the GPU and framework that it ran in."""
-        return signature_of_self(call.own, self._named) if call.own else (), call.exact(), card.name
+        return signature_of_self(call.own, self._named) if call.own else (), call.exact(), gpu.name
 
-    def _card(self) -> BackendCard | str:
+    def _gpu(self) -> BackendGpu | str:
         """The card to run on, or why there is none."""
         # None where nobody chose one; a worker of device_map has a device of its own.
         chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
-        return find_card(self.backend, self._index(chosen))
+        return find_gpu(self.backend, self._index(chosen))
 
     def _index(self, chosen: Device | None) -> int:
         """Return the number of the GPU: of ``gpu_id``, else of the default device, else 0."""
-        number = card_meant(self.gpu_id)
+        number = gpu_index_of(self.gpu_id)
         if isinstance(number, str):  # "auto", resolved once
             number = self.gpu_id = least_used_gpu() or 0
         if number is not None:
@@ -397,13 +401,13 @@ class Offload:
         """Where the call would run, and why; the function is not called."""
         # A bound method's explain() gets no self: it belongs to the function.
         skip = self.skip if args and kind_of(args[0]) is not ARRAY else 0
-        call = Arguments(args[:skip], args[skip:], kwargs).look()
+        call = Arguments(args[:skip], args[skip:], kwargs).inspect()
         if not call.arrays:
             return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
-        timings = self.history.get(call.footprint) or Timings()
-        card, why, proof = self._decide(call, timings, self._known_proof)
+        timings = self.history.get(call.signature) or Timings()
+        gpu, why, proof = self._decide(call, timings, self._known_proof)
         reasons = [f"{why}: {format_bytes(call.nbytes)}" if why is _TOO_LITTLE else why]
-        for place, words in ((CPU, "On the CPU"), (CARD, "On the card, with transfers,")):
+        for place, words in ((CPU, "On the CPU"), (GPU, "On the card, with transfers,")):
             seconds = timings.estimate(place)
             if seconds is not None:
                 took = format_seconds(seconds)
@@ -413,9 +417,9 @@ class Offload:
                 "The first run with these arguments on the card is a trial: it is computed on the CPU as"
                 " well, and the results are compared"
             )
-        device, backend = (Device("cpu"), "numpy") if card is None else (card.device, card.backend)
-        estimates = timings.estimate(CPU), timings.estimate(CARD)
-        return OffloadDecision(card is not None, device, backend, tuple(reasons), *estimates)
+        device, backend = (Device("cpu"), "numpy") if gpu is None else (gpu.device, gpu.backend)
+        estimates = timings.estimate(CPU), timings.estimate(GPU)
+        return OffloadDecision(gpu is not None, device, backend, tuple(reasons), *estimates)
 
     def _known_proof(self, key: Any) -> Proof:
         """Return a copy of the proof of a signature; of any ``self`` if the call has none."""
@@ -429,52 +433,52 @@ class Offload:
 
     def _run(self, choice: _Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
         """The result, and what there is to complain about, or ``""``."""
-        card, _, proof = choice
-        if card is None or proof is None:
+        gpu, _, proof = choice
+        if gpu is None or proof is None:
             return self._on_cpu(call, timings), ""
         if not proof.holds:
-            return self._trial(card, call, timings, proof)
+            return self._trial(gpu, call, timings, proof)
         try:
-            return self._on_card(card, call, timings, proof), ""
+            return self._on_gpu(gpu, call, timings, proof), ""
         except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
             result = self._on_cpu(call, timings)
-            return result, self._refuse(card, timings, error)
+            return result, self._remember_failure(gpu, timings, error)
 
     def _on_cpu(self, call: Arguments, timings: Timings) -> Any:
         started = clock()
-        result = call.home(call.on_host().run(self.fn))
+        result = call.restore(call.on_host().run(self.fn))
         timings.add(CPU, clock() - started)
         return result
 
-    def _on_card(self, card: BackendCard, call: Arguments, timings: Timings, proof: Proof) -> Any:
-        stays = staying.get() or card.holds(call.arrays[0])
+    def _on_gpu(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> Any:
+        stays = staying.get() or gpu.holds(call.arrays[0])
 
         def attempt(*batch: Any, **named: Any) -> Any:
-            on_card = Arguments(call.own, batch, named).mapped(card.put)
-            result = card.run(lambda: _inside(on_card, self.fn))
+            on_gpu = Arguments(call.own, batch, named).mapped(gpu.put)
+            result = gpu.run(lambda: _inside(on_gpu, self.fn))
             return result if stays else _restored(result, call.arrays[0], proof.scalars)
 
         started = clock()
-        index = card.device.index
+        index = gpu.device.index
         axis = self.split_axis
         result = recovered(attempt, call.batch, call.named, 1, index, None, axis is not None, axis or 0)
         if not stays:  # else it may be on its way
-            timings.add(CARD, clock() - started)
+            timings.add(GPU, clock() - started)
         return result
 
-    def _refuse(self, card: BackendCard, timings: Timings, error: Exception) -> str:
+    def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
         """Remember that the card could not do it, and say so."""
-        why = first_line(told(error))
+        why = first_line(error_text(error))
         let_go(error)  # whose variables hold the card's memory
         if is_oom_error(error) or isinstance(error, CannotSplitError):
-            timings.refused = f"it ran out of memory on {card.name} before"
-            return f"ran out of memory on {card.name} ({why}); this call was computed on the CPU"
-        self.refused = f"it cannot run in {card.backend}: {why}"
-        return f"cannot run in {card.backend} ({why}); it runs on the CPU from now on"
+            timings.refused = f"it ran out of memory on {gpu.name} before"
+            return f"ran out of memory on {gpu.name} ({why}); this call was computed on the CPU"
+        self.refused = f"it cannot run in {gpu.backend}: {why}"
+        return f"cannot run in {gpu.backend} ({why}); it runs on the CPU from now on"
 
     # -- the trial --------------------------------------------------------------------------------
 
-    def _trial(self, card: BackendCard, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
+    def _trial(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
         """The first run of an exact signature on a card: in NumPy as well, which tells what is right."""
         on_host = call.on_host()
         started = clock()
@@ -485,18 +489,18 @@ class Offload:
             self.refused = "it returns nothing, so that there is nothing to compare"
             return expected, ""
         try:
-            actual = self._on_card(card, call, timings, proof)
+            actual = self._on_gpu(gpu, call, timings, proof)
         except Exception as error:  # noqa: BLE001  # an unknown function's; NumPy has shown that it is no error of its own
-            return call.home(expected), self._refuse(card, timings, error)
-        why = self._difference(card, on_host, expected, actual)
+            return call.restore(expected), self._remember_failure(gpu, timings, error)
+        why = self._difference(gpu, on_host, expected, actual)
         if not why:
             proof.holds = True
             return actual, ""
-        self.refused = f"its trial failed: in {card.backend} {why}"
-        complaint = f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
-        return call.home(expected), complaint
+        self.refused = f"its trial failed: in {gpu.backend} {why}"
+        complaint = f"is not the same on the card: in {gpu.backend} {why}; it runs on the CPU from now on"
+        return call.restore(expected), complaint
 
-    def _difference(self, card: BackendCard, on_host: Arguments, expected: Any, actual: Any) -> str:
+    def _difference(self, gpu: BackendGpu, on_host: Arguments, expected: Any, actual: Any) -> str:
         arguments = arrays_of([on_host.batch, on_host.named])
         why, exact = difference(expected, actual, arguments)
         if why or exact:
@@ -505,7 +509,7 @@ class Offload:
         wide = on_host.mapped(widened)
         try:
             expected = _inside(wide, self.fn)
-            actual = card.run(lambda: _inside(wide.mapped(card.put), self.fn))
+            actual = gpu.run(lambda: _inside(wide.mapped(gpu.put), self.fn))
         except Exception:  # noqa: BLE001  # an unknown function's, which need not take other dtypes than these
             return ""
         return difference(expected, actual, arrays_of([wide.batch, wide.named]))[0]

@@ -111,7 +111,7 @@ def gpu(
         )
     number, _ = check_placement(gpu_id, None)
     name = None if backend is None else registry.framework_name(backend)
-    if name is not None and registry.facts(name).runs_numpy_code is False:
+    if name is not None and registry.metadata_of(name).runs_numpy_code is False:
         raise ValueError(
             f"backend={name!r} does not run NumPy-style functions on a card;"
             f" pass one of {', '.join(registry.for_numpy_code())}"

@@ -25,7 +25,7 @@ def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     try:
         together([expected, actual], comparison.add, "result")
     except CannotSplitError:
-        comparison.differences.append(_says(actual, expected))
+        comparison.differences.append(_description(actual, expected))
     return "".join(comparison.differences[:1]), comparison.is_exact
 
 
@@ -52,11 +52,11 @@ class _Comparison:
         return expected
 
 
-def _says(actual: Any, expected: Any) -> str:
-    return f"it gives {_in_words(actual)} there, and {_in_words(expected)} in NumPy"
+def _description(actual: Any, expected: Any) -> str:
+    return f"it gives {_as_text(actual)} there, and {_as_text(expected)} in NumPy"
 
 
-def _in_words(x: Any) -> str:
+def _as_text(x: Any) -> str:
     host = _on_host(x)
     return f"an array of {host.dtype.name}" if isinstance(host, np.ndarray) else outline(x)
 
@@ -73,7 +73,7 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if type(a) not in (np.ndarray, type(actual)):  # a subclass, which only NumPy has
-            return _says(actual, expected), False
+            return _description(actual, expected), False
         if a.dtype.name != b.dtype.name:
             return f"it gives {b.dtype.name} there, and {a.dtype.name} in NumPy", False
         if a.shape != b.shape:
@@ -82,7 +82,7 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     if expected is actual:
         return "", True
     if type(a) is not type(b):
-        return _says(actual, expected), False
+        return _description(actual, expected), False
     if isinstance(expected, (float, complex)):
         return _of_values(np.asarray(expected), np.asarray(actual), arguments)
     if isinstance(expected, (int, str, bytes, slice, range)):

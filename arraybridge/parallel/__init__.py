@@ -1,1 +1,1 @@
-"""Threads behind queues: `device_map`, `Pipeline`, and what they have in common."""
+"""Parallel execution: `device_map`, `Pipeline` and `prefetch`, with the worker threads that they share."""

@@ -1,4 +1,4 @@
-"""Make a device the current one of a thread, in arraybridge and in every loaded framework."""
+"""Selection of a thread's current device, in arraybridge and in every loaded framework."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["working_on"]
 
 @contextmanager
 def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
-    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
+    """Select the device in this thread, for decorated functions and in every loaded framework."""
     with ExitStack() as stack:
         for variable in (worker_device, default_device):
             stack.callback(variable.reset, variable.set(device))
         busy_workers.append(device)
         stack.callback(busy_workers.remove, device)
-        # A framework that selects devices for the whole process, pyclesperanto, gets them by argument alone.
+        # pyclesperanto selects devices for the whole process, so its functions get the device as an argument.
         for framework in loaded() if device.kind != "opencl" else ():
             if framework.devices.selects_per_thread and device in framework.devices.visible_devices():
                 if worker is not None:

@@ -1,4 +1,4 @@
-"""`device_map`: one function over many items, on several devices at once."""
+"""`device_map`: apply a function to many items on several devices at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["device_map"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Items a thread that are read and not handed out yet, at most: one in work, one waiting, two done.
+# Items per thread that are read but not yet returned, at most: one in work, one waiting, two done.
 _IN_FLIGHT = 4
 
 
@@ -47,51 +47,53 @@ def device_map(
     processes: bool = False,
     setup: Callable[[], Any] | None = None,
 ) -> Iterator[R]:
-    """Apply a function to every item, each on whichever device is free; an iterator of the results.
+    """Apply a function to every item, each on any free device, and return an iterator of the results.
 
-    Each device has a thread. It moves the arrays of an item to the device (within their framework; NumPy
-    arrays stay on the host), and makes the device the current one of every loaded framework. A decorated
-    function that names no device runs there too, and one that names its own runs on its own.
+    Each device has a thread. The thread moves the arrays of an item to the device within their framework
+    (NumPy arrays stay on the host), and selects the device in every loaded framework. A decorated function
+    without a device option runs on that device. A decorated function that names a device runs on that one.
 
     Args:
-        fn: a function of one item.
-        items: read by the thread that asks for the results, as devices become free; at most four items a
-            thread are read and not handed out. A source that fills one buffer anew has to yield copies.
-        devices: ``"all"``: the accelerators of the function's framework, or where it is not decorated of all
-            loaded frameworks; where there is none, their CPU devices. Else a list of devices in words, or of
-            numbers of accelerators.
-        per_device: threads a device, each with a stream of its own on an accelerator.
-        ordered: give the results in the order of the items; False: as they are ready.
-        progress: show a progress bar on the standard error stream.
-        processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
-            items and results must pickle; what is larger than 128 KiB goes by shared memory, and what is on a
-            card stays there where torch is imported (CUDA IPC), else it goes by way of the host. A script
-            must keep its own start under ``if __name__ == "__main__":``.
-        setup: is called once in each worker, on its device, which `get_device` tells there; what it returns
-            is handed to ``fn`` before the item: a model, of which each device has one.
+        fn: A function of one item.
+        items: An iterable. The thread that reads the results reads it as devices become free; at most four
+            items per thread are read but not yet returned. A source that reuses a buffer must yield copies.
+        devices: A list of device strings or accelerator numbers. Defaults to ``"all"``: the accelerators of
+            the function's framework, or of all loaded frameworks if the function is not decorated. If there
+            are no accelerators, their CPU devices.
+        per_device: The number of threads per device, each with a separate stream on an accelerator.
+        ordered: Whether to return the results in the order of the items; False returns each as soon as it is
+            ready.
+        progress: Whether to show a progress bar on the standard error stream.
+        processes: Whether to use a spawned process per thread, for functions that hold the GIL. Function,
+            items and results must pickle. Data larger than 128 KiB is sent through shared memory. Arrays on a
+            GPU stay there if PyTorch is imported (CUDA IPC), otherwise they are copied through the host. A
+            script must start under ``if __name__ == "__main__":``.
+        setup: A function that is called once per worker, on its device, which `get_device` returns there. Its
+            return value, such as a model, is passed to ``fn`` before the item.
 
     Returns:
-        an iterator. When it ends, fails or is dropped half-way, the threads and processes end.
+        An iterator. The threads and processes end when it ends, fails or is dropped.
 
     Raises:
-        TypeError: ``fn`` or ``setup`` is no function or does not pickle, ``items`` cannot be iterated over.
-        ValueError: ``per_device`` or ``devices`` has no sense.
-        DeviceNotFoundError: a device is not there.
-        Exception: what ``fn`` or ``items`` raise, with a note that names the item and the device. The results
-            of the items before it come first; with ``ordered=False`` those that are ready.
+        TypeError: ``fn`` or ``setup`` is not callable or does not pickle, or ``items`` is not iterable.
+        ValueError: ``per_device`` or ``devices`` is invalid.
+        DeviceNotFoundError: A device does not exist.
+        Exception: An exception of ``fn`` or ``items``, with a note that names the item and the device. It is
+            raised after the results of the items before it; with ``ordered=False``, after those that are
+            ready.
 
     >>> import numpy as np
     >>> list(device_map(len, [np.zeros(3), np.zeros(4)], devices=["cpu"]))
     [3, 4]
     >>> def load():
-    ...     return np.array([1.0, 10.0])  # a model, on the device of this worker: get_device()
+    ...     return np.array([1.0, 10.0])  # a model, on the device of this worker
     >>> [float(y) for y in device_map(np.dot, [np.ones(2), np.ones(2) * 2], devices=["cpu"], setup=load)]
     [11.0, 22.0]
     """
     if not callable(fn):
-        raise TypeError(f"device_map takes a function of one item, not {fn!r}")
+        raise TypeError(f"device_map expected a function of one item, got {fn!r}.")
     if setup is not None and not callable(setup):
-        raise TypeError(f"setup={setup!r} must be a function without arguments")
+        raise TypeError(f"setup={setup!r} must be a function without arguments.")
     whole_number("per_device", per_device, least=1)
     source = source_of_items("device_map", items)
     workers = [
@@ -111,18 +113,18 @@ def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
 
     if not processes:
         return Worker(partial(_in_thread, fn, setup, device), note, shown)
-    from arraybridge.parallel.worker_processes import WorkerProcess  # which most programs do not need
+    from arraybridge.parallel.worker_processes import WorkerProcess  # rarely needed
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
-    process = WorkerProcess(partial(_alone, fn, setup, device), functions, str(device))
+    process = WorkerProcess(partial(_in_process, fn, setup, device), functions, str(device))
     return Worker(process.working, note, shown, process.stop)
 
 
-# -- working for one device --------------------------------------------------------------------------
+# -- work on one device --------------------------------------------------------------------------
 
 
 def _own_framework(fn: Any) -> Framework | None:
-    """The framework of a decorated function; None where arrays reach the function as they are."""
+    """Return the framework of a decorated function, or None if arrays are passed to it unchanged."""
     placed = placement(fn)
     if placed is None or placed.framework is None or not placed.converts:
         return None
@@ -135,8 +137,8 @@ def _in_thread(fn: Any, setup: Any, device: Device, worker: Worker) -> Iterator[
         yield _prepared(fn, setup, device)
 
 
-def _alone(fn: Any, setup: Any, device: Device) -> Work:
-    """What a process of its own does with each item, which may bring its framework."""
+def _in_process(fn: Any, setup: Any, device: Device) -> Work:
+    """Return the function that a separate process calls with each item."""
     with working_on(device):
         work = _prepared(fn, setup, device)
 
@@ -148,19 +150,19 @@ def _alone(fn: Any, setup: Any, device: Device) -> Work:
 
 
 def _prepared(fn: Any, setup: Any, device: Device) -> Work:
-    """The function of an item, once ``setup`` has made what comes before the item."""
+    """Return the function to call with each item, after calling ``setup``."""
     made: tuple[Any, ...] = ()
     if setup is not None:
         with noting(f"in setup, on {device}"):
             made = (setup(),)
     if _own_framework(fn) is None:
         return lambda item: fn(*made, _move(item, device))
-    # A decorated function brings its arrays to the device by itself, from any framework.
+    # A decorated function moves its arrays to the device itself, from any framework.
     return lambda item: fn(*made, item)
 
 
 def _move(item: Any, device: Device) -> Any:
-    """The item with its arrays on the device, each in its own framework; NumPy's stay on the host."""
+    """Return the item with its arrays on the device, each in its framework; NumPy arrays stay on the host."""
 
     def place(x: Any) -> Any:
         source, array = source_of(x)
@@ -174,15 +176,15 @@ def _move(item: Any, device: Device) -> Any:
         except DeviceNotFoundError as error:
             note_on(
                 error,
-                f"device_map moves arrays within their framework, and {source.name} has no {device};"
-                " pass devices= that it has, or decorate the function for the framework that it is to run in",
+                f"device_map moves arrays within their framework, but {source.name} does not have {device}."
+                " Pass other devices=, or decorate the function for the framework in which it should run.",
             )
             raise
 
     return map_arrays(item, place)
 
 
-# -- what users pass ---------------------------------------------------------------------------------
+# -- device options ---------------------------------------------------------------------------------
 
 
 def _devices_of(fn: Any, devices: Any) -> list[Device]:
@@ -206,16 +208,20 @@ def _usable_devices(framework: Framework | None, placed: Placement | None) -> li
 def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
     """Return the devices that the caller lists, each once."""
     if isinstance(devices, Integral):
-        raise TypeError(f"devices={devices!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
+        raise TypeError(
+            f"devices={devices!r} must be 'all' or a list of devices, such as ['gpu:0', 'gpu:1']."
+        )
     is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
     items = devices if is_list else [devices]
     if not items:
-        raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
+        raise ValueError("devices=[] has no device to run on. Pass devices='all', or omit it.")
     asked = [_parsed(item, framework) for item in items]
     for i, device in enumerate(asked):
         if device in asked[:i]:
-            raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
-    # Several that are missing become the host once.
+            raise ValueError(
+                f"devices= lists {device} twice. To run two threads per device, pass per_device=2."
+            )
+    # Several missing devices are replaced by the host once.
     return list(dict.fromkeys(_found(device, framework) for device in asked))
 
 

@@ -1,4 +1,4 @@
-"""Where a decorated function runs, by the options of its decorator."""
+"""The device on which a decorated function runs, according to the options of its decorator."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 from arraybridge.conversion.placement import Placement
 
-__all__ = ["decorated", "place_in_words", "placement"]
+__all__ = ["decorated", "placement_text", "placement"]
 
 
 def placement(fn: Any) -> Placement | None:
-    """Return where the decorator of ``fn`` lets it run; None if it has no decorator."""
+    """Return the placement that the decorator of ``fn`` sets, or None without a decorator."""
     return getattr(decorated(fn), "_placement", None)
 
 
-def place_in_words(fn: Any) -> str:
-    """Where ``fn`` runs, as its decorator says.
+def placement_text(fn: Any) -> str:
+    """Describe where ``fn`` runs, according to its decorator.
 
     >>> import functools, arraybridge
     >>> @arraybridge.torch(device="cpu")
     ... def scale(x, by):
     ...     return x * by
-    >>> place_in_words(functools.partial(scale, by=2))
+    >>> placement_text(functools.partial(scale, by=2))
     'torch on cpu'
     """
     placed = placement(fn)
-    return "where its input is" if placed is None else str(placed)
+    return "device of its input" if placed is None else str(placed)
 
 
 def decorated(fn: Any) -> Any:
-    """The function in ``fn`` that one of the decorators made, or None.
+    """Return the decorated function in ``fn``, or None.
 
-    That is ``fn`` itself, or the one behind a partial, a bound method, an object whose ``__call__`` is
-    decorated, and whatever has a ``__wrapped__``, as `functools.wraps` leaves it.
+    This is ``fn`` itself, or the function behind a partial, a bound method, an object with a decorated
+    ``__call__``, or a ``__wrapped__`` attribute of `functools.wraps`.
     """
     seen: set[int] = set()
     while fn is not None and id(fn) not in seen:

@@ -1,4 +1,4 @@
-"""Checks of the arguments that `device_map`, `Pipeline` and `prefetch` have in common."""
+"""Validation of the items that `device_map`, `Pipeline` and `prefetch` iterate over."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any
 
 
 def source_of_items(who: str, items: Any) -> Iterator[Any]:
-    """What is read item by item."""
+    """Return an iterator over the items.
+
+    Raises:
+        TypeError: The items are not iterable; the message names the function ``who``.
+    """
     try:
         return iter(items)
     except TypeError:
-        raise TypeError(f"{who} takes items to iterate over, not {items!r}") from None
+        raise TypeError(f"{who} expected an iterable of items, got {items!r}.") from None

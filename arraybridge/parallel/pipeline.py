@@ -1,4 +1,4 @@
-"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device; and where its time went."""
+"""`Pipeline`: run a chain of stages, each in a separate thread on its own device, and report their times."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.batches import Joined, kept, part, plain
+from arraybridge.batches import Joined, part, plain, snapshot
 from arraybridge.carriers.sources import source_of
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.formatting import Contents, Table, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.accelerators import itself
-from arraybridge.parallel.function_devices import place_in_words, placement
+from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.workers import Enter, ItemTime, Run, Shown, Work, Worker, nothing
 from arraybridge.tracing.events import Event, began
@@ -31,25 +31,25 @@ _MISSING: Any = object()
 
 
 class Pipeline:
-    """Run stages one after the other, all at the same time: while one works on an item, the next works on the
-    item before.
+    """A chain of stages that run at the same time, each on the item that the stage before it has finished.
 
-    Each stage is a function of one argument, usually decorated (``@torch(gpu_id=0)``, a method too): where it
-    runs is its own affair, and the decorator brings its input there. Each has a thread, on accelerators a
-    stream, and in front of it a queue. A card is never synchronised: the next stage's stream waits for the
-    event that the stage before has left.
+    A stage is a function or method of one argument. It is usually decorated (``@torch(gpu_id=0)``): the
+    decorator determines where it runs, and moves its input there. Each stage has a thread, a bounded queue
+    and, on accelerators, a stream. No thread waits for a GPU: the stream of a stage waits for the event that
+    the stage before it recorded.
 
     Args:
-        stages: functions of one argument, one or more. What one returns, the next one gets.
-        microbatches: how many parts a call splits its batch into. Where the batch has fewer rows, each row is
-            a part.
-        queue_size: items that wait in front of each stage at most.
-        axis: the axis to split along.
-        processes: a spawned process for each stage, for functions that hold Python's lock; see `device_map`.
+        stages: One or more functions of one argument. Each is called with the result of the one before it.
+        microbatches: The number of parts into which a call splits its batch. If the batch has fewer rows,
+            each row is a part.
+        queue_size: The maximum number of items that wait for each stage.
+        axis: The axis to split along.
+        processes: Whether to run each stage in a spawned process, for functions that hold the GIL; see
+            `device_map`.
 
     Raises:
-        TypeError: a stage is no function, or a pipeline itself; a number is none.
-        ValueError: there is no stage, or a number is too small.
+        TypeError: A stage is not callable or is itself a pipeline, or a number is not an int.
+        ValueError: There is no stage, or a number is too small.
 
     >>> import numpy as np
     >>> def double(x):
@@ -65,9 +65,9 @@ class Pipeline:
     Pipeline, 2 microbatches along axis 0
       input
         ↓ queue of 2
-      double  where its input is  waits for input
+      double  device of its input  waits for input
         ↓ queue of 2
-      shift   where its input is  waits for double
+      shift   device of its input  waits for double
         ↓
       output, in order
     """
@@ -81,17 +81,19 @@ class Pipeline:
         processes: bool = False,
     ) -> None:
         if not stages:
-            raise ValueError("a pipeline needs one stage or more, as in Pipeline(encode, decode)")
+            raise ValueError("Pipeline() needs at least one stage, such as Pipeline(encode, decode).")
         for i, stage in enumerate(stages):
             if isinstance(stage, (list, tuple)):
-                raise TypeError("stages are given one by one: Pipeline(encode, decode), or Pipeline(*stages)")
+                raise TypeError(
+                    "Pipeline() takes each stage as an argument. Pass Pipeline(*stages) for a list."
+                )
             if isinstance(stage, Pipeline):
                 raise TypeError(
-                    f"stage {i} is a pipeline itself; give its stages one by one, as in"
-                    " Pipeline(*inner.stages, last)"
+                    f"Stage {i} is itself a Pipeline. Pass its stages instead, such as"
+                    " Pipeline(*inner.stages, last)."
                 )
             if not callable(stage):
-                raise TypeError(f"stage {i} is {stage!r}, which is no function; a stage takes one argument")
+                raise TypeError(f"Stage {i} is {stage!r}. Pass a function of one argument.")
         whole_number("microbatches", microbatches, least=1)
         whole_number("queue_size", queue_size, least=1)
         whole_number("axis", axis)
@@ -103,44 +105,43 @@ class Pipeline:
         self._last: Run | None = None
 
     def __call__(self, batch: Any = _MISSING, *_more: Any, **_named: Any) -> Any:
-        """Split the batch, send its parts through the stages, and join what comes out.
+        """Split the batch, send its parts through the stages, and join the results.
 
         Args:
-            batch: an array, or arrays in nested containers, all with the same extent along ``axis``. What is
-                no array in there goes to every part as it is, and so does an array that is marked as `fixed`.
+            batch: An array, or arrays in nested containers, all with the same number of rows along ``axis``.
+                Values that are not arrays, and arrays in `fixed`, are passed unchanged to every part.
 
         Returns:
-            the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
-            they treat each row by itself. Their structure is that which the last stage returns. Lists with
-            one entry per row, such as texts or dicts, are concatenated.
-
-            The last stage may give a buffer of its own that it writes to again for the next part; the others
-            return memory that they do not write to again.
+            The results of the last stage, joined along ``axis``. If the stages are row-wise, they equal the
+            results for the whole batch bit for bit. Lists with one entry per row, such as texts or dicts, are
+            concatenated. Each stage must return new memory; only the last one may reuse a buffer.
 
         Raises:
-            TypeError: there is no array in the batch, more than one argument is passed, or a stage returns
+            TypeError: There is no array in the batch, more than one argument is passed, or a stage returns
                 None.
-            ValueError: the arrays differ in extent or lack the axis.
-            CannotSplitError: which is a `ValueError`: the results differ in structure, are values that cannot
-                be joined, or contain a list that can be one entry per row or several results.
-            Exception: what a stage raises, with a note that names stage and microbatch.
+            ValueError: The arrays have different numbers of rows or lack the axis.
+            CannotSplitError: The results differ in structure, are values that cannot be joined, or contain a
+                list that can be one entry per row or several results. Also a `ValueError`.
+            Exception: An exception of a stage, with a note that names stage and microbatch.
         """
         if batch is _MISSING or _more or _named:
             raise TypeError(
-                "a pipeline takes one batch. Pass several arrays as a tuple, as in pipeline((x, mask)), or as"
+                "A pipeline takes one batch. Pass several arrays as a tuple, as in pipeline((x, mask)), or as"
                 " a dict, as in pipeline({'x': x, 'mask': mask})."
             )
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:
             microbatch = part(batch, self.axis, rows, 0, rows)
-            return plain(next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=kept))))
+            return plain(
+                next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=snapshot)))
+            )
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
         counts = (stop - start for start, stop in bounds)
 
-        def join(result: Any) -> Any:  # in the thread of the last stage, and on its stream
+        def join(result: Any) -> Any:  # runs in the thread and stream of the last stage
             joined.add(result, next(counts))
             return joined.result() if joined.done == rows else None
 
@@ -148,21 +149,20 @@ class Pipeline:
         return result
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Send items through the stages as they are, and give back the results in order.
+        """Send each item through the stages without splitting it, and return the results in order.
 
         Args:
-            items: read as there is room, by the thread that asks for the results. At most
-                ``len(stages) * (queue_size + 1)`` items are on their way. They wait as they are while the
-                next are read: a source that fills one buffer anew has to yield copies, and a stage has to
-                return memory that it does not write to again.
+            items: An iterable, which the thread that reads the results reads lazily. At most
+                ``len(stages) * (queue_size + 1)`` items are in progress. A source that reuses a buffer must
+                yield copies, and each stage must return new memory.
 
         Returns:
-            an iterator. When it ends, fails or is dropped half-way, the threads end.
+            An iterator. The threads end when it ends, fails or is dropped.
 
         Raises:
-            TypeError: ``items`` cannot be iterated over; later, where a stage returns None.
-            Exception: what a stage or ``items`` raise, with a note that names stage and item. The results of
-                the items before it come first, and none behind it is begun any more.
+            TypeError: ``items`` is not iterable, or a stage returns None.
+            Exception: An exception of a stage or of ``items``, with a note that names stage and item. It is
+                raised after the results of the items before it, and no further item is started.
         """
         return self._run(source_of_items("pipeline.map", items), "item")
 
@@ -180,7 +180,7 @@ class Pipeline:
         enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
         stop: Callable[[], object] = nothing
         if self.processes:
-            from arraybridge.parallel.worker_processes import WorkerProcess  # which most programs do not need
+            from arraybridge.parallel.worker_processes import WorkerProcess  # rarely needed
 
             process = WorkerProcess(partial(itself, stage), repr(stage), f"stage {i} ({label})")
             enter = process.working
@@ -189,7 +189,7 @@ class Pipeline:
         @contextmanager
         def working(worker: Worker) -> Iterator[Work]:
             with enter(worker) as call:
-                yield lambda item: then(_checked(call(item), label))
+                yield lambda item: then(_check_result(call(item), label))
 
         return Worker(
             working,
@@ -197,41 +197,41 @@ class Pipeline:
             Shown("stage", label, _device(stage)),
             stop,
             depth=self.queue_size,
-            room=self.queue_size if i else 0,
+            slots=self.queue_size if i else 0,
         )
 
     def _rows(self, batch: Any) -> int:
-        """Rows of the batch, which all its arrays have in common."""
+        """Return the number of rows that all arrays of the batch have."""
         arrays = arrays_of(batch)
         if not arrays:
             raise TypeError(
-                "there is no array in the batch, so that it cannot be split; pass single items to"
-                " pipeline.map(items)"
+                "The batch contains no array, so it cannot be split. Pass single items to"
+                " pipeline.map(items)."
             )
         counts = []
         for x in arrays:
             framework, array = source_of(x)
-            if not isinstance(array, np.ndarray):  # which is cut and joined whatever it holds
+            if not isinstance(array, np.ndarray):  # NumPy arrays of any dtype can be cut and joined
                 framework.check(array)
             shape = framework.shape(array)
             if not -len(shape) <= self.axis < len(shape):
                 raise ValueError(
-                    f"an array of shape {shape} has no axis {self.axis} to split along; pass"
-                    " axis= to Pipeline, mark it as fixed(array) to give the whole of it to every part, or"
-                    " send single items through pipeline.map(items)"
+                    f"An array of shape {shape} does not have axis {self.axis}. Pass axis= to Pipeline, wrap"
+                    " the array in fixed() to pass it whole to every part, or pass single items to"
+                    " pipeline.map(items)."
                 )
             counts.append(shape[self.axis])
         if len(set(counts)) > 1:
             raise ValueError(
-                f"the arrays of a batch have {counts} rows along axis {self.axis}; all must have as many, but"
-                " for those that are marked as fixed(array)"
+                f"The arrays of the batch have {counts} rows along axis {self.axis}. Pass arrays with equal"
+                " numbers of rows, or wrap those that every part needs whole in fixed()."
             )
         return counts[0]
 
-    # -- what it looks like -----------------------------------------------------------------------
+    # -- text -----------------------------------------------------------------------
 
     def _drawn(self) -> list[tuple[str, str]]:
-        return [(name_of(stage), place_in_words(stage)) for stage in self.stages]
+        return [(name_of(stage), placement_text(stage)) for stage in self.stages]
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
@@ -239,11 +239,11 @@ class Pipeline:
     def __str__(self) -> str:
         plural = "" if self.microbatches == 1 else "es"
         rows = self._drawn()
-        width, wide = (max(len(row[i]) for row in rows) for i in (0, 1))
+        width, place_width = (max(len(row[i]) for row in rows) for i in (0, 1))
         lines = [f"Pipeline, {self.microbatches} microbatch{plural} along axis {self.axis}", "  input"]
         for (name, place), before in zip(rows, ["input", *(name for name, _ in rows)], strict=False):
             lines.append(f"    ↓ queue of {self.queue_size}")
-            lines.append(f"  {name.ljust(width)}  {place.ljust(wide)}  waits for {before}")
+            lines.append(f"  {name.ljust(width)}  {place.ljust(place_width)}  waits for {before}")
         return "\n".join([*lines, "    ↓", "  output, in order"])
 
     def _repr_html_(self) -> str:
@@ -252,10 +252,10 @@ class Pipeline:
         return f"<pre>{escape(str(self))}</pre>"
 
     def report(self) -> PipelineReport:
-        """Where the last run spent its time, stage by stage; of a run that goes on, what it did so far.
+        """Return the times of each stage in the last run; for a run in progress, the times so far.
 
         Raises:
-            RuntimeError: nothing has run yet.
+            RuntimeError: The pipeline has not run yet.
 
         >>> pipeline = Pipeline(abs)
         >>> _ = list(pipeline.map([-1, -2]))
@@ -264,41 +264,43 @@ class Pipeline:
         """
         run = self._last
         if run is None:
-            raise RuntimeError("this pipeline has not run yet; call it, or go through pipeline.map(items)")
+            raise RuntimeError("This pipeline has not run yet. Call it, or iterate over pipeline.map(items).")
         stages = tuple(
             StageReport(name, place, w.items, w.busy, w.starved, w.blocked, tuple(w.spans.copy()))
-            for (name, place), (w,) in zip(self._drawn(), run.stations, strict=True)
+            for (name, place), (w,) in zip(self._drawn(), run.stages, strict=True)
         )
         return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
-def _checked(result: Any, label: str) -> Any:
+def _check_result(result: Any, label: str) -> Any:
     if result is None:
-        raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
+        raise TypeError(f"{label} returned None. A stage must return the input of the next stage.")
     return result
 
 
 def _device(stage: Any) -> str:
-    """The device that a stage names for itself, in words, and unseen; ``""`` where it names none."""
+    """Return the device string that a stage's decorator names, without looking for the device, or ``""``."""
     placed = placement(stage)
     if placed is None or not placed.is_fixed:
         return ""
-    kind = registry.facts(placed.framework).accelerator_kind if placed.framework else "gpu"
+    kind = registry.metadata_of(placed.framework).accelerator_kind if placed.framework else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)
 
 
-# -- where its time went -------------------------------------------------------------------------------
+# -- reports -------------------------------------------------------------------------------
 
 
 class StageReport(NamedTuple):
-    """One stage of a run. Times are in seconds, as the stage's thread saw them.
+    """The times of one stage of a run, in seconds, measured in the stage's thread.
 
     Attributes:
-        name, device: the stage, and where it runs.
-        items: how many it has finished.
-        busy: spent in the stage, waiting for its accelerator included.
-        starved, blocked: spent waiting for an item, and for room in the queue of the next stage.
-        spans: number, start and end of each item (the last 10 000).
+        name: The name of the stage.
+        device: The device on which it runs.
+        items: The number of finished items.
+        busy: Time spent in the stage, including waiting for its accelerator.
+        starved: Time spent waiting for an item.
+        blocked: Time spent waiting for a slot in the queue of the next stage.
+        spans: The number, start and end of each item (the last 10 000).
     """
 
     name: str
@@ -312,12 +314,12 @@ class StageReport(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineReport(Table):
-    """A run of a pipeline; prints as a table, also in a notebook.
+    """The times of a pipeline run, which prints as a table, also in a notebook.
 
     Attributes:
-        stages: one `StageReport` each.
-        seconds: from the start of the threads to the last result.
-        most_in_flight: the most items that were on their way at one time.
+        stages: One `StageReport` per stage.
+        seconds: The time from the start of the threads to the last result.
+        most_in_flight: The maximum number of items in progress at one time.
     """
 
     stages: tuple[StageReport, ...]
@@ -326,7 +328,7 @@ class PipelineReport(Table):
 
     @property
     def bottleneck(self) -> str:
-        """The name of the stage that was busy the longest; making it faster makes the pipeline faster."""
+        """The name of the busiest stage; the pipeline gets faster if this stage does."""
         return max(self.stages, key=lambda stage: stage.busy).name
 
     def _table(self) -> Contents:
@@ -341,7 +343,7 @@ class PipelineReport(Table):
         return head, rows, head[2:], f"{done}; bottleneck: {self.bottleneck}"
 
     def events(self) -> list[Event]:
-        """The run as `trace` would have recorded it."""
+        """Return the events that `trace` would have recorded for the run."""
         events = [
             Event(
                 kind="stage",
@@ -361,10 +363,10 @@ class PipelineReport(Table):
         return sorted(events, key=began)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the run to a file: ``.json`` in the trace-event format, which Perfetto opens; else a picture.
+        """Write the run to a file: ``.json`` in the trace-event format that Perfetto opens, otherwise a plot.
 
         Raises:
-            ImportError: a picture was asked for, and matplotlib is not installed.
+            ImportError: A plot was requested, and matplotlib is not installed.
         """
         if Path(file).suffix != ".json":
             self.plot(file)
@@ -374,10 +376,10 @@ class PipelineReport(Table):
         save(file, self.events())
 
     def plot(self, file: str | os.PathLike[str]) -> None:
-        """Draw the run: a row for each stage, a bar for each item; in the form that the suffix says.
+        """Plot the run with one row per stage and one bar per item, in the format of the file suffix.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            ImportError: Matplotlib is not installed.
         """
         from arraybridge.tracing.export import plot
 

@@ -1,4 +1,4 @@
-"""`prefetch`: the next items are read, and converted to a device, while the present one is used."""
+"""`prefetch`: read the next items and convert them to a device while the current item is used."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from arraybridge.validation import whole_number
 
 __all__ = ["prefetch"]
 
-# Items that are read ahead at most, whatever depth is asked for: each has its turn from the beginning.
+# The maximum number of items that are read ahead, regardless of depth: every slot exists from the start.
 _MOST = 1000
-# Seconds that the end of the program waits for the thread: a source may be stuck for ever.
-_LAST_PATIENCE = 2.0
+# Seconds that the interpreter waits for the thread at exit, since a source may block forever.
+_FINAL_TIMEOUT = 2.0
 
 
 def prefetch(
@@ -40,40 +40,41 @@ def prefetch(
     grad: Grad = "error",
     progress: bool = False,
 ) -> Iterator[Any]:
-    """Keep the next items converted, and on the device, while the present one is used.
+    """Keep the next items converted and on the device while the current item is used.
 
-    A thread reads and converts, as far ahead as ``depth`` allows. On a card it has a stream of its own, and
-    the stream of the thread that uses an item waits for the event behind its copy. A loop that spends 10 ms
-    in reading an item and 10 ms in using it so takes 10 ms an item, not 20.
+    A thread reads and converts up to ``depth`` items ahead. On a GPU, the thread has a separate stream, and
+    the stream that uses an item waits for the event after its copy. A loop that spends 10 ms reading and
+    10 ms using each item then takes 10 ms per item instead of 20.
 
-    An item is converted before the next one is read: a source may fill one buffer again and again where the
-    conversion copies (``copy=True``, a cast, a card), as in a loop that converts. Where it shares memory, the
-    items waiting here are that one buffer. A source that never fills a buffer anew may be read during the
-    conversion too: ``prefetch(prefetch(items, "numpy"), "torch", 0)``.
+    Each item is converted before the next one is read. A source may therefore reuse one buffer if the
+    conversion copies (``copy=True``, a cast, or a GPU). If the conversion shares memory, all waiting items
+    would be that one buffer. A source that never reuses a buffer can also be read during the conversion:
+    ``prefetch(prefetch(items, "numpy"), "torch", 0)``.
 
     Args:
-        items: anything to iterate over: a generator, a list, a ``torch.utils.data.DataLoader``, the files of
-            a folder. It is read in a thread of its own.
-        framework: the framework to convert to. Arrays in nested containers are converted too, as
-            `convert_tree` does; what is no array stays as it is.
-        gpu_id: the accelerator, as for `convert_memory`.
-        device: any device instead, as for `convert_memory`.
-        dtype: as for `convert_memory`.
-        copy: as for `convert_memory`.
-        grad: as for `convert_memory`.
-        depth: how many items are read and wait, besides the one that is used, at most; never over 1000.
-        progress: show a progress bar on the standard error stream.
+        items: An iterable, such as a generator, a list or a ``torch.utils.data.DataLoader``. A separate
+            thread reads it.
+        framework: The framework to convert to. Arrays in nested containers are converted too, as by
+            `convert_tree`; other values are unchanged.
+        gpu_id: The accelerator, as in `convert_memory`.
+        device: Any device instead, as in `convert_memory`.
+        dtype: The dtype, as in `convert_memory`.
+        copy: Whether to copy, as in `convert_memory`.
+        grad: How to treat gradients, as in `convert_memory`.
+        depth: The maximum number of items that wait, in addition to the current one; at most 1000.
+        progress: Whether to show a progress bar on the standard error stream.
 
     Returns:
-        an iterator, in the order of the items. When it ends, fails or is dropped half-way, the thread ends.
+        An iterator in the order of the items. The thread ends when it ends, fails or is dropped.
 
     Raises:
-        TypeError: ``items`` cannot be iterated over, ``depth`` is no whole number.
-        ValueError: ``depth`` is below 1, ``gpu_id`` and ``device`` are given both, or have no sense.
-        UnknownFrameworkError, FrameworkNotInstalledError: there is no such framework.
-        DeviceNotFoundError: it has no such device.
-        Exception: what ``items`` raises, or the conversion of an item, with a note that says the item's
-            number; the items before it are given out first.
+        TypeError: ``items`` is not iterable, or ``depth`` is not an int.
+        ValueError: ``depth`` is less than 1, ``gpu_id`` and ``device`` are both passed, or one is invalid.
+        UnknownFrameworkError: No framework has that name.
+        FrameworkNotInstalledError: The framework is not installed.
+        DeviceNotFoundError: The framework does not have the device.
+        Exception: An exception of ``items`` or of a conversion, with a note that names the item. It is raised
+            after the items before it.
 
     >>> import numpy as np
     >>> for batch in prefetch([{"x": np.ones(2), "name": "a"}, {"x": np.zeros(2), "name": "b"}], "torch"):
@@ -89,25 +90,25 @@ def prefetch(
     place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
     reader = _Reader(source_of_items("prefetch", items), target, place, options)
-    # The item that is used is one of them, from when it is asked for.
+    # One more than the depth, since the item in use counts too.
     run = Run(
         [[Worker(reader.working, reader.note, depth=depth)]],
         min(depth, _MOST) + 1,
         refill=True,
-        last_patience=_LAST_PATIENCE,
+        final_timeout=_FINAL_TIMEOUT,
     )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
 
 
 class _Reader:
-    """Reads items in a thread and converts them.
+    """The reader of items and converter in the thread of `prefetch`.
 
     Args:
-        source: the items.
-        target: the framework to convert to.
-        place: the device to convert to, if it is known beforehand.
-        options: further options of `convert_tree`.
+        source: The items.
+        target: The framework to convert to.
+        place: The device to convert to, if it is known in advance.
+        options: Further options of `convert_tree`.
     """
 
     def __init__(
@@ -117,14 +118,14 @@ class _Reader:
         self.target = target
         self.place = place
         self.options = options
-        #: Whether the present item has been read, and is being converted.
+        #: Whether the current item has been read and is being converted.
         self.is_read = False
 
     def note(self, number: int) -> str:
-        """Return the note on an error at an item."""
+        """Return the note for an exception of an item."""
         if self.is_read:
-            return f"item {number}, on its way to {self.target.name}"
-        return f"while item {number} was read"
+            return f"while converting item {number} to {self.target.name}"
+        return f"while reading item {number}"
 
     @contextmanager
     def working(self, worker: Worker) -> Iterator[Work]:
@@ -140,8 +141,8 @@ class _Reader:
             return END
         self.is_read = True
         result = _traced(f"to {self.target.name}", self.place, partial(self._convert, item))
-        # The source fills its memory anew on its framework's stream, after what reads it on others.
-        wait_for_each_other(worker.hold(item))
+        # The source reuses its memory on its framework's stream, after work on other streams has read it.
+        wait_for_each_other(worker.keep_alive_until_done(item))
         return result
 
     def _read(self) -> Any:

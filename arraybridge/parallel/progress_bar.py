@@ -1,4 +1,4 @@
-"""The progress bar that counts results."""
+"""The progress bar of iterators."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from arraybridge.errors import FrameworkNotInstalledError
 
 
 def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any]:
-    """The results, with a bar on the standard error stream that counts them."""
+    """Yield the results, and count them in a progress bar on the standard error stream."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ModuleNotFoundError as error:
         raise FrameworkNotInstalledError(
-            "the progress bar needs rich.",
+            "The progress bar needs rich.",
             advice='Run pip install rich, or pip install ".[cli]" in a checkout of arraybridge.',
         ) from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

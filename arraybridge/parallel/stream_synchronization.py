@@ -1,8 +1,8 @@
-"""What passes from thread to thread: work on accelerators, by streams for each and marks between them.
+"""Synchronization of accelerator streams between threads.
 
-A thread that makes an array leaves a mark in its queue of work; the thread that reads the array lets its own
-queue wait for that mark. Nobody waits for a card. What does not pass is an array that is being differentiated
-in one thread.
+The thread that makes an array records an event in its stream. The stream of the thread that reads the array
+waits for that event. No thread waits for a GPU. Arrays that are being differentiated cannot be passed to
+another thread.
 """
 
 from __future__ import annotations
@@ -13,90 +13,91 @@ import numpy as np
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import Mark
+from arraybridge.frameworks.accelerators import StreamEvent
 from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 from arraybridge.types import Device
 
 
-def marks_of(tree: Any) -> list[Mark]:
-    """What another thread has to wait for before it reads the arrays of this thread; one mark a device.
+def record_stream_events(tree: Any) -> list[StreamEvent]:
+    """Record the events after which another thread may read the arrays, one per framework and device.
 
-    JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
-    the result: such arrays are waited for here.
+    JAX orders its own work, but raises errors of pending computation where the result is read. This function
+    therefore waits for its arrays, so that such an error is raised in the thread that caused it.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
-    marks: dict[tuple[str, Device], Mark | None] = {}
+    stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None:
             continue
-        if not owner.streams.has_queues:
+        if not owner.streams.has_streams:
             wait = owner.runtime.late_errors(type(x))
             if wait is not None:
                 wait(x)
             continue
         device = owner.devices.device_of(x)
-        if (owner.name, device) not in marks:
-            marks[owner.name, device] = owner.streams.mark(device)
-    return [mark for mark in marks.values() if mark is not None]
+        if (owner.name, device) not in stream_events:
+            stream_events[owner.name, device] = owner.streams.record_event(device)
+    return [event for event in stream_events.values() if event is not None]
 
 
-def received(result: Any, marks: list[Mark]) -> Any:
-    """The result, for this thread to use and to free."""
-    if not marks:
+def received(result: Any, stream_events: list[StreamEvent]) -> Any:
+    """Wait for the events, and return the result so that this thread can use and free its memory."""
+    if not stream_events:
         return result
-    for mark in marks:
-        mark.wait()
-    marked = {(mark.streams, mark.device) for mark in marks}
+    for event in stream_events:
+        event.wait()
+    recorded = {(event.streams, event.device) for event in stream_events}
 
     def take_over(x: Any) -> Any:
         owner = registry.find_owner(x)
-        if owner is None or (owner.streams, owner.devices.device_of(x)) not in marked:
+        if owner is None or (owner.streams, owner.devices.device_of(x)) not in recorded:
             return x
         return owner.streams.take_over(x)
 
     return map_arrays(result, take_over)
 
 
-def readers_of(tree: Any) -> list[Mark]:
-    """Marks on all queues of this thread in which work may wait that reads the arrays.
+def record_reader_events(tree: Any) -> list[StreamEvent]:
+    """Record events in all streams of this thread whose pending work may read the arrays.
 
-    A function may read an array in another framework than the array's: each that has its cards open is asked.
+    A function may read an array in a framework other than the array's, so every framework that has opened the
+    GPU records one.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
-    marks: dict[tuple[str, Device], Mark | None] = {}
+    stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None or (device := owner.devices.device_of(x)).kind == "cpu":
             continue
         for reader in (owner, *registry.loaded()):
-            if not reader.streams.has_queues or (reader.name, device) in marks:
+            if not reader.streams.has_streams or (reader.name, device) in stream_events:
                 continue
             if reader is owner or reader.devices.is_started():
-                marks[reader.name, device] = reader.streams.mark(device)
-    return [mark for mark in marks.values() if mark is not None]
+                stream_events[reader.name, device] = reader.streams.record_event(device)
+    return [event for event in stream_events.values() if event is not None]
 
 
-def wait_for_each_other(marks: list[Mark]) -> None:
-    """Let the queues of several frameworks wait for one another, as far as they have been filled."""
-    for mark in marks:
-        for other in marks:
-            if other.streams is mark.streams or other.device != mark.device:
+def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
+    """Let the streams of several frameworks wait for each other's work so far."""
+    for event in stream_events:
+        for other in stream_events:
+            if other.streams is event.streams or other.device != event.device:
                 continue
             handle = other.streams.handle(other.device)
-            if handle is None:  # it has no number by which another framework could wait for it
+            if handle is None:  # another framework can only wait for a stream that has a handle
                 other.synchronize()
             else:
-                mark.streams.wait_for(mark.device, handle)
+                event.streams.wait_for(event.device, handle)
 
 
-# -- what does not pass --------------------------------------------------------------------------------
+# -- arrays that cannot be passed on ----------------------------------------------------------------
 
 
-def refuse_differentiated(item: Any) -> None:
-    """Refuse an item for a function of another thread, which a tape or tracer of this one follows."""
+def check_not_differentiated(item: Any) -> None:
+    """Raise `GradientError` if a tape or tracer of this thread follows an array of the item."""
     cls = type(item)
     if cls is np.ndarray or kinds.get(cls) is LEAF:
         return
@@ -104,10 +105,10 @@ def refuse_differentiated(item: Any) -> None:
         owner = registry.find_owner(x)
         if owner is not None and owner.autodiff.stays_in_thread(x):
             raise GradientError(
-                f"an array of {owner.name} is differentiated or transformed in this thread, and the function"
-                " runs in another one, where it would get no gradient.",
+                f"An array of {owner.name} is being differentiated or transformed in this thread, but the"
+                " function runs in another thread, where the array would get no gradient.",
                 source_type=owner.name,
                 reason="differentiated in another thread",
-                advice="Call the function itself, differentiate inside of it, or pass the array without its"
-                " graph, as by tf.stop_gradient(x).",
+                advice="Call the function directly, differentiate inside it, or pass the array without its"
+                " graph, such as tf.stop_gradient(x).",
             )

@@ -1,4 +1,4 @@
-"""The processes of ``processes=True``: a spawned one for each thread, which sends it items by a pipe."""
+"""Worker processes of ``processes=True``: one spawned process per thread, connected by a pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from arraybridge.errors import MemoryConversionError, note_on, told
+from arraybridge.errors import MemoryConversionError, error_text, note_on
 from arraybridge.frameworks import registry
 from arraybridge.memory import serialization
 from arraybridge.memory.shared_memory import Exchange
@@ -35,15 +35,15 @@ class ProcessDiedError(MemoryConversionError, RuntimeError):
 
 
 class WorkerProcess:
-    """The process in which a worker's function runs; the thread of the worker sends it items.
+    """The process that runs a worker's function on the items that the worker's thread sends.
 
     Args:
-        make: makes the function of an item, there; it pickles.
-        what: the user's functions in it, for messages.
-        name: for whom it works, for messages.
+        make: A function that returns, in the process, the function to call with each item. It must pickle.
+        what: The user's functions in it, for messages.
+        name: The device or stage that the process belongs to, for messages.
 
     Raises:
-        TypeError: the function does not pickle.
+        TypeError: The function does not pickle.
     """
 
     def __init__(self, make: Callable[[], Work], what: str, name: str) -> None:
@@ -53,15 +53,15 @@ class WorkerProcess:
         job = attempt(serialization.dumps, make, self._exchange)
         if job.error is not None:
             raise TypeError(
-                f"processes=True sends the function to other processes, and {what} does not pickle"
-                f" ({told(job.error)}); define it at the top of a module, and let setup= make what cannot"
-                " be sent"
+                f"processes=True sends the function to other processes, but {what} does not pickle"
+                f" ({error_text(job.error)}). Define it at the top level of a module, and create objects that"
+                " do not pickle in setup=."
             ) from job.error
         self._job: bytes = job.value
 
     @contextmanager
     def working(self, _: Worker) -> Iterator[Work]:
-        """Start the process, and end it in the end, whatever it does then."""
+        """Start the process, and terminate it at the end regardless of what it is doing."""
         spawn = multiprocessing.get_context("spawn")
         connection, other_end = spawn.Pipe()
         process = spawn.Process(target=serve, args=(other_end, self._name, missing_gpu()), daemon=True)
@@ -69,7 +69,7 @@ class WorkerProcess:
         self._started = process
         other_end.close()
         try:
-            with suppress(OSError):  # it has died, as the first item finds out
+            with suppress(OSError):  # the process has died, which the first item reports
                 connection.send_bytes(self._job)
             yield partial(self._result_of, process, connection)
         finally:
@@ -78,13 +78,13 @@ class WorkerProcess:
             connection.close()
 
     def stop(self) -> None:
-        """End the process; the thread that waits for it sees the end of the pipe."""
+        """Terminate the process. A thread that waits for its result gets the end of the pipe."""
         if self._started is not None:
             self._started.terminate()
 
     def _result_of(self, process: BaseProcess, connection: Connection, item: Any) -> Any:
-        """Return what the process makes of an item, or raise what it raises."""
-        with noting(f"the item cannot be pickled, to be sent to the process for {self._name}"):
+        """Return the result of the process for an item, or raise its exception."""
+        with noting(f"the item cannot be pickled for the process of {self._name}"):
             data = serialization.dumps(item, self._exchange)
         try:
             connection.send_bytes(data)
@@ -93,10 +93,10 @@ class WorkerProcess:
         except (EOFError, OSError) as error:
             process.join(1)
             raise ProcessDiedError(
-                f"the process for {self._name} ended at work, with exit code {process.exitcode};"
-                " run the function on this item alone to see why"
+                f"The process of {self._name} ended with exit code {process.exitcode} while it processed this"
+                " item. Call the function on this item in the main process to see why."
             ) from error
-        with noting(f"its result came from the process for {self._name}, and cannot be unpickled here"):
+        with noting(f"the result of the process of {self._name} cannot be unpickled here"):
             answer = serialization.loads(data, self._exchange)
         if isinstance(answer, _Failure):
             raise answer.error()
@@ -107,8 +107,8 @@ class WorkerProcess:
 
 
 def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
-    """What a process does: one item after the other, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    """Process items in a worker process until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and terminates this process
     exchange = Exchange()
 
     def made(data: bytes) -> Work:
@@ -116,7 +116,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
         return make()
 
     def unpickled(what: str, data: bytes) -> Any:
-        with noting(f"{what} was sent to the process for {name}, and cannot be unpickled there"):
+        with noting(f"{what} cannot be unpickled in the process of {name}"):
             return serialization.loads(data, exchange)
 
     def answer(data: bytes) -> bytes:
@@ -124,11 +124,14 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
         for x in arrays_of(result):
             owner = registry.find_owner(x)
             if owner is not None:
-                owner.interchange.settle(x)
-        with noting(f"its result cannot be pickled, to leave the process for {name}"):
+                owner.interchange.block_until_ready(x)
+        with noting(f"the result cannot be pickled in the process of {name}"):
             return serialization.dumps(_Result(result), exchange)
 
-    with settings(missing_gpu=missing), suppress(EOFError, OSError):  # of the pipe: all others are answers
+    with (
+        settings(missing_gpu=missing),
+        suppress(EOFError, OSError),
+    ):  # of the pipe; all other exceptions are sent back
         job = attempt(made, connection.recv_bytes())
         work: Work = job.value
         while True:
@@ -141,7 +144,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
             del data, outcome
 
 
-# -- what a process sends back -------------------------------------------------------------------------
+# -- messages from a process -------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +156,7 @@ class _Result:
 
 @dataclass(slots=True, eq=False)
 class _Failure:
-    """The exception that was raised at an item.
+    """The exception that was raised for an item.
 
     Attributes:
         pickled: The exception, or the reason why it cannot be pickled, as text.
@@ -167,18 +170,18 @@ class _Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
-        pickled = attempt(pickle.dumps, error)  # what stands in its __reduce__ is unknown
-        data = pickled.value if pickled.error is None else pickle.dumps(told(pickled.error))
-        return cls(data, told(error), "".join(traceback.format_exception(error)).rstrip())
+        pickled = attempt(pickle.dumps, error)  # __reduce__ of a third-party class may raise anything
+        data = pickled.value if pickled.error is None else pickle.dumps(error_text(pickled.error))
+        return cls(data, error_text(error), "".join(traceback.format_exception(error)).rstrip())
 
     def error(self) -> BaseException:
         """Return the exception for the caller to raise, with the traceback of its process as a note."""
-        loaded = attempt(pickle.loads, self.pickled)  # some errors pickle, and cannot be unpickled
+        loaded = attempt(pickle.loads, self.pickled)  # some exceptions pickle but cannot be unpickled
         if isinstance(loaded.value, BaseException):
             error = loaded.value
         else:
             error = RuntimeError(self.text)
-            why = loaded.value if loaded.error is None else told(loaded.error)
-            note_on(error, f"the error itself cannot leave its process ({why})")
+            why = loaded.value if loaded.error is None else error_text(loaded.error)
+            note_on(error, f"the original exception cannot be pickled ({why})")
         note_on(error, self.traceback)
         return error

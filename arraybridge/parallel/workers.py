@@ -1,9 +1,8 @@
-"""Threads that work for an iterator: what `device_map`, `Pipeline` and `prefetch` have in common.
+"""Worker threads of `device_map`, `Pipeline` and `prefetch`.
 
-Each item has a number, and few are on their way at a time. The caller's own thread reads the input and hands
-out the results, so that an iterator that is dropped has only idle workers to end. With each item travel the
-marks behind which its arrays are ready (see streams.py). What is raised at an item takes the place of its
-result.
+Items are numbered, and few are in progress at a time. The caller's thread reads the input and returns the
+results, so a dropped iterator has only idle workers to end. Each item carries the stream events after which
+its arrays are ready (see `stream_synchronization`). An exception takes the place of the item's result.
 """
 
 from __future__ import annotations
@@ -24,27 +23,32 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from arraybridge.errors import note_on
-from arraybridge.frameworks.accelerators import Mark, Streams
-from arraybridge.frameworks.gpu_memory import Kept
+from arraybridge.frameworks.accelerators import StreamEvent, Streams
+from arraybridge.frameworks.gpu_memory import KeepAlives
 from arraybridge.frameworks.registry import loaded
-from arraybridge.parallel.stream_synchronization import marks_of, readers_of, received, refuse_differentiated
+from arraybridge.parallel.stream_synchronization import (
+    check_not_differentiated,
+    received,
+    record_reader_events,
+    record_stream_events,
+)
 from arraybridge.tracing import trace_log
-from arraybridge.tracing.events import device_words, handed_out, site
+from arraybridge.tracing.events import device_text, handed_out, site
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.types import Device
 
-#: A result that stands for no item: the input has ended.
+#: The value that marks the end of the input.
 END = object()
 
-_numbers = count()
-# How long the caller's thread waits before it looks up, so that Ctrl-C is minded on every system.
-_LOOK_UP = 0.5
-# How long an iterator that is dropped waits for its threads.
-_PATIENCE = 0.1
+_thread_numbers = count()
+# Seconds between checks of the waiting caller's thread, so that it reacts to Ctrl-C on every platform.
+_POLL_INTERVAL = 0.5
+# Seconds that a dropped iterator waits for its threads.
+_TIMEOUT = 0.1
 
 
 class ItemTime(NamedTuple):
-    """One item in one worker: its number, and start and end in seconds since the run began."""
+    """The number of an item, and its start and end in one worker in seconds since the start of the run."""
 
     item: int
     start: float
@@ -53,12 +57,12 @@ class ItemTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the events of a worker have in common; see `Event`.
+    """The fields that all events of a worker share; see `Event`.
 
     Attributes:
         kind: ``"stage"`` or ``"item"``.
         name: The name of the function.
-        device: The device; ``""`` for that of the result.
+        device: The device, or ``""`` to use that of the result.
     """
 
     kind: str
@@ -68,11 +72,11 @@ class Shown:
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What a function returned or raised.
+    """The result or exception of a function call.
 
     Attributes:
-        value: The result; None if it raised.
-        error: The exception; None if it returned.
+        value: The result, or None if the call raised.
+        error: The exception, or None if the call returned.
     """
 
     value: Any = None
@@ -81,35 +85,35 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """An item on its way through the stations.
+    """An item that passes through the stages.
 
     Attributes:
         number: Its number in the input.
-        value: The item, or the result of the last station.
-        marks: The marks behind which its arrays are ready.
+        value: The item, or the result of the last stage that processed it.
+        stream_events: The events after which its arrays are ready.
         error: The exception that takes the place of the result, or None.
     """
 
     number: int
     value: Any
-    marks: list[Mark]
+    stream_events: list[StreamEvent]
     error: BaseException | None = None
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing comes after it: it failed, or the input has ended."""
+        """Whether no item follows, because this one failed or the input has ended."""
         return self.error is not None or self.value is END
 
     def take_error(self) -> BaseException:
-        """Return the exception and forget it: a frame that keeps what it raises would close a circle."""
+        """Return the exception and drop it, since a frame that keeps an exception makes a reference cycle."""
         error = cast("BaseException", self.error)
         self.error = None
         return error
 
 
-#: From an item to its result.
+#: A function from an item to its result.
 Work = Callable[[Any], Any]
-#: What a thread works in; it gives what the thread does with each item.
+#: A context in which a thread works; entering it returns the function to call with each item.
 Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
 
 
@@ -123,7 +127,7 @@ def attempt(work: Callable[..., Any], *args: Any) -> Outcome:
 
 @contextmanager
 def noting(note: str) -> Iterator[None]:
-    """What is raised inside, whatever it is, goes on with a note."""
+    """Add a note to any exception that is raised in the ``with`` block."""
     try:
         yield
     except BaseException as error:
@@ -132,19 +136,19 @@ def noting(note: str) -> Iterator[None]:
 
 
 def nothing() -> None:
-    """What a worker does that has nothing to stop."""
+    """Do nothing."""
 
 
 class Worker:
-    """What one thread makes of an item, on streams of its own, and how long that took.
+    """The work of one thread on separate streams, and the time that it takes.
 
     Args:
-        enter: a context, from the worker, that gives the function from an item to its result.
-        note: what to say of an error, from the number of the item.
-        shown: Its events in a trace; None for a function that records its own events.
-        stop: is called when no more results are wanted, to end what the function waits for.
-        depth: inputs at most whose work may wait for an accelerator, and which are kept until it is done.
-        room: items that wait in front of it at most; 0 for any number.
+        enter: A function from the worker to a context, which returns the function to call with each item.
+        note: A function from the number of an item to the note on its exception.
+        shown: The fields of its events in a trace; None for a function that records its own events.
+        stop: A function that is called when no more results are needed, to end what the work waits for.
+        depth: The maximum number of inputs that are kept alive while pending work may read them.
+        slots: The maximum number of items that wait for this worker; 0 for any number.
     """
 
     def __init__(
@@ -155,52 +159,56 @@ class Worker:
         stop: Callable[[], object] = nothing,
         *,
         depth: int = 2,
-        room: int = 0,
+        slots: int = 0,
     ) -> None:
         self.enter = enter
         self.note = note
         self.shown = shown
         self.stop = stop
-        #: A token for each item that may still come to wait here.
-        self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
-        for _ in range(room):
-            self.room.put(None)  # type: ignore[union-attr]
+        #: One token per free slot.
+        self.slots: SimpleQueue[None] | None = SimpleQueue() if slots else None
+        for _ in range(slots):
+            self.slots.put(None)  # type: ignore[union-attr]
         self._depth = depth
         self._streams: set[tuple[Streams, Device]] = set()
-        self._held = Kept()
-        #: Items done, and seconds at work, waiting for input, and waiting for room behind.
+        self._keep_alives = KeepAlives()
+        #: Finished items, and seconds in work, waiting for input, and waiting for a slot of the next stage.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
         self.spans: deque[ItemTime] = deque(maxlen=10_000)
 
     def entered(self, stack: ExitStack, settings: list[Any]) -> Work:
-        """What it does with each item, once all that it works in is entered."""
+        """Enter the contexts of the thread, and return the function to call with each item."""
         for same in settings:
             stack.enter_context(same())
         work = stack.enter_context(self.enter(self))
-        stack.callback(self._held.settle)  # what is queued is done before its inputs go
+        stack.callback(
+            self._keep_alives.block_until_ready
+        )  # pending work ends before its inputs are released
         return work
 
     def use_stream(self, streams: Streams, device: Device) -> None:
-        """Give this thread a stream of its own on the device, the first time that it is asked to."""
+        """Give this thread a separate stream on the device, unless it has one."""
         if (streams, device) not in self._streams:
             self._streams.add((streams, device))
             streams.take_stream(device)
 
-    def hold(self, item: Any) -> list[Mark]:
-        """Keep an input until the work that reads it is done; the marks behind which that is so."""
-        marks = readers_of(item)
-        if marks:
-            self._held.keep(
-                item, lambda: all(m.is_done() for m in marks), lambda: [m.synchronize() for m in marks]
+    def keep_alive_until_done(self, item: Any) -> list[StreamEvent]:
+        """Keep an input alive until the work that reads it is done, and return the events of that work."""
+        stream_events = record_reader_events(item)
+        if stream_events:
+            self._keep_alives.keep(
+                item,
+                lambda: all(m.is_done() for m in stream_events),
+                lambda: [m.synchronize() for m in stream_events],
             )
-        if self._held:
-            self._held.release()
-            self._held.settle(self._depth)
-        return marks
+        if self._keep_alives:
+            self._keep_alives.release()
+            self._keep_alives.block_until_ready(self._depth)
+        return stream_events
 
     def work_on(self, item: _Item, work: Work, run: int) -> _Item:
-        """Return the result, or the exception that takes its place."""
+        """Return the item with its result or exception."""
         outcome = attempt(self._result_of, item, work, run)
         if outcome.error is not None:
             return self.failed(outcome.error, item.number)
@@ -208,26 +216,26 @@ class Worker:
         return result
 
     def failed(self, error: BaseException, number: int) -> _Item:
-        """Return what takes the place of a result; a StopIteration would be the end of the iterator."""
+        """Return the item with its exception. StopIteration is replaced: it would end the iterator."""
         note = self.note(number)
         if isinstance(error, StopIteration):
-            named = RuntimeError(f"{note}: StopIteration was raised, which Python takes for an end")
+            named = RuntimeError(f"{note}: StopIteration was raised, which would end the iterator")
             named.__cause__ = error
             error = named
         note_on(error, note)
         return _Item(number, None, [], error)
 
     def _result_of(self, item: _Item, work: Work, run: int) -> _Item:
-        for mark in item.marks:  # this thread's work comes after what made its input
-            self.use_stream(mark.streams, mark.device)
-            mark.wait()
+        for event in item.stream_events:  # this thread's work waits for the input
+            self.use_stream(event.streams, event.device)
+            event.wait()
         if open_logs and self.shown is not None:
             result = self._traced(self.shown, item, work, run)
         else:
             result = work(item.value)
-        marks = marks_of(result)
-        self.hold(item.value)
-        return _Item(item.number, result, marks)
+        stream_events = record_stream_events(result)
+        self.keep_alive_until_done(item.value)
+        return _Item(item.number, result, stream_events)
 
     def _traced(self, shown: Shown, item: _Item, work: Work, run: int) -> Any:
         span = trace_log.span(shown.kind, shown.name)
@@ -238,66 +246,66 @@ class Worker:
         span.flow = f"{run}.{item.number}"
         with span:
             result = work(item.value)
-            span.device = shown.device or device_words(result)
+            span.device = shown.device or device_text(result)
         return result
 
 
 def _read(source: Iterator[Any], number: int) -> _Item:
     value = next(source)
-    refuse_differentiated(value)
-    return _Item(number, value, marks_of(value))  # marks_of() raises for a deleted array of JAX
+    check_not_differentiated(value)
+    return _Item(number, value, record_stream_events(value))  # raises for a deleted JAX array
 
 
 class Run:
-    """Stations in a row with their workers, and the items on their way through them.
+    """One run of items through a chain of stages with their workers.
 
     Args:
-        stations: for each the workers that share its queue, every one with a thread.
-        limit: items that are read and not handed out yet, at most.
-        ordered: hand results out in the order of the input; only one station need not.
-        refill: read as far as the limit goes before a result is handed out; for an input that never blocks.
-        last_patience: seconds that the end of the program waits for threads at work. One that comes back from
-            native code into an interpreter that is being taken down ends the process with SIGABRT.
+        stages: The workers of each stage, which share a queue and have one thread each.
+        limit: The maximum number of items that are read but not yet returned.
+        ordered: Whether to return results in the order of the input. False requires a single stage.
+        refill: Whether to read up to the limit before a result is returned, for an input that never blocks.
+        final_timeout: Seconds that the interpreter waits for busy threads at exit. A thread that returns from
+            native code into an interpreter that is shutting down aborts the process with SIGABRT.
     """
 
     def __init__(
         self,
-        stations: Sequence[Sequence[Worker]],
+        stages: Sequence[Sequence[Worker]],
         limit: int,
         *,
         ordered: bool = True,
         refill: bool = False,
-        last_patience: float = 20.0,
+        final_timeout: float = 20.0,
     ) -> None:
-        self.stations = stations
+        self.stages = stages
         self.limit = limit
         self.ordered = ordered
         self.refill = refill
-        self.last_patience = last_patience
+        self.final_timeout = final_timeout
         self.began = self.ended = time.perf_counter()
-        #: Most items that were on their way at one time.
+        #: The maximum number of items in progress at one time.
         self.most_in_flight = 0
-        self._number = next(_numbers)
+        self._number = next(_thread_numbers)
         self._process = os.getpid()
-        self._queues: list[SimpleQueue[_Item | None]] = [SimpleQueue() for _ in stations]
+        self._queues: list[SimpleQueue[_Item | None]] = [SimpleQueue() for _ in stages]
         self._done: SimpleQueue[_Item] = SimpleQueue()
-        #: What came from there and is not handed out yet, by its turn.
+        #: Finished items that are not yet returned, by their position in the output.
         self._arrived: dict[int, _Item] = {}
         self._read = self._given = 0
         self._unread: list[BaseException] = []
-        #: Items behind this number are of no use, since that one failed, or was the last.
+        #: Items after this number are dropped, since that item failed or was the last.
         self._end = sys.maxsize
         self._threads: list[threading.Thread] = []
-        self._line = site()  # of the user, to which warnings and events of the threads belong
+        self._line = site()  # the user's line, for warnings and events of the threads
 
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        """The results; reads the source as there is room, and ends the threads when it is closed.
+        """Yield the results, reading the source up to the limit; end the threads when closed.
 
-        What is raised at an item, or by the source, comes after the results of the items before it; without
-        order, after those that were ready when it was raised.
+        An exception of an item or of the source is raised after the results of the items before it; without
+        order, after those that are ready.
         """
         more = True
-        patience = _PATIENCE
+        timeout = _TIMEOUT
         try:
             self._start()
             while True:
@@ -316,25 +324,25 @@ class Run:
                 del result
             if self._unread:
                 raise self._unread.pop()
-            patience = 10 * _PATIENCE  # nothing is left to do, so that none is at work
+            timeout = 10 * _TIMEOUT  # no work is left, so no thread is busy
         finally:
             self.stop()
-            self.join(patience)
+            self.join(timeout)
 
     # -- the caller's thread ----------------------------------------------------------------------
 
     def _start(self) -> None:
         self.began = self.ended = time.perf_counter()
-        # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
+        # Settings that frameworks keep per thread, such as no_grad, autocast and x64.
         settings = [one.runtime.thread_settings() for one in loaded()]
         _runs.add(self)
-        for s, station in enumerate(self.stations):
-            for w, worker in enumerate(station):
-                # Settings, traces and the default device of the caller hold in the threads that work for it.
+        for s, stage in enumerate(self.stages):
+            for w, worker in enumerate(stage):
+                # The threads inherit settings, traces and the default device of the caller.
                 context = copy_context()
                 context.run(handed_out.set, self._line)
                 arguments = self._work, s, worker, settings
-                # A program that keeps a half-read iterator must be able to end, hence daemons: see _end_all.
+                # Daemon threads, so that a program that keeps an unfinished iterator can end; see _end_all.
                 thread = threading.Thread(
                     target=context.run, args=arguments, name=f"arraybridge-{s}-{w}", daemon=True
                 )
@@ -342,7 +350,7 @@ class Run:
                 self._threads.append(thread)
 
     def _feed(self, source: Iterator[Any]) -> bool:
-        """Read an item and give it to the first station; whether there may be more."""
+        """Read an item and pass it to the first stage; return whether there may be more."""
         outcome = attempt(_read, source, self._read)
         error = outcome.error
         outcome.error = None  # see `_Item.take_error`
@@ -359,7 +367,7 @@ class Run:
         return True
 
     def _is_ready(self, seconds: float = 0) -> bool:
-        """Whether there is a result to hand out; waits so many seconds for the next one to arrive."""
+        """Return whether a result is ready, after waiting at most ``seconds`` for the next one."""
         with suppress(Empty):
             while self._given not in self._arrived:
                 item = self._done.get(timeout=seconds)
@@ -368,38 +376,40 @@ class Run:
         return self._given in self._arrived
 
     def _next(self) -> Any:
-        """The next result, once it is ready; or its error is raised."""
-        while not self._is_ready(_LOOK_UP):
+        """Return the next result when it is ready, or raise its exception."""
+        while not self._is_ready(_POLL_INTERVAL):
             self._check()
         item = self._arrived.pop(self._given)
         if item.error is not None:
             raise item.take_error()
         self._given += 1
         self.ended = time.perf_counter()
-        return received(item.value, item.marks)
+        return received(item.value, item.stream_events)
 
     def _check(self) -> None:
-        """Refuse to go on without threads."""
+        """Raise `RuntimeError` if the threads of this run have ended or are in another process."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this iterator was begun before its process was forked, and its threads are in the other"
-                " process; begin it after the fork"
+                "This iterator was created before the process was forked, so its threads are in the parent"
+                " process. Create it after the fork."
             )
         if self._end < 0:
-            raise RuntimeError("the program ends, and with it the threads of this iterator")
+            raise RuntimeError(
+                "The interpreter is shutting down, and the threads of this iterator have ended."
+            )
 
     # -- the threads ------------------------------------------------------------------------------
 
     def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
-        following = self.stations[s + 1][0] if s + 1 < len(self.stations) else None
+        following = self.stages[s + 1][0] if s + 1 < len(self.stages) else None
         with ExitStack() as stack:
             entered = attempt(worker.entered, stack, settings)
             free = time.perf_counter()
             while (item := self._queues[s].get()) is not None:
-                if worker.room is not None:
-                    worker.room.put(None)
+                if worker.slots is not None:
+                    worker.slots.put(None)
                 number = item.number
-                if number > self._end:  # one before it has failed, so that nobody waits for this one
+                if number > self._end:  # an earlier item has failed, so this one is not needed
                     del item
                     continue
                 start = time.perf_counter()
@@ -407,15 +417,15 @@ class Run:
                     result = worker.work_on(item, entered.value, self._number)
                 else:
                     result = worker.failed(entered.error, number)
-                del item  # a thread that waits holds nothing
+                del item  # a waiting thread must not keep arrays alive
                 end = time.perf_counter()
                 if result.is_last:
                     self._end = min(self._end, number if self.ordered else 0)
                 if result.is_last or following is None:
                     self._done.put(result)
                 else:
-                    if following.room is not None:
-                        following.room.get()
+                    if following.slots is not None:
+                        following.slots.get()
                     self._queues[s + 1].put(result)
                 del result
                 worker.items += 1
@@ -426,35 +436,35 @@ class Run:
                 worker.spans.append(ItemTime(number, start - self.began, end - self.began))
 
     def stop(self) -> None:
-        """No more results are wanted: threads that wait end, the others when their call returns."""
+        """End the waiting threads now, and the busy ones when their call returns."""
         self._end = -1
-        for station, queue in zip(self.stations, self._queues, strict=True):
-            for worker in station:
+        for stage, queue in zip(self.stages, self._queues, strict=True):
+            for worker in stage:
                 queue.put(None)
-                if worker.room is not None:
-                    worker.room.put(None)
+                if worker.slots is not None:
+                    worker.slots.put(None)
                 worker.stop()
-        self._arrived.clear()  # a report keeps the run, and need not keep the arrays
+        self._arrived.clear()  # a report keeps the run, but must not keep the arrays alive
         self._done = SimpleQueue()
 
-    def join(self, patience: float) -> None:
-        """Wait so many seconds for the threads to end."""
-        until = time.perf_counter() + patience
+    def join(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds for the threads to end."""
+        until = time.perf_counter() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.perf_counter()))
 
 
-#: Runs some of whose threads may be alive; each thread holds its run.
+#: Runs whose threads may be alive; each thread keeps its run alive.
 _runs: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
-    """End the threads of half-read iterators before the interpreter goes, those in native code too."""
+    """End the threads of unfinished iterators before the interpreter shuts down."""
     runs = list(_runs)
     for run in runs:
         run.stop()
     start = time.perf_counter()
     for run in runs:
-        run.join(start + run.last_patience - time.perf_counter())
+        run.join(start + run.final_timeout - time.perf_counter())

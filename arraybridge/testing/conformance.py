@@ -308,11 +308,11 @@ PROMISES: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {}
 
 
 def _promise(**each: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def keep(check: Callable[..., None]) -> Callable[..., None]:
+    def register_check(check: Callable[..., None]) -> Callable[..., None]:
         PROMISES[check.__name__] = check, each
         return check
 
-    return keep
+    return register_check
 
 
 def _is_there(dtype: str) -> bool:
@@ -323,7 +323,7 @@ def _is_there(dtype: str) -> bool:
     return True
 
 
-def _hold(condition: object, otherwise: str) -> None:
+def _check(condition: object, otherwise: str) -> None:
     # No `assert`, which `python -O` would leave out.
     if not condition:
         raise FrameworkCheckError(otherwise)
@@ -336,11 +336,11 @@ def _bits(x: np.ndarray) -> bytes:
 def _same(result: np.ndarray, expected: np.ndarray) -> None:
     dtype = result.dtype.name
     was = expected.dtype.name
-    _hold(dtype == was, f"the dtype is {dtype}, and was {was}")
-    _hold(result.shape == expected.shape, f"the shape is {result.shape}, and was {expected.shape}")
+    _check(dtype == was, f"the dtype is {dtype}, and was {was}")
+    _check(result.shape == expected.shape, f"the shape is {result.shape}, and was {expected.shape}")
     first = result.reshape(-1)[:4]
     before = expected.reshape(-1)[:4]
-    _hold(_bits(result) == _bits(expected), f"the values differ: {first} and {before}")
+    _check(_bits(result) == _bits(expected), f"the values differ: {first} and {before}")
 
 
 def _arrives(s: Subject, **case: Any) -> None:
@@ -349,17 +349,17 @@ def _arrives(s: Subject, **case: Any) -> None:
     _same(s.read(s.to(values)), expected)
 
 
-def _refused(s: Subject, values: Any, **options: Any) -> None:
+def _check_rejected(s: Subject, values: Any, **options: Any) -> None:
     try:
         s.to(values, **options)
     except MemoryConversionError as error:
-        _says_what_to_do(error)
+        _names_a_fix(error)
         return
     raise FrameworkCheckError("it is taken, and nobody can hold it")
 
 
-def _says_what_to_do(error: MemoryConversionError) -> None:
-    _hold(len(str(error)) >= 20, f"the error says too little: {error}")
+def _names_a_fix(error: MemoryConversionError) -> None:
+    _check(len(str(error)) >= 20, f"the error says too little: {error}")
 
 
 def _fill_what_was_freed(s: Subject, like: np.ndarray) -> None:
@@ -383,9 +383,9 @@ def names(s: Subject, dtype: str) -> None:
     x = s.make(s.sample(dtype=dtype))
     values = s.framework.to_host(x)
     name = s.framework.dtype_name(x)
-    _hold(name == values.dtype.name, f"dtype_name() says {name}, and its memory holds {values.dtype.name}")
-    _hold(s.framework.shape(x) == values.shape, "shape() is not that of its values")
-    _hold(s.framework.nbytes(x) == values.nbytes, "nbytes() is not that of its values")
+    _check(name == values.dtype.name, f"dtype_name() says {name}, and its memory holds {values.dtype.name}")
+    _check(s.framework.shape(x) == values.shape, "shape() is not that of its values")
+    _check(s.framework.nbytes(x) == values.nbytes, "nbytes() is not that of its values")
 
 
 @_promise(layout=LAYOUTS, dtype=attrgetter("dtypes"))
@@ -403,7 +403,7 @@ def shapes(s: Subject, shape: tuple[int, ...]) -> None:
     try:
         _arrives(s, shape=shape)
     except MemoryConversionError as error:
-        _says_what_to_do(error)
+        _names_a_fix(error)
 
 
 @_promise()
@@ -413,10 +413,10 @@ def read_only(s: Subject) -> None:
     if own.has_host and not own.mutable:
         x = s.make(s.sample())
         writable = explain(x, "numpy").shares_memory and convert_memory(x, "numpy").flags.writeable
-        _hold(not writable, "NumPy's view of an immutable array is writable")
-    if own.mutable and not own.honours_readonly:
+        _check(not writable, "NumPy's view of an immutable array is writable")
+    if own.mutable and not own.respects_read_only:
         lent = explain(s.sample(layout="read-only"), s.name).shares_memory
-        _hold(not lent, "read-only memory is lent to arrays that can be written to")
+        _check(not lent, "read-only memory is lent to arrays that can be written to")
 
 
 def _small_and_large(s: Subject) -> list[tuple[int, ...]]:
@@ -448,38 +448,38 @@ def copies(s: Subject, layout: str) -> None:
     x = s.to(source, copy=True)
     source[...] = 0
     _same(s.read(x), expected)
-    _hold(s.to(x) is x, "within the framework, the very object has to come back")
+    _check(s.to(x) is x, "within the framework, the very object has to come back")
     other = s.to(x, copy=True)
-    _hold(other is not x, "copy=True gives the very object back")
+    _check(other is not x, "copy=True gives the very object back")
     _same(s.read(other), expected)
     _own_copies(s, x)
     try:
         route = explain(source, s.name, copy=False)
         s.to(source, copy=False)
     except CopyRequiredError as error:
-        _hold(route is None, "explain() foretells that copy=False shares, and the conversion refuses")
-        _says_what_to_do(error)
+        _check(route is None, "explain() foretells that copy=False shares, and the conversion refuses")
+        _names_a_fix(error)
         return
-    _hold(route.shares_memory, "copy=False passes, and explain() says that nothing is shared")
+    _check(route.shares_memory, "copy=False passes, and explain() says that nothing is shared")
 
 
 def _own_copies(s: Subject, x: Any) -> None:
     """The framework's own functions that copy do copy."""
     own = s.framework
     expected = s.read(x)
-    _hold(not s.shares(x, own.copy(x)), "copy() shares memory with its argument")
+    _check(not s.shares(x, own.copy(x)), "copy() shares memory with its argument")
     first = own.to_host(x)
     second = own.to_host(x)
     memory = s.view(x)
     shown = memory is not None and np.shares_memory(first, memory)
-    _hold(not shown, "to_host() shares memory with its argument")
-    _hold(not np.shares_memory(first, second), "to_host() returns the same memory twice")
+    _check(not shown, "to_host() shares memory with its argument")
+    _check(not np.shares_memory(first, second), "to_host() returns the same memory twice")
     if first.flags.writeable:
         first[...] = 0
-        _hold(_bits(s.read(x)) == _bits(expected), "a write to the result of to_host() changes its argument")
+        _check(_bits(s.read(x)) == _bits(expected), "a write to the result of to_host() changes its argument")
         _same(second, expected)
     empties = [own.batching.empty(own.shape(x), s.dtype, own.devices.device_of(x)) for _ in range(2)]
-    _hold(not s.shares(*empties), "empty() returns the same memory twice")
+    _check(not s.shares(*empties), "empty() returns the same memory twice")
 
 
 @_promise(layout=LAYOUTS)
@@ -493,13 +493,13 @@ def sharing(s: Subject, layout: str) -> None:
             values[...] = 0
             seen = _bits(s.read(x)) != _bits(before)
             words = f"explain() says {route}, and a write is {'' if seen else 'not '}seen on the other side"
-            _hold(seen == route.shares_memory, words)
+            _check(seen == route.shares_memory, words)
 
     source = s.sample(layout=layout)
     route = explain(source, s.name)
     with trace() as log:
         x = s.to(source)
-    _hold(log.records == [route], f"explain() foretold {route}, and trace() recorded {log.records}")
+    _check(log.records == [route], f"explain() foretold {route}, and trace() recorded {log.records}")
     compare(route, source, x)
     x = s.make(s.sample())
     compare(explain(x, "numpy"), convert_memory(x, "numpy"), x)
@@ -518,11 +518,11 @@ def casts(s: Subject, dtype: str) -> None:
         x = s.make(values.astype(dtype_names.np_dtype(s.dtype)))
         cast = s.to(x, dtype=dtype)
         _same(s.read(cast), values.astype(dtype_names.np_dtype(dtype)))
-        _hold(not s.shares(x, cast), "cast() shares memory with its argument")
+        _check(not s.shares(x, cast), "cast() shares memory with its argument")
 
 
 #: What no framework but NumPy itself holds.
-_STRANGE: list[Any] = [
+_UNUSUAL_VALUES: list[Any] = [
     np.array([object()]),
     np.array(["a"]),
     np.array(["2020"], "M8[Y]"),
@@ -534,14 +534,14 @@ _STRANGE: list[Any] = [
 
 def _refusable(s: Subject) -> list[Any]:
     dtypes = [dtype for dtype in DTYPES if dtype not in s.dtypes and _is_there(dtype)]
-    strange = [] if s.framework.owns(_STRANGE[0]) else _STRANGE
+    strange = [] if s.framework.owns(_UNUSUAL_VALUES[0]) else _UNUSUAL_VALUES
     return [s.sample(dtype=dtype) for dtype in dtypes] + strange
 
 
 @_promise(what=_refusable)
 def refusals(s: Subject, what: Any) -> None:
     """What it cannot hold is refused with a typed error that says what to do."""
-    _refused(s, what)
+    _check_rejected(s, what)
 
 
 def _own_devices(s: Subject) -> list[Device]:
@@ -552,21 +552,21 @@ def _own_devices(s: Subject) -> list[Device]:
 def devices(s: Subject, device: Any) -> None:
     """Arrays land on the device that is asked for, and one that is not there is refused."""
     own = s.framework.devices.device_of(s.make(s.sample()))
-    _hold(own in s.framework.devices.available(), f"an array is on {own}, which devices() does not list")
+    _check(own in s.framework.devices.available(), f"an array is on {own}, which devices() does not list")
     source = s.sample()
     x = s.to(source, device=str(device))
     if device.kind != "cpu":
         source[...] = 0  # a copy is complete when from_host() returns
     _same(s.read(x), s.sample())
-    _hold(s.framework.devices.device_of(x) == device, f"it is on {s.framework.devices.device_of(x)}")
+    _check(s.framework.devices.device_of(x) == device, f"it is on {s.framework.devices.device_of(x)}")
     on_hosts = own.kind == device.kind == "cpu"  # between which conversions do not use to_device()
     if own != device and not on_hosts:
         first = s.make(s.sample())
         moved = s.framework.devices.to_device(first, device)
         _same(s.read(moved), s.sample())
-        _hold(not s.shares(first, moved), "to_device() shares memory with its argument")
+        _check(not s.shares(first, moved), "to_device() shares memory with its argument")
     if not s.framework.devices.has_only_host:
-        _refused(s, s.sample(), gpu_id=99)
+        _check_rejected(s, s.sample(), gpu_id=99)
 
 
 @_promise(axis=[0, 1])
@@ -582,7 +582,7 @@ def splitting(s: Subject, axis: int) -> None:
             _same(s.read(result), values)
         if s.framework.mutable:
             for x in arrays[:1]:
-                _hold(
+                _check(
                     not s.shares(x, s.framework.batching.concatenate([x], axis)),
                     "concatenate() returns its argument",
                 )

@@ -15,7 +15,7 @@ from arraybridge.types import FrameworkLike
 
 
 @dataclass
-class Rehearsal:
+class OomSimulation:
     """What `inject_oom` did so far.
 
     Attributes:
@@ -30,7 +30,7 @@ class Rehearsal:
 @contextmanager
 def inject_oom(
     framework: FrameworkLike, skip: int = 0, count: int | None = None, above_rows: int | None = None
-) -> Iterator[Rehearsal]:
+) -> Iterator[OomSimulation]:
     """Make attempts under OOM recovery fail, inside a ``with`` block, as if memory had run out.
 
     An attempt is each call of a function by `run_with_oom_recovery`, by `split_and_retry`, or by a decorator
@@ -64,27 +64,27 @@ def inject_oom(
     if count is None and above_rows is None:
         count = 1
     owner = registry.framework(framework)
-    rehearsal = Rehearsal()
+    simulation = OomSimulation()
     lock = Lock()
     numbers = itertools.count()
 
     def fault(rows: int | None) -> None:
         with lock:
-            rehearsal.attempts.append(rows)
+            simulation.attempts.append(rows)
             if above_rows is not None and (rows is None or rows <= above_rows):
                 return
             number = next(numbers)
             if number < skip or (count is not None and number >= skip + count):
                 return
-            rehearsal.raised += 1
+            simulation.raised += 1
         raise owner.memory.oom_error()
 
     oom_recovery.faults.append(fault)
     try:
-        yield rehearsal
+        yield simulation
     finally:
         oom_recovery.faults.remove(fault)
-    if not rehearsal.attempts:
+    if not simulation.attempts:
         warnings.warn(
             "inject_oom() saw no attempt: nothing in the block ran under OOM recovery. Decorate the function"
             " with oom_recovery=True or 'split', or call it by run_with_oom_recovery or split_and_retry.",

@@ -40,7 +40,7 @@ class Copy:
     @property
     def fits_aligned(self) -> bool:
         """Whether the target would share memory of `aligned`."""
-        is_on_host = registry.facts(self.source).has_only_host and self.is_to_host
+        is_on_host = registry.metadata_of(self.source).has_only_host and self.is_to_host
         return is_on_host and registry.framework(self.target).alignment > 1
 
 

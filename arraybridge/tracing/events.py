@@ -28,7 +28,7 @@ __all__ = [
     "Steps",
     "as_own",
     "began",
-    "device_words",
+    "device_text",
     "handed_out",
     "layout",
     "line_of",
@@ -113,9 +113,9 @@ class Event(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and numbers, ready for JSON."""
-        facts = self._asdict()
-        route, _, _ = (facts.pop(name) for name in ("route", "array", "thread_id"))
-        return facts if route is None else {**facts, "method": route.method, "copies": route.copies}
+        fields = self._asdict()
+        route, _, _ = (fields.pop(name) for name in ("route", "array", "thread_id"))
+        return fields if route is None else {**fields, "method": route.method, "copies": route.copies}
 
 
 def began(event: Event) -> tuple[float, float]:
@@ -242,9 +242,9 @@ def _owner_of(file: str) -> str:
         return _USERS
     library = _installed_as(file)
     if library:
-        of_frameworks = (registry.facts(name).packages for name in registry.framework_names())
-        looked_through = {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
-        return _PYTHON if library in looked_through else library
+        of_frameworks = (registry.metadata_of(name).packages for name in registry.framework_names())
+        examined = {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
+        return _PYTHON if library in examined else library
     import sysconfig
 
     python = (sysconfig.get_path(name) + sep for name in ("stdlib", "platstdlib"))
@@ -300,10 +300,10 @@ def same_array(x: Any) -> int | None:
 def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
     with suppress(Exception):  # of the computation, or x is traced: reading it raises the same
-        source.interchange.settle(x)
+        source.interchange.block_until_ready(x)
 
 
-def device_words(tree: Any) -> str:
+def device_text(tree: Any) -> str:
     """The device of the first array in there, in words; ``""`` where there is none."""
     for leaf in leaves_of(tree):
         if is_array(leaf):

@@ -27,7 +27,7 @@ _THREADS, _DEVICES = 1, 2
 #: What takes place on a device, and has a track there besides that of its thread.
 _ON_DEVICES = ("call", *CONVERSIONS, "stage", "item", "decision")
 #: What is told of each event besides its place.
-_FACTS = ("where", "nbytes", "reason", "library", "item", "device", "layout")
+_FIELDS = ("where", "nbytes", "reason", "library", "item", "device", "layout")
 #: Steps of a recovery, which have no length.
 _MOMENTS = ("retry", "split")
 
@@ -73,11 +73,11 @@ def _micro(seconds: float) -> float:
 
 def _slice(event: Event, group: int, track: int) -> Json:
     """A bar on a track, or a stroke for what has no length."""
-    facts = {name: getattr(event, name) for name in _FACTS} | {"code": source_line(event.file, event.line)}
-    facts = {name: fact for name, fact in facts.items() if fact not in ("", None)}
+    details = {name: getattr(event, name) for name in _FIELDS} | {"code": source_line(event.file, event.line)}
+    details = {name: detail for name, detail in details.items() if detail not in ("", None)}
     begin = _micro(event.start)
     end = _micro(_end(event))
-    bar = {"name": event.name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": facts}
+    bar = {"name": event.name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": details}
     # The end is rounded, not the length: so what lies inside of another does so here.
     length = {"ph": "i", "s": "t"} if event.kind in _MOMENTS else {"ph": "X", "dur": round(end - begin, 3)}
     return bar | length
@@ -149,8 +149,8 @@ def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
         name: what was run, for the heading.
     """
     key = "".join(
-        f'<span><i style="background:{COLOURS[colour]}"></i>{colour}</span>'
-        for colour in dict.fromkeys(map(_colour, events))
+        f'<span><i style="background:{COLOURS[color]}"></i>{color}</span>'
+        for color in dict.fromkeys(map(_color, events))
     )
     return formatting.page(
         name,
@@ -160,7 +160,7 @@ def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
     )
 
 
-def _colour(event: Event) -> str:
+def _color(event: Event) -> str:
     """What it is drawn as: its kind, or ``"copy"`` for a conversion that copied."""
     return "copy" if event.kind in CONVERSIONS and event.nbytes else event.kind
 
@@ -195,7 +195,7 @@ def _drawing(events: Sequence[Event]) -> str:
             parts.append(
                 f'<rect x="{_LABEL + (event.start - begin) * scale:.2f}" y="{top + (_ROW - height) / 2:.1f}"'
                 f' width="{max(1.0, event.seconds * scale):.2f}" height="{height:.1f}"'
-                f' fill="{COLOURS[_colour(event)]}"><title>{title}</title></rect>'
+                f' fill="{COLOURS[_color(event)]}"><title>{title}</title></rect>'
             )
     bottom = _ROW * len(rows) + 16
     parts.append(f'<text x="{_LABEL}" y="{bottom}">0</text>')
@@ -210,13 +210,13 @@ def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) ->
         drawn: dict[str, Any] = {}
         for row, (_, bars) in enumerate(rows):
             for event in bars:
-                colour = _colour(event)
+                color = _color(event)
                 height = _HEIGHTS.get(event.kind, _HEIGHT)
                 # With an edge, the shortest can be seen too.
-                drawn[colour] = axes.broken_barh(
+                drawn[color] = axes.broken_barh(
                     [(event.start, event.seconds)],
                     (row - height / 2, height),
-                    color=COLOURS[colour],
+                    color=COLOURS[color],
                     linewidth=0.8,
                 )
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])

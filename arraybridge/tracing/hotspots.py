@@ -99,19 +99,10 @@ class HotSpots(Table, Sequence[HotSpot]):
         for number, spot in enumerate(self):
             if spot.in_library and not (number and self[number - 1].in_library):
                 rows += [("",)] * has_users_lines + [("in threads of libraries, without a line of yours:",)]
-            where = spot.where
-            what = spot.what
-            if len(where) > place_width:  # the end of a path is the most informative part
-                where = f"…{where[1 - place_width :]}"
-            if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
-                what = what.partition(", ")[0] + ", …" * (", " in what)
-            figures = format_bytes(spot.nbytes), format_seconds(spot.seconds), str(spot.count)
-            rows.append((where, *figures, what))
-            for mark, words in (("  ", spot.source), ("  because ", spot.reason), ("  → ", spot.advice)):
-                wrapper = textwrap.TextWrapper(width, mark, break_long_words=False, break_on_hyphens=False)
-                wrapper.subsequent_indent = " " * max(4, len(mark))
-                if words:
-                    rows.append((wrapper.fill(words),))  # a row of one cell runs over all columns
+            rows += _rows(spot, width, place_width)
+        return _HEAD, rows, _HEAD[1:4], self._summary()
+
+    def _summary(self) -> str:
         plural = "" if self.lines == 1 else "s"
         copied = format_bytes(self.nbytes)
         seconds = format_seconds(self.seconds)
@@ -122,12 +113,30 @@ class HotSpots(Table, Sequence[HotSpot]):
             parts.append(f"{self.shared} more share memory")
         if self.dropped:
             parts.append(f"without the oldest {self.dropped} events, which limit= has dropped")
-        return _HEAD, rows, _HEAD[1:4], "; ".join(parts)
+        return "; ".join(parts)
 
     def __repr__(self) -> str:
         if self:
             return str(self)
         return "no copies" if self.shared else "no conversions"
+
+
+def _rows(spot: HotSpot, width: int, place_width: int) -> list[tuple[str, ...]]:
+    """Return the rows of one hot spot: its figures, and below them its source, reason and advice."""
+    where = spot.where
+    what = spot.what
+    if len(where) > place_width:  # the end of a path is the most informative part
+        where = f"…{where[1 - place_width :]}"
+    if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
+        what = what.partition(", ")[0] + ", …" * (", " in what)
+    figures = format_bytes(spot.nbytes), format_seconds(spot.seconds), str(spot.count)
+    rows: list[tuple[str, ...]] = [(where, *figures, what)]
+    for indent, text in (("  ", spot.source), ("  because ", spot.reason), ("  → ", spot.advice)):
+        wrapper = textwrap.TextWrapper(width, indent, break_long_words=False, break_on_hyphens=False)
+        wrapper.subsequent_indent = " " * max(4, len(indent))
+        if text:
+            rows.append((wrapper.fill(text),))  # a row of one cell runs over all columns
+    return rows
 
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
@@ -154,10 +163,7 @@ def _spot(events: list[Event]) -> HotSpot:
     first = events[0]
     kinds = Counter(event.kind for event in events)
     conversions = [event for event in events if event.kind in CONVERSIONS]
-    groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
-    copies = [group for group in groups if group[0].nbytes]
-    reasons = [group[0].reason for group in copies or groups[:1]]
-    advice = [advice_for(group) for group in copies]
+    reasons, advice = _reasons_and_advice(conversions)
     if kinds["retry"] or kinds["split"]:
         reasons.append(f"memory ran out here, with {kinds['retry']} × a retry and {kinds['split']} × a split")
         advice.append("pass fewer rows at a time, or free what is not needed before this line")
@@ -178,6 +184,17 @@ def _spot(events: list[Event]) -> HotSpot:
         libraries=tuple(sorted({event.library for event in events})),
         in_library=first.in_library,
     )
+
+
+def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]:
+    """Return why one line copied, and what would save these copies, most bytes first.
+
+    If nothing was copied, the reason is why the memory was shared, without advice.
+    """
+    groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
+    copies = [group for group in groups if group[0].nbytes]
+    reasons = [group[0].reason for group in copies or groups[:1]]
+    return reasons, [advice_for(group) for group in copies]
 
 
 def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[list[Event]]:

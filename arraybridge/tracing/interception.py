@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, update_wrapper
 from inspect import currentframe
 from threading import RLock, current_thread, get_ident, local
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ _CALLS = {
     "pyclesperanto": "push pull asarray from_dlpack Array.get",
     "pyclesperanto_prototype": "push pull asarray",
 }
-_WIDE = ("float64", "int64", "uint64", "complex128")
+_WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
 #: Packages whose calls read any array on the host.
 _ON_HOST = ("numpy",)
 #: Calls that read an array of their own library on the host, and so wait for it.
@@ -103,21 +103,27 @@ class Conversion:
             return Cause(Reason.SHARED_MEMORY)
         if self.source_device != self.device:
             return Cause(Reason.OTHER_DEVICE, device=str(self.device), source_device=str(self.source_device))
-        # Of NumPy's dtypes and others that have one the name; torch's have none.
-        dtypes = self.source_dtype, self.target_dtype
-        was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
-        if was != now:
-            is_narrowed = self.wanted in ("", was) and was in _WIDE and now not in _WIDE
-            if is_narrowed and self.observation.narrows:
-                return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
-            return Cause(Reason.NATIVE_CAST, dtype=now)
+        cast = self._cause_of_cast()
+        if cast is not None:
+            return cast
         steps = None if self.observation.has_strides else self.steps
         if steps is not None and not is_c_contiguous(*steps):
             return Cause(Reason.NOT_C_CONTIGUOUS)
         return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
 
+    def _cause_of_cast(self) -> Cause | None:
+        """Return why the dtype changed; None if it is the same."""
+        was = _name_of_dtype(self.source_dtype)
+        now = _name_of_dtype(self.target_dtype)
+        if was == now:
+            return None
+        is_narrowed = self.wanted in ("", was) and was in _WIDE_DTYPES and now not in _WIDE_DTYPES
+        if is_narrowed and self.observation.narrows:
+            return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
+        return Cause(Reason.NATIVE_CAST, dtype=now)
 
-class ForeignRecord(Record):
+
+class NativeCallRecord(Record):
     """A conversion by a framework's own call."""
 
     __slots__ = ("conversion",)
@@ -159,6 +165,12 @@ class ForeignRecord(Record):
         )
 
 
+def _name_of_dtype(dtype: Any) -> str:
+    """Return the name of a framework's dtype, as NumPy has it."""
+    # The dtypes of torch have no attribute for it.
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
 class _Thread(local):
     busy = False
 
@@ -173,7 +185,7 @@ _open_traces = 0
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
 _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
 _compiles = False
-_listening: Callable[[], Iterable[Any]] = tuple  # the logs that hear of foreign calls in this thread
+_active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that hear of foreign calls in this thread
 
 
 class _Call:
@@ -194,19 +206,19 @@ class _Call:
         x: Any = args[0] if args else next(filter(_is_source, kwargs.values()), None)
         if type(x) in self._plain or _thread.busy or _is_compiling():
             return self._original(*args, **kwargs)
-        logs = _listening() if self._takes_trees or _is_source(x) else ()
+        logs = _active_logs() if self._takes_trees or _is_source(x) else ()
         if not logs:
             return self._original(*args, **kwargs)
         _thread.busy = True
         try:
             # A capsule is looked at before the call takes it.
-            lent = dlpack_capsules.lent_at(x) if type(x) is _CAPSULE else None
+            capsule_memory = dlpack_capsules.capsule_address(x) if type(x) is _CAPSULE else None
             wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
             self._wait_for(x)
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             if result is not x:
-                self._record(logs, x, result, lent, wanted, began, time.perf_counter() - began)
+                self._record(logs, x, result, capsule_memory, wanted, began, time.perf_counter() - began)
         finally:
             _thread.busy = False
         return result
@@ -226,7 +238,7 @@ class _Call:
         logs: Iterable[Any],
         x: Any,
         y: Any,
-        lent: int | None,
+        capsule_memory: int | None,
         wanted: Any,
         began: float,
         seconds: float,
@@ -243,9 +255,9 @@ class _Call:
             observer = _observer(registry.find_owner(one), registry.find_owner(other))
             if observer is None:
                 continue
-            conversion = observer.conversion(self._name, caller, lent, wanted, one, other)
+            conversion = observer.conversion(self._name, caller, capsule_memory, wanted, one, other)
             if conversion is not None:
-                record = ForeignRecord(began, seconds, _thread.name, _thread.number, at, conversion)
+                record = NativeCallRecord(began, seconds, _thread.name, _thread.number, at, conversion)
                 for log in logs:
                     log.add(record)
                 seconds = 0.0  # of a tree, the first one has the call's time
@@ -314,37 +326,45 @@ class _Observer:
         for one in frameworks:
             # NumPy reads the arrays of other frameworks for the user, too.
             if one is source or not one.devices.has_only_host:
-                self._own_callers.update(registry.facts(one.name).packages)
+                self._own_callers.update(registry.metadata_of(one.name).packages)
         #: The framework whose arrays run code of the program when they are read.
         self._unobserved = next((one.runtime.observation for one in frameworks if _runs_code(one)), None)
 
     def conversion(
-        self, call: str, caller: str, lent: int | None, wanted: Any, x: Any, y: Any
+        self, call: str, caller: str, capsule_memory: int | None, wanted: Any, x: Any, y: Any
     ) -> Conversion | None:
         """Return what a call did, or None if it was no conversion.
 
         Args:
             call: The name of the call.
             caller: The package that called it; ``""`` for the user's code.
-            lent: The address of the memory in a capsule.
+            capsule_memory: The address of the memory in a capsule.
             wanted: The dtype that was passed to the call.
             x: The array or capsule.
             y: The result.
         """
-        if y is x or caller in self._own_callers or (self._source is None and lent is None):
+        if y is x or caller in self._own_callers or (self._source is None and capsule_memory is None):
             return None  # as torch casts to print
         with nullcontext() if self._unobserved is None else self._unobserved.unobserved():
             try:
                 if self._source is None:
-                    return self._of_capsule(call, lent, y)
+                    return self._of_capsule(call, capsule_memory, y)
                 return self._of_array(self._source, call, wanted, x, y)
             except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
                 return None  # traced, or an array of another kind: a trace must not fail what it sees
 
-    def _of_capsule(self, call: str, lent: int | None, y: Any) -> Conversion | None:
+    def _of_capsule(self, call: str, capsule_memory: int | None, y: Any) -> Conversion | None:
         dtype, nbytes, address, device = self._target.runtime.observation.read(self._target, y)
         return Conversion(
-            call, "capsule", self._target.name, dtype, dtype, device, device, nbytes, lent == address
+            call,
+            "capsule",
+            self._target.name,
+            dtype,
+            dtype,
+            device,
+            device,
+            nbytes,
+            capsule_memory == address,
         )
 
     def _of_array(self, source: Framework, call: str, wanted: Any, x: Any, y: Any) -> Conversion | None:
@@ -352,9 +372,10 @@ class _Observer:
         dtype, nbytes, address, device = target.runtime.observation.read(target, y)
         source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
         together = source_device is device or source_device == device
-        spread = source_address is not None and address is None
-        if source is target and source_address is None:  # as JAX's arrays on several devices
-            spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        if source_address is None:
+            spread = source is target and not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        else:
+            spread = address is None  # an array of JAX on several devices has no address
         if source is target and together and source_dtype == dtype and not spread:
             return None
         shares = bool((source_address and source_address == address) or (together and not nbytes))
@@ -364,11 +385,17 @@ class _Observer:
         )
         if not shares:
             conversion.obstacle = _obstacle(source, target, x, source_address, together, spread)
-            conversion.steps = events.steps(source, x) if source.runtime.observation.has_strides else None
-            conversion.array = events.same_array(x)
-            conversion.observation = target.runtime.observation
-            conversion.wanted = "" if wanted is None else np.dtype(wanted).name
+            self._describe_copy(conversion, source, wanted, x)
         return conversion
+
+    def _describe_copy(self, conversion: Conversion, source: Framework, wanted: Any, x: Any) -> None:
+        """Add what only copies need: the layout and identity of the array, and the dtype that was passed."""
+        if source.runtime.observation.has_strides:
+            conversion.steps = events.steps(source, x)
+        conversion.array = events.same_array(x)
+        conversion.observation = self._target.runtime.observation
+        if wanted is not None:
+            conversion.wanted = np.dtype(wanted).name
 
 
 def _obstacle(
@@ -380,8 +407,8 @@ def _obstacle(
         return obstacle
     if together and (address or 0) % (target.alignment or 1):
         return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
-    is_kept_readonly = target.honours_readonly or not target.mutable
-    if source.devices.has_only_host and not is_kept_readonly and not x.flags.writeable:
+    keeps_read_only = target.respects_read_only or not target.mutable
+    if source.devices.has_only_host and not keeps_read_only and not x.flags.writeable:
         return _READ_ONLY
     return None
 
@@ -397,11 +424,11 @@ def _observer(source: Framework | None, target: Framework | None) -> _Observer |
 
 
 @contextmanager
-def hearing(listening: Callable[[], Iterable[Any]]) -> Iterator[None]:
-    """Wrap the calls, for one more trace; ``listening`` gives the logs that hear of them in a thread."""
-    global _open_traces, _listening, _compiles
+def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
+    """Wrap the calls, for one more trace; ``active`` gives the logs that hear of them in a thread."""
+    global _open_traces, _active_logs, _compiles
     with _lock:
-        _listening = listening
+        _active_logs = active
         _open_traces += 1
         if _open_traces == 1:
             _compiles = _COMPILER in sys.modules
@@ -437,7 +464,7 @@ def _attach(package: str) -> None:
         for step in way:
             owner = getattr(owner, step, None)
         full = ".".join((_SHORT.get(package, package), *way))
-        for holder in _holders(owner, name):
+        for holder in _patch_targets(owner, name):
             own = name in vars(holder)
             original = vars(holder)[name] if own else getattr(holder, name)
             kind = _Compiler if path in _COMPILERS else _Call
@@ -448,7 +475,7 @@ def _attach(package: str) -> None:
         _is_compiling = sys.modules[package].compiler.is_compiling
 
 
-def _holders(owner: Any, name: str) -> Iterator[Any]:
+def _patch_targets(owner: Any, name: str) -> Iterator[Any]:
     """What has a function of that name; of JAX's and TensorFlow's arrays the classes that they are of."""
     if isinstance(owner, type) and owner.__module__.startswith(("jax", "tensorflow")):
         yield from filter(lambda cls: name in vars(cls), type.__subclasses__(owner))
@@ -456,28 +483,31 @@ def _holders(owner: Any, name: str) -> Iterator[Any]:
         yield owner
 
 
-def _find_later(name: str, path: Any = None, target: Any = None) -> Any:
-    """Among the finders of modules: frameworks that are imported while a trace is open are wrapped then."""
-    if name == _COMPILER:
-        _detach("numpy")  # which it looks at; afterwards it is wrapped again
-    elif name not in _CALLS:
-        return None
-    others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not _later)
-    spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
-    if spec is None or spec.loader is None:
+class _LaterImports:
+    """A finder of modules: it wraps frameworks that are imported while a trace is open."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that the other finders give, with a loader that wraps the module."""
+        if name == _COMPILER:
+            _detach("numpy")  # the compiler inspects NumPy's functions; they are wrapped again afterwards
+        elif name not in _CALLS:
+            return None
+        others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not self)
+        spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            run(module)
+            with _lock:
+                if _open_traces:
+                    _attach("numpy" if name == _COMPILER else name)
+
+        loader.exec_module = exec_module
         return spec
-    loader = spec.loader
-    run = spec.loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        del loader.exec_module
-        run(module)
-        with _lock:
-            if _open_traces:
-                _attach("numpy" if name == _COMPILER else name)
-
-    loader.exec_module = exec_module
-    return spec
 
 
-_later: Any = SimpleNamespace(find_spec=_find_later)
+_later: Any = _LaterImports()

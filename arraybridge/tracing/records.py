@@ -8,6 +8,10 @@ from arraybridge.tracing.route import Route
 
 __all__ = ["ConversionRecord", "Record", "SpanRecord"]
 
+# Python passes keywords in a dict to a class, and to any callable if there are more than 14. An event takes
+# 1.2 µs without the dict instead of 2.2. The positional arguments are the fields without a default.
+_new_event = Event.__new__
+
 
 # One record is made per event while the trace is open, so these classes are not frozen, and are called with
 # positional arguments: 0.2 µs instead of 0.6. Dataclasses would take 5 % of the time of `import arraybridge`.
@@ -70,18 +74,20 @@ class ConversionRecord(Record):
 
     def event(self, opened: float, line: int) -> Event:
         route = self.route
+        cause = route.cause
         file, _, _, library = self.site
-        return Event(
-            kind="conversion",
-            name=f"{route.source} → {route.target}",
-            start=self.began - opened,
-            seconds=self.seconds,
-            thread=self.thread,
-            device=str(route.device),
-            file=file,
-            line=line,
+        return _new_event(
+            Event,
+            "conversion",
+            f"{route.source} → {route.target}",
+            self.began - opened,
+            self.seconds,
+            self.thread,
+            str(route.device),
+            file,
+            line,
             nbytes=route.nbytes * route.copies,
-            reason=route.reason,
+            reason=cause.text,
             library=library,
             thread_id=self.thread_id,
             route=route,
@@ -89,7 +95,7 @@ class ConversionRecord(Record):
             array=self.array,
             source=route.source,
             target=route.target,
-            code=route.code,
+            code=cause.code,
         )
 
 
@@ -124,15 +130,16 @@ class SpanRecord(Record):
 
     def event(self, opened: float, line: int) -> Event:
         file, _, _, library = self.site
-        return Event(
-            kind=self.kind,
-            name=self.name,
-            start=self.began - opened,
-            seconds=self.seconds,
-            thread=self.thread,
-            device=self.device,
-            file=file,
-            line=line,
+        return _new_event(
+            Event,
+            self.kind,
+            self.name,
+            self.began - opened,
+            self.seconds,
+            self.thread,
+            self.device,
+            file,
+            line,
             nbytes=self.nbytes,
             reason=self.reason,
             library=library,

@@ -109,7 +109,7 @@ class Route:
         )
 
     def _repr_html_(self) -> str:
-        facts = {
+        fields = {
             "method": self.method,
             "device": str(self.device),
             "shares memory": "yes" if self.shares_memory else "no",
@@ -119,4 +119,4 @@ class Route:
             "reason": self.reason,
         }
         head = ("conversion", f"{self.source} → {self.target}")
-        return html_table(head, [row for row in facts.items() if row[1]])
+        return html_table(head, [row for row in fields.items() if row[1]])

@@ -25,7 +25,7 @@ from arraybridge.validation import whole_number
 if TYPE_CHECKING:
     from arraybridge.tracing.hotspots import HotSpots
 
-__all__ = ["TraceLog", "everywhere", "listen_in", "listeners", "note", "open_logs", "span", "trace"]
+__all__ = ["TraceLog", "everywhere", "record_in_context", "active_logs", "note", "open_logs", "span", "trace"]
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 
@@ -74,7 +74,7 @@ class TraceLog(Table):
         self.total_bytes_copied = 0
         #: Seconds of all conversions, also of those that went because of ``limit``.
         self.total_seconds = 0.0
-        self._opened = time.perf_counter()
+        self._open_logs_here = time.perf_counter()
 
     @property
     def records(self) -> list[Route]:
@@ -104,7 +104,7 @@ class TraceLog(Table):
         if line is None:
             line = events.line_of(record.site)
             lines[id(code), instruction] = line
-        return record.event(self._opened, line)
+        return record.event(self._open_logs_here, line)
 
     # -- recording --------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class TraceLog(Table):
         ...         _ = arraybridge.to_torch(np.zeros(4)[::-1])
         >>> spot = log.hotspots()[0]
         >>> spot.nbytes, spot.count, spot.reason
-        (96, 3, 'torch has no negative strides')
+        (96, 3, 'torch does not support negative strides')
         """
         from arraybridge.tracing.hotspots import hotspots
 
@@ -216,37 +216,37 @@ def _row(route: Route) -> tuple[str, ...]:
 #: Opens a span of that name in a profiler.
 Annotation = Callable[[str], AbstractContextManager[Any]]
 #: The traces open in this thread or task, and what names its work in a profiler.
-Listeners = tuple[tuple[TraceLog, ...], Annotation]
+ActiveLogs = tuple[tuple[TraceLog, ...], Annotation]
 
 # The traces and annotations that were opened in this thread or task, those that are closed by now included.
-_opened: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
+_open_logs_here: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
 #: Logs that hear every thread of the process.
 _everywhere: list[TraceLog] = []
 #: What listens anywhere, by its id. While it is empty, nobody even asks whether one of them was opened in
-#: their own thread or task (`listeners`), and nothing is measured.
+#: their own thread or task (`active_logs`), and nothing is measured.
 open_logs: dict[int, Any] = {}
 
 
-def _listening(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
+def _active_logs(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
     return [one for one in opened if id(one) in open_logs]
 
 
-def listen_in(context: Context) -> None:
+def record_in_context(context: Context) -> None:
     """Let the logs of this thread or task hear what will run in a context that was copied before."""
-    theirs = _listening(context.get(_opened, ()))
-    context.run(_opened.set, tuple(dict.fromkeys((*_opened.get(), *theirs))))
+    theirs = _active_logs(context.get(_open_logs_here, ()))
+    context.run(_open_logs_here.set, tuple(dict.fromkeys((*_open_logs_here.get(), *theirs))))
 
 
 @contextmanager
-def _listener(one: TraceLog | Annotation) -> Iterator[None]:
+def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
     """Let it hear this thread or task. It may be closed in another one, and in any order."""
-    _opened.set((*_listening(_opened.get()), one))
+    _open_logs_here.set((*_active_logs(_open_logs_here.get()), one))
     open_logs[id(one)] = one  # one step, which no other thread can come between
     try:
         yield
     finally:
         del open_logs[id(one)]
-        _opened.set(tuple(_listening(_opened.get())))
+        _open_logs_here.set(tuple(_active_logs(_open_logs_here.get())))
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
     ('same', 0)
     """
     log = TraceLog(limit, foreign)
-    with _listener(log), _foreign_calls(log):
+    with _open_in_context(log), _intercept_native_calls(log):
         yield log
 
 
@@ -285,28 +285,28 @@ def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[Trac
     _everywhere.append(log)
     open_logs[id(log)] = log
     try:
-        with _foreign_calls(log):
+        with _intercept_native_calls(log):
             yield log
     finally:
         del open_logs[id(log)]
         _everywhere.remove(log)
 
 
-def _foreign() -> Any:
+def _interception() -> Any:
     """The room for the frameworks' own calls, which few logs hear of."""
     from arraybridge.tracing import interception
 
     return interception
 
 
-def _foreign_calls(log: TraceLog) -> AbstractContextManager[None]:
+def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
     """Let a log hear of the frameworks' own calls, if it wants to."""
-    return _foreign().hearing(_hearing_foreign) if log.foreign else nullcontext()
+    return _interception().intercepting(_native_call_logs) if log.foreign else nullcontext()
 
 
-def _hearing_foreign() -> Iterable[TraceLog]:
-    hearing = listeners()
-    return [log for log in hearing[0] if log.foreign] if hearing else []
+def _native_call_logs() -> Iterable[TraceLog]:
+    intercepting = active_logs()
+    return [log for log in intercepting[0] if log.foreign] if intercepting else []
 
 
 @contextmanager
@@ -329,16 +329,16 @@ def _annotating(profiler: str) -> Iterator[None]:
         annotation = partial(nvtx.annotate, domain="arraybridge")
     else:  # an object of this block's own, which no other closes
         annotation = partial(registry.framework(profiler).runtime.annotation)
-    with _listener(annotation):
+    with _open_in_context(annotation):
         yield
 
 
 hooks.annotate = _annotating
 
 
-def listeners() -> Listeners | None:
+def active_logs() -> ActiveLogs | None:
     """Who listens in this thread or task; None where nobody does."""
-    opened = _opened.get()
+    opened = _open_logs_here.get()
     if not opened and not _everywhere:
         return None
     logs: list[TraceLog] = []
@@ -427,10 +427,10 @@ def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
 
     ``annotate=False`` is for work that other work of the same thread may interrupt, as a coroutine's.
     """
-    hearing = listeners()
-    if hearing is None:
+    intercepting = active_logs()
+    if intercepting is None:
         return None
-    logs, annotation = hearing
+    logs, annotation = intercepting
     return Span(kind, name, logs, annotation if annotate else nullcontext)
 
 

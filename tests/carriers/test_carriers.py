@@ -413,9 +413,9 @@ def test_split_recovery_cuts_and_joins_a_carrier() -> None:
         return x / 2
 
     x = data_array()
-    with inject_oom("torch", above_rows=1) as rehearsal:
+    with inject_oom("torch", above_rows=1) as simulation:
         result = halved(x)
-    assert rehearsal.attempts[-2:] == [1, 1]
+    assert simulation.attempts[-2:] == [1, 1]
     assert isinstance(result, xarray.DataArray)
     assert result.coords.equals(x.coords)
     assert equal(result.values, VALUES / 2)

@@ -13,15 +13,15 @@ import pytest
 import arraybridge
 from arraybridge.cli.doctor import FAULTS, Findings, problems_of
 from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
-from arraybridge.hardware import Card, Driver
+from arraybridge.hardware import Driver, Gpu
 from tests.cli.programs import Site, environment
 from tests.helpers import require
 
 Json = dict[str, Any]
-NONE = Driver(reason="there is no NVIDIA driver")
-FAILS = Driver(reason="the NVIDIA driver does not answer: version mismatch", is_silent=True)
+NONE = Driver(reason="no NVIDIA driver is installed")
+FAILS = Driver(reason="the NVIDIA driver does not respond: version mismatch", is_silent=True)
 OLD, NEW = Driver("550.54.15", (12, 4)), Driver("580.65.06", (13, 0))
-CARDS = (Card(0, "Fake RTX 9000", "GPU-1", "0000:01:00.0", 24 << 30),)
+FAKE_GPUS = (Gpu(0, "Fake RTX 9000", "GPU-1", "0000:01:00.0", 24 << 30),)
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -44,16 +44,16 @@ FOUND = [
     ("cupy-cuda-major", E, Findings(OLD, versions=CUPY_13), "every allocation will fail", "cupy-cuda12x"),
     ("cupy-cuda-major", W, Findings(NEW, versions=CUPY_12), "needs libraries of CUDA 12", "cupy-cuda13x"),
     ("two-cupys", E, Findings(NEW, versions={"cupy": "14"} | CUPY_13), "at once", "-y cupy cupy-cuda13x"),
-    ("cpu-build", W, Findings(NEW, CARDS, {"torch": look()}), "can't use the Fake RTX", "uninstall -y torch"),
+    ("cpu-build", W, Findings(NEW, FAKE_GPUS, {"torch": look()}), "can't use the Fake RTX", "uninstall -y torch"),
     ("no-opencl", E, Findings(looks=CL["no"]), "no OpenCL device. A card", 'pip install "pyopencl[pocl]"'),
     ("no-opencl", W, Findings(looks=CL["half"]), "before arraybridge finds no", "export OCL_ICD_FILENAMES="),
     ("old-pocl", E, Findings(looks=CL["old"]), "older than this CPU", "apt install pocl-opencl-icd"),
-    ("takes-card", W, Findings(NEW, CARDS, {"jax": look("CUDA 13")}), "three quarters", "PREALLOCATE=false"),
+    ("takes-card", W, Findings(NEW, FAKE_GPUS, {"jax": look("CUDA 13")}), "three quarters", "PREALLOCATE=false"),
     ("import-order", E, Findings(looks={"b": look()}, trials=[CRASH]), "After a the", "import b before a"),
     ("import-order", E, Findings(looks={"b": look()}, trials=[CRASH | {"at": ""}]), "ends", "two processes"),
     ("namesake", E, Findings(versions={"arraybridge": "0.5.2"}), "0.5.2 is installed", "pip uninstall"),
     ("broken", E, Findings(looks={"jax": HANGS}), "jax hangs: no answer within 5", "--force-reinstall"),
-    ("broken", E, Findings(NEW, CARDS, {"torch": BLIND}, environ=HIDDEN), "", "unset"),
+    ("broken", E, Findings(NEW, FAKE_GPUS, {"torch": BLIND}, environ=HIDDEN), "", "unset"),
 ]  # fmt: skip
 
 
@@ -78,8 +78,8 @@ MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH":
     "facts",
     [
         Findings(NONE, looks={"torch": look(), "cupy": {"state": "missing", "devices": []}}),
-        Findings(NEW, CARDS, {"torch": look("CUDA 13.0")}, versions=CUPY_13),
-        Findings(NEW, CARDS, {"jax": look("CUDA 12"), "tensorflow": look("CUDA 12.8")}, environ=MODEST),
+        Findings(NEW, FAKE_GPUS, {"torch": look("CUDA 13.0")}, versions=CUPY_13),
+        Findings(NEW, FAKE_GPUS, {"jax": look("CUDA 12"), "tensorflow": look("CUDA 12.8")}, environ=MODEST),
         Findings(looks={"b": look()}, trials=[CRASH | {"order": ("b",)}]),
         Findings(versions={"arraybridge": arraybridge.__version__}),
     ],
@@ -89,7 +89,7 @@ def test_what_is_sound_is_no_fault(facts: Findings) -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    facts = Findings(OLD, CARDS, {"torch": look()}, versions={"cupy": "14", "cupy-cuda13x": "14"})
+    facts = Findings(OLD, FAKE_GPUS, {"torch": look()}, versions={"cupy": "14", "cupy-cuda13x": "14"})
     assert [problem["severity"] for problem in problems_of(facts)] == ["error", "error", "warning"]
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from arraybridge import hardware
 from arraybridge.cli import monitor
-from arraybridge.hardware import Card
+from arraybridge.hardware import Gpu
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 from tests.cli.programs import call_cli
 
@@ -77,24 +77,24 @@ def test_a_process_is_shown_with_its_id_and_the_frameworks_that_it_has_imported(
 
 
 @pytest.fixture
-def beside_a_card(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
+def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
     """A reading beside a card, of which the processes 11 and 14 hold something."""
     devices = (
         DeviceMemory("cpu", "", "", 8 * GIB, 2 * GIB, ()),
         DeviceMemory("gpu:0", "Fake RTX 9000", "GPU-1", 24 * GIB, 18 * GIB, (), 87, 61),
     )
-    card = Card(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB)
+    gpu = Gpu(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB)
     programs = {11: (["jax", "torch"], GIB), 12: (["torch"], GIB), 13: (["torch"], 2 * GIB)}
-    reading = hardware.Reading(24 * GIB, 18 * GIB, 87, 61, {11: GIB, 14: GIB})
+    reading = hardware.GpuReading(24 * GIB, 18 * GIB, 87, 61, {11: GIB, 14: GIB})
     monkeypatch.setattr(monitor, "memory_stats", lambda: MemoryStats(devices))
-    monkeypatch.setattr(hardware, "cards", lambda: (card,))
-    monkeypatch.setattr(hardware, "reading", {card: reading}.__getitem__)
+    monkeypatch.setattr(hardware, "gpus", lambda: (gpu,))
+    monkeypatch.setattr(hardware, "read_gpu", {gpu: reading}.__getitem__)
     monkeypatch.setattr(monitor, "programs", lambda: programs)
     return monitor.take_reading()
 
 
-def test_what_is_held_adds_up_to_what_is_used(beside_a_card: MemoryStats) -> None:
-    assert [(row.device, row.holder, row.used) for row in beside_a_card.rows] == [
+def test_what_is_held_adds_up_to_what_is_used(beside_a_gpu: MemoryStats) -> None:
+    assert [(row.device, row.holder, row.used) for row in beside_a_gpu.rows] == [
         ("cpu", "jax + torch, process 11", GIB),
         ("cpu", "torch, processes 12, 13", 3 * GIB),
         ("cpu", "everything else", 2 * GIB),
@@ -105,10 +105,10 @@ def test_what_is_held_adds_up_to_what_is_used(beside_a_card: MemoryStats) -> Non
 
 
 @pytest.mark.parametrize("width", [40, 100])
-def test_the_live_picture_fits(beside_a_card: MemoryStats, width: int) -> None:
-    history = {(row.device, row.holder): deque([row.used or 0] * 24) for row in beside_a_card.rows}
+def test_the_live_picture_fits(beside_a_gpu: MemoryStats, width: int) -> None:
+    history = {(row.device, row.holder): deque([row.used or 0] * 24) for row in beside_a_gpu.rows}
     console = Console(width=width, color_system=None, record=True, file=StringIO())
-    console.print(monitor._picture(console, beside_a_card, history))
+    console.print(monitor._picture(console, beside_a_gpu, history))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     for words in ("load 87 %", "61 °C", "processes 12, 13"):

@@ -43,7 +43,7 @@ def test_a_script_is_run_and_its_copies_are_shown(tmp_path: Path) -> None:
     assert "arguments ['--top', '7', '-x', '--json']" in done.stdout, "what follows the script is its own"
     assert "script.py:5" in done.stdout
     assert "7.8 KiB" in done.stdout
-    assert "because copy=True was asked for" in done.stdout
+    assert "because copy=True was passed" in done.stdout
     assert "→ leave copy=True out" in done.stdout
     assert "1 line, 7.8 KiB copied" in done.stdout.splitlines()[-1]
 

@@ -30,7 +30,7 @@ from arraybridge import (
 )
 from arraybridge.frameworks.base import component
 from tests import matrix_data as data
-from tests.fake_gpu import CardDevices, CardFramework
+from tests.fake_gpu import FakeGpuFramework, GpuDevices
 from tests.helpers import jax_with, registry_kept, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
@@ -185,11 +185,11 @@ def test_words_for_one_kind_of_accelerator() -> None:
         assert Device.parse(words) == Device("gpu", 0)
         assert Device.parse(f"{words}:1") == Device("gpu", 1)
 
-    class MetalDevices(CardDevices):
+    class MetalDevices(GpuDevices):
         def accelerators(self) -> tuple[str, ...]:
             return ("mps",)
 
-    class Metal(CardFramework):
+    class Metal(FakeGpuFramework):
         name, modules = "metal", ("tests",)
         devices = component(MetalDevices)
 

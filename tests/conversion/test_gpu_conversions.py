@@ -22,15 +22,15 @@ from arraybridge import (
 )
 from arraybridge.frameworks.base import Memory, component
 from tests import matrix_data as data
-from tests.fake_gpu import CardArray, CardDevices, CardFramework, CardInterchange
+from tests.fake_gpu import FakeGpuArray, FakeGpuFramework, GpuDevices, GpuInterchange
 from tests.helpers import registry_kept, require
 
 
-class RedCard(CardArray):
+class RedGpu(FakeGpuArray):
     __module__ = "redcards"
 
 
-class BlueCard(CardArray):
+class BlueGpu(FakeGpuArray):
     __module__ = "bluecards"
 
 
@@ -41,39 +41,39 @@ class RedMemory(Memory):
         return self.framework.free[device.index]
 
 
-class RedDevices(CardDevices):
+class RedDevices(GpuDevices):
     framework: Red
 
-    def to_device(self, x: CardArray, device: Device) -> CardArray:
+    def to_device(self, x: FakeGpuArray, device: Device) -> FakeGpuArray:
         self.framework.done.append(f"{self.device_of(x)} to {device}")
         return self.framework.array(x.values.copy(), -1 if device.kind == "cpu" else device.index)
 
 
-class RedInterchange(CardInterchange):
+class RedInterchange(GpuInterchange):
     framework: Red
     dlpack_device = 99
 
-    def adopt(self, x: CardArray, source: arraybridge.Framework, device: Device) -> CardArray:
+    def import_from(self, x: FakeGpuArray, source: arraybridge.Framework, device: Device) -> FakeGpuArray:
         self.framework.done.append(f"adopt from {source.name}")
-        return self.framework.array(x.values, x.card)
+        return self.framework.array(x.values, x.gpu)
 
 
-class Red(CardFramework):
+class Red(FakeGpuFramework):
     """Two cards whose memory it shares with blue, and arrays on the host."""
 
-    name, modules, array, has_host = "red", ("redcards",), RedCard, True
+    name, modules, array, has_host = "red", ("redcards",), RedGpu, True
 
     free = (100, 900)
     memory = component(RedMemory)
     devices = component(RedDevices)
     interchange = component(RedInterchange)
 
-    def copy(self, x: CardArray) -> CardArray:
+    def copy(self, x: FakeGpuArray) -> FakeGpuArray:
         self.done.append("copy")
-        return self.array(x.values.copy(), x.card)
+        return self.array(x.values.copy(), x.gpu)
 
-    def cast(self, x: CardArray, dtype: str) -> CardArray:
-        return self.array(x.values.astype(dtype), x.card)
+    def cast(self, x: FakeGpuArray, dtype: str) -> FakeGpuArray:
+        return self.array(x.values.astype(dtype), x.gpu)
 
 
 class BlueInterchange(RedInterchange):
@@ -82,7 +82,7 @@ class BlueInterchange(RedInterchange):
 
 
 class Blue(Red):
-    name, modules, array = "blue", ("bluecards",), BlueCard
+    name, modules, array = "blue", ("bluecards",), BlueGpu
     interchange = component(BlueInterchange)
 
 
@@ -107,14 +107,14 @@ TRAVELS = [
     (values(), "red", 0,          "device", "gpu:0", 1, ["to gpu:0"]),
     (values(), "red", 1,          "device", "gpu:1", 1, ["to gpu:1"]),
     (values(), "red", "auto",     "device", "gpu:1", 1, ["to gpu:1"]),
-    *((RedCard(values(), 1), name, None, "host", "cpu", 1, ["to host"]) for name in data.FRAMEWORKS[:4]),
-    (RedCard(values(), 1), "red", None, "same", "gpu:1", 0, []),
-    (RedCard(values(), 1), "red", 1,    "same", "gpu:1", 0, []),
-    (RedCard(values(), 0), "red", 1,    "device", "gpu:1", 1, ["gpu:0 to gpu:1"]),
-    (RedCard(values(), 1), "blue", None, "dlpack", "gpu:1", 0, ["adopt from red"]),
-    (RedCard(values(), 0), "blue", 1,   "device", "gpu:1", 1, None),
-    (RedCard(backwards(), 0), "blue", None, "device", "gpu:0", 1, None),
-    (BlueCard(backwards(), 0), "red", None, "dlpack", "gpu:0", 0, ["adopt from blue"]),
+    *((RedGpu(values(), 1), name, None, "host", "cpu", 1, ["to host"]) for name in data.FRAMEWORKS[:4]),
+    (RedGpu(values(), 1), "red", None, "same", "gpu:1", 0, []),
+    (RedGpu(values(), 1), "red", 1,    "same", "gpu:1", 0, []),
+    (RedGpu(values(), 0), "red", 1,    "device", "gpu:1", 1, ["gpu:0 to gpu:1"]),
+    (RedGpu(values(), 1), "blue", None, "dlpack", "gpu:1", 0, ["adopt from red"]),
+    (RedGpu(values(), 0), "blue", 1,   "device", "gpu:1", 1, None),
+    (RedGpu(backwards(), 0), "blue", None, "device", "gpu:0", 1, None),
+    (BlueGpu(backwards(), 0), "red", None, "dlpack", "gpu:0", 0, ["adopt from blue"]),
 ]
 # fmt: on
 
@@ -150,40 +150,40 @@ def test_an_array_travels(
         assert not np.shares_memory(convert_memory(x, target, gpu_id, copy=True).values, source)
 
 
-def test_words_for_cards_and_cards_that_are_missing(red: Red) -> None:
+def test_words_for_gpus_and_gpus_that_are_missing(red: Red) -> None:
     x = values()
     for words in ("gpu:1", "cuda:1", Device("gpu", 1)):
         assert device_of(convert_memory(x, "red", device=words)) == "gpu:1"
     red.free = (901, 900)
     assert device_of(convert_memory(x, "red", "auto")) == "gpu:0"
-    with pytest.raises(CopyRequiredError, match="memory of its own"):
+    with pytest.raises(CopyRequiredError, match="separate memory"):
         convert_memory(x, "red", 0, copy=False)
     with pytest.raises(CopyRequiredError, match="negative strides"):
-        convert_memory(RedCard(backwards(), 0), "blue", copy=False)
+        convert_memory(RedGpu(backwards(), 0), "blue", copy=False)
     with pytest.raises(DeviceNotFoundError, match=r"cpu, gpu:0, gpu:1"):
         convert_memory(x, "red", 2)
     with settings(missing_gpu="host"), pytest.warns(MissingGpuWarning):
         assert device_of(convert_memory(x, "red", 2)) == "cpu"
 
 
-def test_to_cpu_and_to_gpu_on_cards(red: Red) -> None:
-    card = RedCard(values(), 0)
-    assert arraybridge.to_gpu(card) is card
-    assert arraybridge.to_gpu(card, 1).card == arraybridge.to_gpu(card, "auto").card == 1
-    home = arraybridge.to_cpu(card)
-    assert (type(home), home.card) == (RedCard, -1)
-    assert arraybridge.to_gpu(home, 1).card == 1
+def test_to_cpu_and_to_gpu_on_gpus(red: Red) -> None:
+    gpu = RedGpu(values(), 0)
+    assert arraybridge.to_gpu(gpu) is gpu
+    assert arraybridge.to_gpu(gpu, 1).gpu == arraybridge.to_gpu(gpu, "auto").gpu == 1
+    home = arraybridge.to_cpu(gpu)
+    assert (type(home), home.gpu) == (RedGpu, -1)
+    assert arraybridge.to_gpu(home, 1).gpu == 1
     assert arraybridge.to_cpu(home) is home
 
 
-def test_casts_on_cards(red: Red) -> None:
-    card = RedCard(values(), 0)
+def test_casts_on_gpus(red: Red) -> None:
+    gpu = RedGpu(values(), 0)
     for target, gpu_id, copies in (("red", None, 1), ("blue", None, 1), ("red", 1, 2), ("numpy", None, 2)):
-        route = explain(card, target, gpu_id, dtype="float32")
+        route = explain(gpu, target, gpu_id, dtype="float32")
         assert route.copies == copies
         assert "cast" in route.reason
-        result = convert_memory(card, target, gpu_id, dtype="float32")
+        result = convert_memory(gpu, target, gpu_id, dtype="float32")
         cast = result if target == "numpy" else result.values
         assert (cast.dtype, cast.tolist()) == (np.float32, values().tolist())
         with pytest.raises(CopyRequiredError):
-            convert_memory(card, target, gpu_id, dtype="float32", copy=False)
+            convert_memory(gpu, target, gpu_id, dtype="float32", copy=False)

@@ -185,9 +185,9 @@ def test_parts_and_joins_keep_the_bits_of_nans(dtype: str) -> None:
     def read(result: Any) -> Any:
         return arraybridge.to_numpy(result).view(bits.dtype).tolist()
 
-    assert read(own.batching.part(x, 1, 3, 9)) == bits[:, 3:9].tolist()
-    assert read(own.batching.part(x, 0, -3, 99)) == bits[-3:].tolist()
-    assert read(own.batching.part(x, -1, 3, 3)) == bits[:, :0].tolist()
+    assert read(own.batching.slice_axis(x, 1, 3, 9)) == bits[:, 3:9].tolist()
+    assert read(own.batching.slice_axis(x, 0, -3, 99)) == bits[-3:].tolist()
+    assert read(own.batching.slice_axis(x, -1, 3, 3)) == bits[:, :0].tolist()
     assert read(own.batching.stack(own.batching.unstack(x))) == bits.tolist()
-    parts = [own.batching.part(x, 0, 0, 5), own.batching.part(x, 0, 5, 16)]
+    parts = [own.batching.slice_axis(x, 0, 0, 5), own.batching.slice_axis(x, 0, 5, 16)]
     assert read(own.batching.concatenate(parts, 0)) == bits.tolist()

@@ -19,6 +19,6 @@ def two_workers() -> Iterator[Client]:
     """Worker processes of `cluster`, in which warnings are errors, and a client that is nobody's default."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONWARNINGS", "error")
-        workers = cluster(2, cards=False, **QUIET)
+        workers = cluster(2, gpus=False, **QUIET)
     with workers, Client(workers, set_as_default=False) as client:
         yield client

@@ -116,7 +116,7 @@ def one_row(x: Any) -> Any:
 
 
 @arraybridge.torch(gpu_id=99)
-def on_a_card_that_is_not_there(x: Any) -> Any:
+def on_a_gpu_that_is_not_there(x: Any) -> Any:
     return x
 
 
@@ -139,13 +139,13 @@ def number_of_second(x: Any) -> Any:
 _rehearsal = ExitStack()
 
 
-def begin_rehearsal(rows: int) -> dict[str, int]:
+def begin_simulation(rows: int) -> dict[str, int]:
     """From now on this process has memory for so many rows; returns what it recovered from before."""
     _rehearsal.enter_context(inject_oom("torch", above_rows=rows))
     return recoveries()
 
 
-def end_rehearsal() -> dict[str, int]:
+def end_simulation() -> dict[str, int]:
     """Return what this process has recovered from."""
     _rehearsal.close()
     return recoveries()
@@ -178,8 +178,8 @@ def loaded(*names: str) -> list[str]:
     return [name for name in names if name in sys.modules]
 
 
-def only_card() -> int | None:
-    return importlib.import_module("arraybridge.conversion.placement").only_card
+def only_gpu() -> int | None:
+    return importlib.import_module("arraybridge.conversion.placement").only_gpu
 
 
 # -- what tests begin and end with ------------------------------------------------------------------------

@@ -325,7 +325,7 @@ def test_blocks_that_were_not_declared(kind: str) -> None:
 ERRORS: dict[str, tuple[type[Exception], str, str]] = {
     "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", "numpy"),
     "with_graph": (GradientError, r"with_graph\(\).*torch\.no_grad\(\)", "numpy"),
-    "on_a_card_that_is_not_there": (DeviceNotFoundError, "gpu:99", "torch"),
+    "on_a_gpu_that_is_not_there": (DeviceNotFoundError, "gpu:99", "torch"),
 }
 
 

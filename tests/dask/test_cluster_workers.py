@@ -27,7 +27,7 @@ from tests.helpers import asked, require
 
 WHOLE = np.arange(12.0).reshape(3, 4)
 COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-CARD = hardware.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
+GPU = hardware.Gpu(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
@@ -38,7 +38,7 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
     """A worker process as on a machine without cards; what it had imported at first, and its environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "cards", lambda: ())
+        patch.setattr(hardware, "gpus", lambda: ())
         for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"):
             patch.delenv(name, raising=False)
         env = {"TF_FORCE_GPU_ALLOW_GROWTH": "false", "POCL_DEVICES": "pthread pthread"}
@@ -60,16 +60,16 @@ def test_a_worker_is_prepared_before_a_framework_is_there(worker: Any) -> None:
     assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert environment["XLA_CLIENT_MEM_FRACTION"] == "0.25"
     assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "the caller has the last word"
-    assert set(client.run(functions.only_card).values()) == {None}
+    assert set(client.run(functions.only_gpu).values()) == {None}
 
 
-def test_every_number_means_the_card_of_the_worker(worker: Any) -> None:
+def test_every_number_means_the_gpu_of_the_worker(worker: Any) -> None:
     """With OpenCL, which has two devices without a card. A function that has run before is no exception."""
     require("pyclesperanto")
     client, *_ = worker
     rows = to_dask(np.zeros((2, 2), np.float32), chunks=1)
     assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {1}
-    prepare(client, own_card=True)  # the last word counts
+    prepare(client, own_gpu=True)  # the last word counts
     assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {0}
 
 
@@ -109,22 +109,22 @@ def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("dask_cuda")
     module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
-    monkeypatch.setattr(hardware, "cards", lambda: (CARD,))
-    monkeypatch.setattr(placement, "only_card", None)
+    monkeypatch.setattr(hardware, "gpus", lambda: (GPU,))
+    monkeypatch.setattr(placement, "only_gpu", None)
     for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT", "OF_THE_CALLER"):
         monkeypatch.setenv(name, "")
 
 
 @pytest.mark.usefixtures("dask_cuda")
-def test_where_there_are_cards_each_has_a_worker() -> None:
+def test_where_there_are_gpus_each_has_a_worker() -> None:
     with cluster(env={"OF_THE_CALLER": "1"}, fraction=0.5, **QUIET) as started:
         assert type(started) is LocalCUDACluster
         assert COEXISTENCE.items() <= os.environ.items()
         assert (os.environ["XLA_CLIENT_MEM_FRACTION"], os.environ["OF_THE_CALLER"]) == ("0.5", "1")
-        assert placement.only_card == 0
-    with cluster(1, cards=False, processes=False, **QUIET) as started:
+        assert placement.only_gpu == 0
+    with cluster(1, gpus=False, processes=False, **QUIET) as started:
         assert type(started) is LocalCluster
-        assert placement.only_card is None
+        assert placement.only_gpu is None
 
 
 @pytest.mark.usefixtures("dask_cuda")
@@ -135,17 +135,17 @@ def test_a_cluster_that_was_started_otherwise(monkeypatch: pytest.MonkeyPatch) -
         Client(started, set_as_default=False) as client,
     ):
         check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)  # needs no plugin
-        assert placement.only_card is None
+        assert placement.only_gpu is None
         meant = {}
-        for own_card in (None, False, True):
-            prepare(client, own_card=own_card, env={"OF_THE_CALLER": "2"})
-            meant[own_card] = [placement.card_meant(gpu_id) for gpu_id in (None, 7, "auto")]
+        for own_gpu in (None, False, True):
+            prepare(client, own_gpu=own_gpu, env={"OF_THE_CALLER": "2"})
+            meant[own_gpu] = [placement.gpu_index_of(gpu_id) for gpu_id in (None, 7, "auto")]
         assert meant == {None: [None, 0, 0], False: [None, 7, "auto"], True: [None, 0, 0]}
         assert os.environ["OF_THE_CALLER"] == "2"
         assert "gpu:7" not in str(arraybridge.gpu(gpu_id=7)(lambda x: x).explain(np.zeros(1 << 20)))
         monkeypatch.delitem(sys.modules, "dask_cuda")
         prepare(client)
-        assert placement.only_card is None
+        assert placement.only_gpu is None
         assert [name for name in started.workers[0].plugins if name == "arraybridge"] == ["arraybridge"]
 
 
@@ -154,12 +154,12 @@ def test_what_no_cluster_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     for fraction in (0, 1.5, -1):
         with pytest.raises(ValueError, match="no share of a card"):
             cluster(1, fraction=fraction, **QUIET)
-    if not hardware.cards():
+    if not hardware.gpus():
         require("torch")
         require("cupy")
         with pytest.raises(DeviceNotFoundError, match="torch has no device gpu:0"):
             cluster(1, share_memory=True, processes=False, **QUIET)
-    monkeypatch.setattr(hardware, "cards", lambda: (CARD,))
+    monkeypatch.setattr(hardware, "gpus", lambda: (GPU,))
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     with pytest.raises(FrameworkNotInstalledError, match=r"dask-cuda\[cu13\]") as caught:
         cluster(**QUIET)
@@ -239,7 +239,7 @@ def test_large_values_travel_between_workers_by_memory_that_both_map(
 @pytest.fixture
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_registration, "_exchange", Exchange())
-    monkeypatch.setattr(array_registration, "_lent", {})
+    monkeypatch.setattr(array_registration, "_exported", {})
 
 
 LARGE = np.ones(1 << 20)
@@ -248,21 +248,21 @@ LARGE = np.ones(1 << 20)
 @pytest.mark.usefixtures("no_exchange")
 def test_memory_that_is_not_given_back_is_lent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reader may have been killed; one that only takes its time asks again."""
-    one, two = (array_registration.borrow(*array_registration.lend(LARGE)) for _ in range(2))
+    one, two = (array_registration.import_exported(*array_registration.export(LARGE)) for _ in range(2))
     one[:] = 0
     assert one.sum() == 0
     assert two.sum() == LARGE.sum() == LARGE.size
     del one, two
     assert len(array_registration._exchange.segments) == 2
     monkeypatch.setattr(array_registration, "_exchange", Exchange())
-    monkeypatch.setattr(array_registration, "_PATIENCE", 0.0)
-    (lost, _), _ = array_registration.lend(LARGE), array_registration.lend(LARGE)
+    monkeypatch.setattr(array_registration, "_TIMEOUT", 0.0)
+    (lost, _), _ = array_registration.export(LARGE), array_registration.export(LARGE)
     assert len(array_registration._exchange.segments) == 1
     with pytest.raises(EOFError, match="Keep the array until it has arrived"):
-        array_registration.borrow(lost, [])
+        array_registration.import_exported(lost, [])
     monkeypatch.setattr(array_registration, "_MOST", 0)
-    header, frames = array_registration.lend(LARGE)
-    assert array_registration.borrow(header, frames).sum() == LARGE.sum()
+    header, frames = array_registration.export(LARGE)
+    assert array_registration.import_exported(header, frames).sum() == LARGE.sum()
     assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"
 
 
@@ -285,12 +285,12 @@ def test_workers_out_of_reach_get_the_bytes() -> None:
 def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -> None:
     require("torch")
     whole = np.arange(64, dtype=np.float32).reshape(32, 2)
-    before = two_workers.run(functions.begin_rehearsal, 2)
+    before = two_workers.run(functions.begin_simulation, 2)
     own = recoveries()
     try:
         result = map_blocks(functions.plus_one, to_dask(whole, (8, 2))).compute(scheduler=two_workers)
     finally:
-        two_workers.run(functions.end_rehearsal)
+        two_workers.run(functions.end_simulation)
     check_equal(result, whole + 1)
     after = two_workers.run(recoveries)
     gained = {step: sum(after[w][step] - before[w][step] for w in after) for step in ("retry", "split")}

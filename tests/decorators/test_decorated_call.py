@@ -151,7 +151,7 @@ def test_streams_are_entered_around_the_function_alone() -> None:
     events: list[str] = []
 
     class Side(Streams):
-        has_queues = True
+        has_streams = True
 
         @contextlib.contextmanager
         def stream(self, device: Any) -> Iterator[None]:

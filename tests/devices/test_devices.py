@@ -17,36 +17,36 @@ from arraybridge import Device, array_namespace, devices, get_device, hardware, 
 from arraybridge.devices import inventory as module
 from arraybridge.frameworks.accelerators import DeviceDetails
 from arraybridge.frameworks.base import Framework, Memory, component
-from arraybridge.hardware import Card
-from tests.fake_gpu import CardFramework
+from arraybridge.hardware import Gpu
+from tests.fake_gpu import FakeGpuFramework
 from tests.helpers import jax_with, require, run_python
 from tests.test_hardware import FakeNvml, plant
 
-FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
-SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
+FIRST = Gpu(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
+SECOND = Gpu(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
 
 
-class CardsMemory(Memory):
-    framework: Cards
+class GpusMemory(Memory):
+    framework: Gpus
 
-    def card_of(self, device: Device) -> DeviceDetails:
-        return DeviceDetails(identity=self.framework.told.get(str(device), ""))
+    def device_details(self, device: Device) -> DeviceDetails:
+        return DeviceDetails(identity=self.framework.error_text.get(str(device), ""))
 
 
-class Cards(CardFramework):
+class Gpus(FakeGpuFramework):
     """Devices and cards are what a test says."""
 
     has_host = True
-    memory = component(CardsMemory)
+    memory = component(GpusMemory)
 
-    def __init__(self, told: dict[str, str]) -> None:
+    def __init__(self, error_text: dict[str, str]) -> None:
         super().__init__()
-        self.cards = tuple(map(Device.parse, told))
-        self.told = told
+        self.gpus = tuple(map(Device.parse, error_text))
+        self.error_text = error_text
 
 
 @pytest.fixture
-def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FakeNvml(("Card A", "GPU-aaaa", 0x3B, ()), ("Card B", "GPU-bbbb", 0x5E, ())))
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
@@ -71,10 +71,10 @@ def test_they_are_those_of_the_framework_and_are_accepted_as_their_words_are(nam
             assert arraybridge.device_of(x) == device
 
 
-@pytest.mark.usefixtures("two_cards")
-def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
-    found = {str(d): d for d in listed(monkeypatch, Cards(told))}
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None:
+    error_text = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
+    found = {str(d): d for d in listed(monkeypatch, Gpus(error_text))}
     assert list(found) == ["cpu", "gpu:0", "gpu:1", "opencl:0", "opencl:1"]
     assert found["gpu:0"].name == "Card A"
     assert found["gpu:0"].identity == "GPU-aaaa"
@@ -83,7 +83,7 @@ def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["opencl:1"].identity == ""
 
 
-def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
+def _opencl(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], *addresses: str) -> Any:
     """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
     from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
 
@@ -92,26 +92,26 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
     for name in ("described", "devices", "memory", "batching", "interchange", "runtime"):
         vars(one).pop(name, None)
     names = ("Card B", "Card A", "CPU")
-    monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
+    monkeypatch.setattr(pyclesperanto.hardware, "gpus", lambda: gpus)
     seen = [DeviceDetails(name, address, 1) for name, address in zip(names, addresses, strict=True)]
     monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
     one._arrange([SimpleNamespace(name=name) for name in names], 2)
     return one
 
 
-def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opencl_numbers_mean_the_gpus_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     one = _opencl(monkeypatch, (FIRST, SECOND), SECOND.pci, FIRST.pci, "")
     assert [str(one.devices.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
     assert [native.name for native in one.natives] == ["Card A", "Card B", "CPU"]
     assert str(one.devices.find_device(Device("gpu", 0))) == "opencl:0"
-    assert one.memory.card_of(Device("opencl", 0)) == DeviceDetails("Card A", FIRST.pci, 1)
+    assert one.memory.device_details(Device("opencl", 0)) == DeviceDetails("Card A", FIRST.pci, 1)
 
 
 # -- in one line -------------------------------------------------------------------------------------
 
 
-def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cards", lambda: ())
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
     monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None
@@ -119,8 +119,8 @@ def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (info["available"], info["backend"], info["names"]) == (False, "cpu", [])
 
 
-@pytest.mark.usefixtures("two_cards")
-def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
     listed = {str(device): device for device in devices()}
     assert list(listed) == ["cpu", "gpu:0", "gpu:1"]

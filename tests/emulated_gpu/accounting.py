@@ -7,56 +7,56 @@ import gc
 
 import cupy
 
-_card = ctypes.CDLL("libcudart.so.13")
+_gpu = ctypes.CDLL("libcudart.so.13")
 for _name in ("used_bytes", "capacity", "queued_work"):
-    getattr(_card, f"card_{_name}").restype = ctypes.c_size_t
+    getattr(_gpu, f"gpu_{_name}").restype = ctypes.c_size_t
 
 
-def used(card: int = 0) -> int:
+def used(gpu: int = 0) -> int:
     """Bytes that are allocated on the card."""
-    return int(_card.card_used_bytes(card))
+    return int(_gpu.gpu_used_bytes(gpu))
 
 
 def capacity() -> int:
     """Bytes of each card."""
-    return int(_card.card_capacity())
+    return int(_gpu.gpu_capacity())
 
 
-def queued(card: int = 0) -> int:
+def queued(gpu: int = 0) -> int:
     """Pieces of work that wait on all streams of the card."""
-    return int(_card.card_queued_work(card))
+    return int(_gpu.gpu_queued_work(gpu))
 
 
-def is_open(card: int = 0) -> bool:
+def is_open(gpu: int = 0) -> bool:
     """Whether this process has a context on the card."""
-    return bool(_card.card_is_open(card))
+    return bool(_gpu.gpu_is_open(gpu))
 
 
-def is_awake() -> bool:
+def is_driver_initialized() -> bool:
     """Whether the driver was initialized."""
-    return bool(_card.card_is_awake())
+    return bool(_gpu.gpu_is_awake())
 
 
-def retained_contexts(card: int = 0) -> int:
+def retained_contexts(gpu: int = 0) -> int:
     """How often the driver's interface retained the primary context of the card without releasing it."""
-    return int(_card.card_retained_contexts(card))
+    return int(_gpu.gpu_retained_contexts(gpu))
 
 
 def pushed_contexts() -> int:
     """How many contexts this thread has pushed and not popped."""
-    return int(_card.card_pushed_contexts())
+    return int(_gpu.gpu_pushed_contexts())
 
 
 def fail_next_push() -> None:
     """Let the next cuCtxPushCurrent fail."""
-    _card.card_fail_next_push()
+    _gpu.gpu_fail_next_push()
 
 
 def empty_pools() -> None:
     """Let CuPy give back what it caches, on both cards."""
     gc.collect()
-    for card in range(2):
-        with cupy.cuda.Device(card):
-            cupy.cuda.Device(card).synchronize()
+    for gpu in range(2):
+        with cupy.cuda.Device(gpu):
+            cupy.cuda.Device(gpu).synchronize()
             cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()

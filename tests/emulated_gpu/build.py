@@ -82,7 +82,7 @@ def build(folder: Path) -> None:
         run("gcc", *flags, "-c", HERE / "emulator" / source, "-o", objects[-1])
     runtime = {name for name in exported(cuda() / "lib" / LIBRARY) if name.startswith("cuda")}
     missing = (runtime | driver_calls(headers / "cuda.h")) - defined(objects)
-    (folder / "stubs.c").write_text(stubs(missing, "card_unimplemented"))
+    (folder / "stubs.c").write_text(stubs(missing, "gpu_unimplemented"))
     named = ("-Wl,-soname," + LIBRARY, "-o", folder / LIBRARY)
     run("gcc", "-w", "-fPIC", "-shared", *named, *objects, folder / "stubs.c", "-ldl", "-lpthread")
     for alias in ALIASES:

@@ -10,10 +10,10 @@ collect_ignore_glob = [] if EMULATED else ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
-def _both_cards() -> None:
+def _both_gpus() -> None:
     """Nothing of an earlier test waits in a queue or lies in a pool."""
     import arraybridge
-    from tests.emulated_gpu import books
+    from tests.emulated_gpu import accounting
 
     arraybridge.free_memory()
-    books.empty_pools()
+    accounting.empty_pools()

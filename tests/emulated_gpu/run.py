@@ -16,9 +16,9 @@ HERE = Path(__file__).resolve().parent
 #: so that a wait that was left out shows. At once: everything is, as on a card that is never behind. Guarded:
 #: lazy, and the host may not touch the card's memory.
 WAYS = {
-    "lazy": {"CARD_STREAMS": "lazy"},
-    "at-once": {"CARD_STREAMS": "at-once"},
-    "guarded": {"CARD_STREAMS": "lazy", "CARD_GUARDED": "1"},
+    "lazy": {"GPU_STREAMS": "lazy"},
+    "at-once": {"GPU_STREAMS": "at-once"},
+    "guarded": {"GPU_STREAMS": "lazy", "GPU_GUARDED": "1"},
 }
 
 
@@ -31,11 +31,11 @@ def environment(folder: Path, way: str, memory: int = 384 << 20) -> dict[str, st
     return {
         **os.environ,
         **WAYS[way],
-        "ARRAYBRIDGE_EMULATED_CARD": way,
-        "CARD_MEMORY": str(memory),
-        "CARD_PYTHON": sys.executable,
-        "CARD_COMPILER": str(HERE / "compile_kernel.py"),
-        "CARD_KERNELS": str(folder / "kernels"),
+        "ARRAYBRIDGE_EMULATED_GPU": way,
+        "GPU_MEMORY": str(memory),
+        "GPU_PYTHON": sys.executable,
+        "GPU_COMPILER": str(HERE / "compile_kernel.py"),
+        "GPU_KERNELS": str(folder / "kernels"),
         "CUPY_CACHE_DIR": str(folder / "cupy"),
         "CUPY_ACCELERATORS": "",  # no kernels of CUB, which are machine code
         "LD_PRELOAD": str(folder / "libcudart.so.13"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from tests.emulated_gpu import books
+from tests.emulated_gpu import accounting
 from tests.helpers import EMULATED
 
 pytestmark = pytest.mark.gpu
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-def test_a_full_card_is_cleared_for_a_new_array_or_out_of_memory() -> None:
+def test_a_full_gpu_is_cleared_for_a_new_array_or_out_of_memory() -> None:
     """CuPy's cache and idle buffers are in the way of a new array, and are given up for it."""
-    third = books.capacity() // 3
-    pool = arraybridge.BufferPool(books.capacity())
+    third = accounting.capacity() // 3
+    pool = arraybridge.BufferPool(accounting.capacity())
     pool.give(pool.take((third,), np.uint8, "cupy", gpu_id=0))
     cupy.empty(third, np.uint8)
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorMemoryAllocation"):
         cupy.cuda.Memory(2 * third)
     x = arraybridge.run_with_oom_recovery(cupy.cuda.Memory, 2 * third)
     assert x.size == 2 * third
-    full = cupy.cuda.Memory(books.capacity() - books.used() - MIB)
+    full = cupy.cuda.Memory(accounting.capacity() - accounting.used() - MIB)
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
         arraybridge.convert_memory(np.zeros(4 * MIB, np.uint8), "cupy", 0)
     assert arraybridge.is_oom_error(caught.value)
@@ -35,7 +35,7 @@ def test_a_full_card_is_cleared_for_a_new_array_or_out_of_memory() -> None:
 
 
 def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
-    wide = books.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
+    wide = accounting.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
     x = cupy.arange(16, dtype=np.float32).reshape(16, 1)
     done: list[int] = []
 
@@ -57,7 +57,7 @@ def test_what_waits_on_another_stream_goes_on_waiting() -> None:
         late = cupy.zeros(6)
         for _ in range(4):
             late += 1
-    waiting = books.queued()
+    waiting = accounting.queued()
     assert waiting >= 4
     with cupy.cuda.Stream(non_blocking=True):
         x = cupy.arange(6.0)
@@ -67,6 +67,6 @@ def test_what_waits_on_another_stream_goes_on_waiting() -> None:
         arraybridge.convert_memory(np.ones(6), "cupy", 0)
         y = arraybridge.cupy(output_type="numpy")(lambda a: a + 1)(x)
     assert y.tolist() == list(range(1, 7))
-    assert books.queued() >= waiting
+    assert accounting.queued() >= waiting
     bystander.synchronize()
     assert (late.get() == 4).all()

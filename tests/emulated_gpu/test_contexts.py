@@ -10,10 +10,10 @@ pytestmark = pytest.mark.gpu
 
 IMPORTS = (
     "import os, threading, numpy as np, cupy, arraybridge as ab",
-    "from arraybridge import machine",
-    "from arraybridge.frameworks import cardmemory",
-    "from tests.emulated_gpu import books",
-    "opened = lambda: map(books.is_open, range(2))",
+    "from arraybridge import hardware",
+    "from arraybridge.frameworks import gpu_memory",
+    "from tests.emulated_gpu import accounting",
+    "opened = lambda: map(accounting.is_open, range(2))",
 )
 
 
@@ -76,8 +76,8 @@ print((y.get() == 3).all())
     ),
     "streams of threads that have ended are used again": (
         """
-cards = machine.cards()
-print(cardmemory.is_awake(), len(cards), machine.free_memory(1) == cards[1].total)
+cards = hardware.gpus()
+print(gpu_memory.is_awake(), len(cards), hardware.free_memory(1) == cards[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)
 def f(x):
@@ -86,7 +86,7 @@ def f(x):
 for _ in range(20):
     thread = threading.Thread(target=f, args=(np.zeros(3),))
     thread.start(); thread.join()
-print(len(seen), books.used() < 8 << 20)
+print(len(seen), accounting.used() < 8 << 20)
 """,
         ["False 2 True", "1 True"],
     ),
@@ -96,12 +96,13 @@ print(len(seen), books.used() < 8 << 20)
 def test_a_context_that_cannot_be_made_current_is_released() -> None:
     printed = asked(
         *IMPORTS,
-        "with cardmemory.primary_context(1): print(books.retained_contexts(1), books.pushed_contexts())",
-        "books.fail_next_push()",
+        "contexts = lambda: (accounting.retained_contexts(1), accounting.pushed_contexts())",
+        "with gpu_memory.primary_context(1): print(*contexts())",
+        "accounting.fail_next_push()",
         "try:",
-        "    with cardmemory.primary_context(1): print('not raised')",
+        "    with gpu_memory.primary_context(1): print('not raised')",
         "except RuntimeError as error: print(error)",
-        "print(books.retained_contexts(1), books.pushed_contexts(), cupy.cuda.runtime.getDevice())",
+        "print(*contexts(), cupy.cuda.runtime.getDevice())",
         "print(ab.to_numpy(ab.convert_memory(np.ones(3), 'cupy', 1)).sum(), *opened())",
     )
     assert printed.splitlines() == [

@@ -17,14 +17,20 @@ pytestmark = pytest.mark.gpu
 #: Calls of CuPy's class that have to select the device. All others do the same on any current device.
 SELECTING = (
     *("cast", "copy", "from_host", "to_host"),
-    *("batching.concatenate", "batching.empty", "batching.room", "batching.stack"),
-    *("devices.default_device", "devices.selected", "devices.to_device", "runtime.beside"),
+    *("batching.concatenate", "batching.empty", "batching.output_buffer", "batching.stack"),
+    *("devices.default_device", "devices.selected", "devices.to_device", "runtime.device_guard"),
     *("interchange.adopt, from CuPy", "interchange.adopt, from a framework without streams"),
     "interchange.adopt, from an unknown library by DLPack",
     "interchange.adopt, from an unknown library by the CUDA array interface",
-    *("interchange.must_copy", "interchange.settle"),
-    *("memory.card_memory", "memory.free_cache", "memory.pinned_bytes", "memory.synchronize", "memory.usage"),
-    *("streams.handle", "streams.mark", "streams.stream", "streams.take_stream", "streams.wait_for"),
+    *("interchange.must_copy", "interchange.block_until_ready"),
+    *(
+        "memory.device_memory",
+        "memory.free_cache",
+        "memory.pinned_bytes",
+        "memory.synchronize",
+        "memory.usage",
+    ),
+    *("streams.handle", "streams.record_event", "streams.stream", "streams.take_stream", "streams.wait_for"),
 )
 
 

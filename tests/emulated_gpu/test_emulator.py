@@ -43,16 +43,16 @@ def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cu
 # -- what happens once in a process ---------------------------------------------------------------------
 
 
-def test_a_card_is_open_once_it_is_used_and_not_before() -> None:
+def test_a_gpu_is_open_once_it_is_used_and_not_before() -> None:
     said = asked(
         "import cupy",
-        "from tests.emulated_gpu import books",
+        "from tests.emulated_gpu import accounting",
         "r = cupy.cuda.runtime",
         "r.getDeviceCount(); r.getDeviceProperties(1); r.deviceGetAttribute(75, 1); r.getDevice()",
-        "print(books.is_open(0), books.is_open(1))",
+        "print(accounting.is_open(0), accounting.is_open(1))",
         "cupy.cuda.Device(1).use()",
-        "print(books.is_open(0), books.is_open(1))",
+        "print(accounting.is_open(0), accounting.is_open(1))",
         "with cupy.cuda.Device(1): pass",
-        "print(books.is_open(0), books.is_open(1))",
+        "print(accounting.is_open(0), accounting.is_open(1))",
     )
     assert said.split() == ["False", "False", "False", "True", "False", "True"]

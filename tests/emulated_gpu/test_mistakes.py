@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks.accelerators import Mark
+from arraybridge.frameworks.accelerators import StreamEvent
 from arraybridge.types import Device
-from tests.emulated_gpu import books
+from tests.emulated_gpu import accounting
 from tests.gpu import test_memory as memory
 from tests.gpu import test_ordering as ordering
 from tests.gpu.test_ordering import _as_it_was  # noqa: F401  # streams and queues, after each test
@@ -56,7 +56,7 @@ def test_a_mistake_is_noticed(
 ) -> None:
     noticed()  # which skips where its frameworks are not there
     arraybridge.free_memory()
-    books.empty_pools()  # so that memory does not hold the right values from before
+    accounting.empty_pools()  # so that memory does not hold the right values from before
     right = resolve_name(target)
 
     def planted(*args: Any, **kwargs: Any) -> Any:
@@ -99,14 +99,14 @@ def the_default_stream_is_not_waited_for(right: Function, self: Any, device: Dev
 
 
 @mistake(f"{CUPY}.CupyStreams.mark", ordering.test_a_pipeline_of_plain_functions_frees_nothing_early)
-def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> Mark:
-    mark: Mark = right(self, device)
+def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> StreamEvent:
+    mark: StreamEvent = right(self, device)
     return mark._replace(wait=lambda: None)
 
 
 @mistake(
     f"{CUPY}.CupyDevices.to_device",
-    ordering.test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again,
+    ordering.test_a_copy_to_the_other_gpu_has_been_read_before_its_source_is_used_again,
     "to_gpu",
 )
 @mistake(
@@ -170,13 +170,13 @@ def a_result_stays_with_the_stream_that_made_it(_: Function, self: Any, x: Any) 
 
 
 @mistake(
-    "frameworks.cardmemory._end",
+    "frameworks.gpu_memory._end",
     ordering.test_what_was_lent_is_read_before_its_owner_uses_it_again,
     "torch",
     "shared",
 )
 @mistake(
-    "frameworks.cardmemory._end",
+    "frameworks.gpu_memory._end",
     ordering.test_what_a_framework_without_queues_lends_is_kept_until_it_was_read,
     "cupy",
 )
@@ -185,14 +185,14 @@ def a_loan_ends_before_it_was_read(*_: Any) -> None:
 
 
 @mistake(
-    "lines.threads.Worker.hold",
+    "parallel.workers.Worker.hold",
     ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
     "prefetch",
 )
 @mistake(
-    "lines.threads.Worker.hold",
+    "parallel.workers.Worker.hold",
     ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
     "Pipeline",
 )
-def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[Mark]:
+def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[StreamEvent]:
     return []

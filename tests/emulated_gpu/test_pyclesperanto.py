@@ -12,14 +12,14 @@ pytestmark = pytest.mark.gpu
 
 SETUP = (
     "import sys",
-    f"sys.path.insert(0, {str(Path(__file__).parent / 'standin')!r})",
+    f"sys.path.insert(0, {str(Path(__file__).parent / 'replacement')!r})",
     "import numpy as np, cupy, arraybridge as ab, pyclesperanto as cle",
     "from arraybridge import convert_memory as to, explain",
     "host = np.arange(6, dtype=np.float32).reshape(2, 3)",
 )
 
 
-def test_it_shares_with_cupy_on_the_same_card_and_copies_once_where_it_cannot() -> None:
+def test_it_shares_with_cupy_on_the_same_gpu_and_copies_once_where_it_cannot() -> None:
     said = asked(
         *SETUP,
         "x = to(host, 'cupy', 1)",

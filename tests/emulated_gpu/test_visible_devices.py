@@ -25,8 +25,8 @@ VISIBLE: dict[str, list[int]] = {
 }
 PROGRAM = (
     "import arraybridge as ab, cupy, numpy as np, pynvml",
-    "from arraybridge import machine",
-    "from tests.emulated_gpu import books",
+    "from arraybridge import hardware",
+    "from tests.emulated_gpu import accounting",
     "runtime = cupy.cuda.runtime",
 )
 
@@ -35,8 +35,8 @@ PROGRAM = (
 def test_every_interface_numbers_the_gpus_alike(variable: str) -> None:
     printed = asked(
         *PROGRAM,
-        "listed = [card.pci for card in machine.cards()]",
-        "print([str(device) for device in ab.devices('cupy')], books.is_awake())",
+        "listed = [card.pci for card in hardware.gpus()]",
+        "print([str(device) for device in ab.devices('cupy')], accounting.is_awake())",
         "try: count = runtime.getDeviceCount()",
         "except runtime.CUDARuntimeError as error: count = 0; print(error)",
         "else: print('')",
@@ -63,8 +63,8 @@ def test_memory_is_counted_on_the_physical_gpu() -> None:
         "handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]",
         "print([pynvml.nvmlDeviceGetMemoryInfo(handle).used >= x.nbytes for handle in handles])",
         "print([len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles])",
-        "reading = machine.reading(machine.cards()[0])",
-        "print(reading.used >= x.nbytes, machine.free_memory(0) == reading.free, machine.free_memory(1))",
+        "reading = hardware.read_gpu(hardware.gpus()[0])",
+        "print(reading.used >= x.nbytes, hardware.free_memory(0) == reading.free, hardware.free_memory(1))",
         "print(ab.memory_stats()['gpu:0'].holdings[0].used, ab.to_numpy(x).sum())",
         env={"CUDA_VISIBLE_DEVICES": "1"},
     )
@@ -86,7 +86,7 @@ def test_without_a_visible_gpu_the_driver_stays_asleep() -> None:
         *PROGRAM,
         "print(ab.gpu_available(), ab.devices('cupy'))",
         "print(ab.framework('cupy').devices.missing_device_reason())",
-        "print(books.is_awake())",
+        "print(accounting.is_awake())",
         env={"CUDA_VISIBLE_DEVICES": "-1"},
     )
     reason = "CUDA answers cudaErrorNoDevice: no CUDA-capable device is detected"

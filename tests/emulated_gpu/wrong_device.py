@@ -11,7 +11,7 @@ def stay_on_the_current_device() -> None:
     """Put a context that does nothing in the place of the device guard."""
     import arraybridge.frameworks.cupy as module
 
-    module.on_card = lambda index: nullcontext()  # type: ignore[assignment]
+    module.on_gpu = lambda index: nullcontext()  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

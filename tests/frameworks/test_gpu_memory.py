@@ -15,13 +15,13 @@ import pytest
 import arraybridge
 from arraybridge import free_memory
 from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.accelerators import Mark, Streams
+from arraybridge.frameworks.accelerators import StreamEvent, Streams
 from arraybridge.frameworks.base import component
 from arraybridge.frameworks.numpy import NumpyDevices, NumpyFramework, NumpyInterchange
 from arraybridge.types import Device
 from tests.helpers import require
 
-CARD = Device("gpu", 0)
+GPU = Device("gpu", 0)
 
 
 class Queue(Streams):
@@ -38,8 +38,8 @@ class Queue(Streams):
     def wait_for(self, device: Device, handle: int) -> None:
         self.waited.append(handle)
 
-    def mark(self, device: Device) -> Mark | None:
-        return Mark(self, device, lambda: None, lambda: setattr(self, "done", True), lambda: self.done)
+    def record_event(self, device: Device) -> StreamEvent | None:
+        return StreamEvent(self, device, lambda: None, lambda: setattr(self, "done", True), lambda: self.done)
 
 
 class Memory:
@@ -64,33 +64,33 @@ def collected(*steps: Callable[[], object]) -> None:
     ],
     ids=["its queue waits", "another queue", "of each thread", "no queues"],
 )
-@pytest.mark.parametrize("end", [gpu_memory.release, gpu_memory.settle, free_memory])
+@pytest.mark.parametrize("end", [gpu_memory.release, gpu_memory.block_until_ready, free_memory])
 def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
-    lender: Streams, ended_on: int | None, kept: bool, end: Callable[[], object]
+    exporter: Streams, ended_on: int | None, kept: bool, end: Callable[[], object]
 ) -> None:
-    borrower, memory = Queue(3), Memory()
-    before = lender.number if isinstance(lender, Queue) else 0
-    seen, loan = weakref.ref(memory), [gpu_memory.loan(memory, lender, borrower, CARD)]
+    importer, memory = Queue(3), Memory()
+    before = exporter.number if isinstance(exporter, Queue) else 0
+    seen, keep_alive = weakref.ref(memory), [gpu_memory.keep_alive(memory, exporter, importer, GPU)]
     del memory
     collected(gpu_memory.release)
     assert seen() is not None, "the borrower's array is alive"
-    if isinstance(lender, Queue):
-        lender.number, lender.waited = ended_on, []
-    collected(loan.clear)
-    if isinstance(lender, Queue):
-        assert lender.waited == ([] if kept else [3])
-        lender.number = before
+    if isinstance(exporter, Queue):
+        exporter.number, exporter.waited = ended_on, []
+    collected(keep_alive.clear)
+    if isinstance(exporter, Queue):
+        assert exporter.waited == ([] if kept else [3])
+        exporter.number = before
     assert (seen() is not None) == kept
     collected(gpu_memory.release)
     assert (seen() is not None) == kept, "what is not read yet stays"
-    borrower.done = end is gpu_memory.release
+    importer.done = end is gpu_memory.release
     collected(end)
     assert seen() is None
-    assert borrower.done == (kept or end is gpu_memory.release), "who settles waits"
+    assert importer.done == (kept or end is gpu_memory.release), "who settles waits"
 
 
 def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
-    kept, memory, broken = gpu_memory.Kept(), Memory(), True
+    kept, memory, broken = gpu_memory.KeepAlives(), Memory(), True
     seen = weakref.ref(memory)
 
     def is_done() -> bool:
@@ -112,7 +112,7 @@ def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
 
 def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query of one framework breaks off the graph of any other; the stand-in records one."""
-    kept, recording, queries = gpu_memory.Kept(), True, 0
+    kept, recording, queries = gpu_memory.KeepAlives(), True, 0
 
     def is_done() -> bool:
         nonlocal queries
@@ -144,13 +144,13 @@ def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
 )
 def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, how: str) -> None:
     module, memory = require(name), Memory()
-    room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    module = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
     lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
     if name == "jax":
-        room._lend_to_jax(memory, lent[0], module.devices("cpu")[0])
+        module._export_to_jax(memory, lent[0], module.devices("cpu")[0])
     else:
-        room._lend_to_tensorflow(memory, lent[0], "CPU:0")
+        module._export_to_tensorflow(memory, lent[0], "CPU:0")
     del memory
     collected(gpu_memory.release)
     if how == "donated":  # which deletes what JAX has of it, and leaves the object
@@ -167,14 +167,14 @@ def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str
             return x + 1
 
         assert float((module.jit if name == "jax" else module.function)(traced)(1.0)) == 2.0
-    collected(gpu_memory.release, gpu_memory.settle)
+    collected(gpu_memory.release, gpu_memory.block_until_ready)
     assert seen() is None
 
 
 @pytest.mark.parametrize(
     ("name", "order"), [("jax", ["gpu:0", "left"]), ("tensorflow", ["gpu:0", "settled", "left"])]
 )
-def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
+def test_what_knows_no_stream_waits_for_the_sources_gpu_and_keeps_the_memory(
     name: str, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On host memory that passes for a card's: torch lends from the card that is selected, and no other."""
@@ -189,7 +189,7 @@ def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
             done.append("left")
 
     class SourceInterchange(NumpyInterchange):
-        def settle(self, x: Any) -> None:
+        def block_until_ready(self, x: Any) -> None:
             done.append("settled")
 
     class Source(NumpyFramework):
@@ -200,12 +200,12 @@ def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
 
     framework = arraybridge.framework(name)
     kept: list[Any] = []
-    room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
-    monkeypatch.setattr(room, f"_lend_to_{name}", lambda x, *_: kept.append(x))
+    module = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    monkeypatch.setattr(module, f"_lend_to_{name}", lambda x, *_: kept.append(x))
     monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)
-    lent = framework.interchange.adopt(memory, Source(), CARD)
+    lent = framework.interchange.import_from(memory, Source(), GPU)
     assert done == order
     assert kept[0] is memory
     np.testing.assert_array_equal(np.asarray(lent), np.arange(16, dtype=np.float32))

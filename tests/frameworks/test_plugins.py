@@ -148,10 +148,10 @@ def test_what_does_not_load_harms_nobody_else(tmp_path: Path) -> None:
         "is_oom_error": [True, False],
     }
     assert len(answers["warnings"]) == len(BROKEN)
-    for name, told in answers["named"].items():
+    for name, error_text in answers["named"].items():
         start = f"{PLUGIN / 'break_it.py'}: RuntimeWarning: the framework {name} is offered by"
         assert any(warning.startswith(start) for warning in answers["warnings"])
-        for cls, message, chained in told.values():
+        for cls, message, chained in error_text.values():
             assert (cls, chained) == ("FrameworkNotInstalledError", BROKEN[name][1]), message
             entry = f"{name} = {name}plug.bridge:Bridge"
             for words in (entry, f"pip install --upgrade {name}-dist", f"pip uninstall {name}-dist"):

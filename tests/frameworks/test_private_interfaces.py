@@ -18,14 +18,14 @@ def test_without_the_first_the_public_import_shares_as_well(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require("jax")
-    from arraybridge.frameworks.jax import arrays as room
+    from arraybridge.frameworks.jax import arrays as module
 
     memory: Any = arraybridge.aligned((4, 3), dtype)
     memory[...] = np.arange(12).reshape(4, 3)
-    monkeypatch.setattr(room, "_import_capsule", None)
-    framework = room.JaxFramework()
+    monkeypatch.setattr(module, "_import_capsule", None)
+    framework = module.JaxFramework()
     with pytest.raises(NotImplementedError):  # and the careful way is taken
-        framework.fast_path.fast_adopt(dlpack_capsules.capsule(memory))
+        framework.fast_path.fast_import(dlpack_capsules.capsule(memory))
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype
     assert shared.unsafe_buffer_pointer() == memory.ctypes.data

@@ -203,12 +203,12 @@ def test_a_broken_exporter_ends_in_a_typed_error(target: str) -> None:
         assert words != "cannot be exported" or isinstance(caught.value.__cause__, BufferError)
 
 
-def test_an_array_of_a_card_without_a_driver_is_refused_by_name() -> None:
+def test_an_array_of_a_gpu_without_a_driver_is_refused_by_name() -> None:
     require("cupy")
     if arraybridge.framework("cupy").devices.available():
         pytest.skip("it is about a machine without a card, and this one has one")
-    on_card: Any = Thing()
-    on_card.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (64, True), "version": 3}
+    on_gpu: Any = Thing()
+    on_gpu.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (64, True), "version": 3}
     for call in (convert_memory, explain):
         with pytest.raises(MemoryConversionError, match=r"CUDA array.*copy it to the host"):
-            call(on_card, "numpy")
+            call(on_gpu, "numpy")

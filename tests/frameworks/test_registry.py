@@ -17,7 +17,7 @@ import pytest
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type, register
 from arraybridge.frameworks import registry
-from tests.fake_gpu import CardArray, CardFramework
+from tests.fake_gpu import FakeGpuArray, FakeGpuFramework
 from tests.helpers import registry_kept, require, run_python
 
 SCRIPTS = Path(__file__).parents[1] / "conversion" / "scripts"
@@ -138,13 +138,13 @@ def test_detecting_an_array_imports_no_framework() -> None:
 
 
 def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
-    class Doubling(CardFramework):
+    class Doubling(FakeGpuFramework):
         modules = ("tests",)
 
-        def to_host(self, x: CardArray) -> np.ndarray[Any, Any]:
+        def to_host(self, x: FakeGpuArray) -> np.ndarray[Any, Any]:
             return x.values * 2
 
-    made, x = CardFramework(), CardArray(np.array([1, 2]))
+    made, x = FakeGpuFramework(), FakeGpuArray(np.array([1, 2]))
     with pytest.raises(ValueError, match="cards"):
         convert_memory(np.ones(2), "cards")
     with pytest.raises(arraybridge.UnknownArrayError):
@@ -167,13 +167,13 @@ def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
 def test_an_existing_name_is_replaced_on_request_only() -> None:
     fix = r"\. Choose another name, or pass replace=True to replace that framework\.$"
     for name in ("numpy", "torch", "mlx"):
-        taken = type("Taken", (CardFramework,), {"name": name})()
+        taken = type("Taken", (FakeGpuFramework,), {"name": name})()
         problem = f"^Cannot register Taken: the name '{name}' belongs to a built-in framework"
         with pytest.raises(ValueError, match=problem + fix):
             register(taken)
         assert registry.instances().get(name) is not taken
-    first = register(CardFramework())
-    second = CardFramework()
+    first = register(FakeGpuFramework())
+    second = FakeGpuFramework()
     for again in (first, second):
         problem = "^Cannot register CardFramework: the name 'cards' belongs to a registered CardFramework"
         with pytest.raises(ValueError, match=problem + fix):
@@ -232,7 +232,7 @@ def test_a_module_with_from_dlpack_needs_no_methods(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_what_is_known_before_an_import_agrees_with_the_framework(name: str) -> None:
     require(name)
-    facts = registry.facts(name)
+    facts = registry.metadata_of(name)
     framework = arraybridge.framework(name)
     assert facts.has_only_host == framework.devices.has_only_host == (name == "numpy")
     assert facts.accelerator_kind == framework.devices.accelerator(0).kind
@@ -249,11 +249,11 @@ def test_every_built_in_framework_has_a_class_to_load() -> None:
 
 
 def test_registering_nonsense_is_a_type_error() -> None:
-    class Nameless(CardFramework):
+    class Nameless(FakeGpuFramework):
         name = ""
 
     before = registry.roots()
-    for thing in (None, "cards", CardFramework, np, Nameless()):
+    for thing in (None, "cards", FakeGpuFramework, np, Nameless()):
         with pytest.raises(TypeError, match=r"Framework|name"):
             register(thing)  # type: ignore[arg-type]
     assert registry.roots() == before

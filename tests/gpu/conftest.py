@@ -17,12 +17,12 @@ def _current_device_is_restored() -> Iterator[None]:
 
     yield
     cupy = sys.modules.get("cupy")
-    if cupy is None or not gpu_memory.is_awake():
+    if cupy is None or not gpu_memory.is_driver_initialized():
         return
     # PyTorch leaves CUDA's device where its last tensor was, if the other device has no context.
     if "torch" not in sys.modules or gpu_memory.has_context(0):
         assert cupy.cuda.runtime.getDevice() == 0
     if EMULATED:
-        from tests.emulated_gpu import books
+        from tests.emulated_gpu import accounting
 
-        assert books.pushed_contexts() == 0
+        assert accounting.pushed_contexts() == 0

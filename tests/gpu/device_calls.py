@@ -147,7 +147,7 @@ def _error_inside(context: AbstractContextManager[Any]) -> str:
 
 
 def _mark(s: Setup) -> bool:
-    mark = s.streams.mark(SECOND)
+    mark = s.streams.record_event(SECOND)
     assert mark is not None
     mark.wait()
     mark.synchronize()
@@ -185,7 +185,7 @@ def _free_cache(s: Setup, device: ab.Device | None) -> bool:
 
 
 def _used_memory(s: Setup) -> bool:
-    memory = s.memory.card_memory(SECOND)
+    memory = s.memory.device_memory(SECOND)
     return memory is not None and memory.free < memory.total
 
 
@@ -195,7 +195,7 @@ def _adopt_from(s: Setup, name: str) -> Any:
     # PyTorch leaves CUDA's current device, which is CuPy's, on the device of its last tensor.
     with s.devices.selected(SECOND):
         x = other.from_host(VALUES, SECOND)
-    return s.interchange.adopt(x, other, SECOND)
+    return s.interchange.import_from(x, other, SECOND)
 
 
 ARRAY: Any = ["gpu:1", VALUES.tolist()]
@@ -214,21 +214,24 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "interchange.adopt, from CuPy": (lambda s: _adopt_from(s, "cupy"), ARRAY),
     "interchange.adopt, from PyTorch": (lambda s: _adopt_from(s, "torch"), ARRAY),
     "interchange.adopt, from a framework without streams": (
-        lambda s: s.interchange.adopt(s.offered, Lender(), SECOND),
+        lambda s: s.interchange.import_from(s.offered, Lender(), SECOND),
         ARRAY,
     ),
     "interchange.adopt, from an unknown library by DLPack": (
-        lambda s: s.interchange.adopt(s.offered, FOREIGN_HOST, FIRST),
+        lambda s: s.interchange.import_from(s.offered, FOREIGN_HOST, FIRST),
         ARRAY,
     ),
     "interchange.adopt, from an unknown library by the CUDA array interface": (
-        lambda s: s.interchange.adopt(OfferedByInterface(s.x), FOREIGN_HOST, FIRST),
+        lambda s: s.interchange.import_from(OfferedByInterface(s.x), FOREIGN_HOST, FIRST),
         ARRAY,
     ),
-    "runtime.beside": (lambda s: s.inside(s.runtime.beside(s.x)), 1),
-    "runtime.beside, left by an error": (lambda s: _error_inside(s.runtime.beside(s.x)), "raised inside"),
-    "memory.card_memory": (_used_memory, True),
-    "memory.card_of": (lambda s: bool(s.memory.card_of(SECOND)), True),
+    "runtime.device_guard": (lambda s: s.inside(s.runtime.device_guard(s.x)), 1),
+    "runtime.beside, left by an error": (
+        lambda s: _error_inside(s.runtime.device_guard(s.x)),
+        "raised inside",
+    ),
+    "memory.device_memory": (_used_memory, True),
+    "memory.device_details": (lambda s: bool(s.memory.device_details(SECOND)), True),
     "cast": (lambda s: s.own.cast(s.x, "float64"), ARRAY),
     "check": (lambda s: s.own.check(s.x), None),
     "interchange.check_copy": (lambda s: s.interchange.check_copy(s.x), None),
@@ -243,7 +246,7 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "devices.available": (lambda s: SECOND in s.devices.available(), True),
     "dtype_name": (lambda s: s.own.dtype_name(s.x), "float32"),
     "batching.empty": (lambda s: s.batching.empty((2, 3), "float32", SECOND), ANY_VALUES),
-    "interchange.exported": (lambda s: s.interchange.exported(s.x, SECOND), ARRAY),
+    "interchange.export": (lambda s: s.interchange.export(s.x, SECOND), ARRAY),
     "devices.find_device": (lambda s: str(s.devices.find_device(SECOND)), "gpu:1"),
     "memory.free_cache": (lambda s: _free_cache(s, SECOND), True),
     "memory.free_cache, of all devices": (lambda s: _free_cache(s, None), True),
@@ -256,19 +259,19 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "devices.native_device": (_native_device, "gpu:1"),
     "nbytes": (lambda s: s.own.nbytes(s.x), 24),
     "owns": (lambda s: s.own.owns(s.x), True),
-    "batching.part": (lambda s: s.batching.part(s.x, 0, 0, 1), ROWS),
+    "batching.slice_axis": (lambda s: s.batching.slice_axis(s.x, 0, 0, 1), ROWS),
     "memory.pinned_bytes": (lambda s: s.memory.pinned_bytes(64).shape, [64]),  # type: ignore[union-attr]
     "devices.read_device": (_native_device, "gpu:1"),
     "devices.replica": (lambda s: s.devices.replica(s.x, SECOND), None),
     "memory.reset_peak": (lambda s: s.memory.reset_peak(), None),
-    "batching.reshaped": (lambda s: s.batching.reshaped(s.x, (6,), "float32"), FLAT),
-    "batching.room": (lambda s: s.batching.room(s.x, (4, 3)), ANY_VALUES),
+    "batching.reinterpret": (lambda s: s.batching.reinterpret(s.x, (6,), "float32"), FLAT),
+    "batching.output_buffer": (lambda s: s.batching.output_buffer(s.x, (4, 3)), ANY_VALUES),
     "devices.selected": (lambda s: s.inside(s.devices.selected(SECOND)), 1),
     "devices.selected, left by an error": (
         lambda s: _error_inside(s.devices.selected(SECOND)),
         "raised inside",
     ),
-    "interchange.settle": (lambda s: s.interchange.settle(s.x), None),
+    "interchange.block_until_ready": (lambda s: s.interchange.block_until_ready(s.x), None),
     "shape": (lambda s: s.own.shape(s.x), [2, 3]),
     "batching.stack": (lambda s: s.batching.stack([s.x]), STACKED),
     "interchange.strides": (lambda s: s.interchange.strides(s.x), [12, 4]),
@@ -279,7 +282,7 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "memory.usage": (lambda s: [row.device for row in s.memory.usage() if row.used], ["gpu:1"]),
     "devices.visible_devices": (lambda s: SECOND in s.devices.visible_devices(), True),
     "streams.handle": (_handle_is_of_the_second, True),
-    "streams.mark": (_mark, True),
+    "streams.record_event": (_mark, True),
     "streams.stream": (lambda s: s.inside(s.streams.stream(SECOND)), 1),
     "streams.stream, left by an error": (
         lambda s: _error_inside(s.streams.stream(SECOND)),
@@ -345,11 +348,11 @@ ERRORS: dict[str, tuple[Call, Any]] = {
         {"cupy": "TypeError", "torch": "KeyError"},
     ),
     "a producer refuses": (
-        lambda s: _error_of(lambda: s.interchange.adopt(Unwilling(s.x, 1), Lender(), SECOND)),
+        lambda s: _error_of(lambda: s.interchange.import_from(Unwilling(s.x, 1), Lender(), SECOND)),
         "BufferError",
     ),
     "an unknown producer refuses": (
-        lambda s: _error_of(lambda: s.interchange.adopt(Unwilling(s.x, 1), FOREIGN_HOST, FIRST)),
+        lambda s: _error_of(lambda: s.interchange.import_from(Unwilling(s.x, 1), FOREIGN_HOST, FIRST)),
         "BufferError",
     ),
     "a foreign array cannot be read": (
@@ -367,7 +370,7 @@ WITHOUT_DEVICE = frozenset(
         *("fast_path.fast_types", "interchange.cannot_stride", "interchange.check_cast"),
         *("memory.is_oom", "memory.is_oom_text", "memory.oom_error"),
         *("runtime.annotation", "runtime.array_classes", "runtime.array_namespace", "runtime.late_errors"),
-        *("runtime.open_pytree", "runtime.thread_settings", "runtime.wide"),
+        *("runtime.open_pytree", "runtime.thread_settings", "runtime.x64_context"),
     }
 )
 
@@ -411,18 +414,18 @@ def expected(call: str, framework: str) -> Any:
     if call == "devices.default_device":
         # PyTorch's default is the CPU, and CuPy has none: its default is the current GPU.
         return ["cpu", "cpu"] if framework == "torch" else ["gpu:0", "gpu:1"]
-    if call == "runtime.beside" and framework == "torch":
+    if call == "runtime.device_guard" and framework == "torch":
         return 0  # PyTorch's functions run on the device of their tensors
     result = (CALLS | ERRORS)[call][1]
     return result[framework] if isinstance(result, dict) else result
 
 
 def _pushed_contexts() -> int:
-    if not os.environ.get("ARRAYBRIDGE_EMULATED_CARD"):
+    if not os.environ.get("ARRAYBRIDGE_EMULATED_GPU"):
         return 0
-    from tests.emulated_gpu import books
+    from tests.emulated_gpu import accounting
 
-    return books.pushed_contexts()
+    return accounting.pushed_contexts()
 
 
 def _outcome(name: str, call: Call, before: Callable[[], None]) -> Outcome:

@@ -31,7 +31,7 @@ def print_results_of_each(functions: Mapping[str, Callable[[], Any]]) -> None:
     """
     from arraybridge.frameworks import gpu_memory
 
-    assert not gpu_memory.is_awake(), "a fork of this process cannot use CUDA"
+    assert not gpu_memory.is_driver_initialized(), "a fork of this process cannot use CUDA"
     # NumPy's BLAS has started threads, which nothing here uses.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     print(json.dumps({name: _result_in_fork(function) for name, function in functions.items()}))

@@ -17,7 +17,7 @@ from arraybridge import hardware
 from arraybridge.frameworks import gpu_memory
 from tests.gpu.forked import print_results_of_each
 
-LAST = ab.Device("gpu", max(0, len(hardware.cards()) - 1))
+LAST = ab.Device("gpu", max(0, len(hardware.gpus()) - 1))
 HOST = np.ones((4, 4), np.float32)
 
 
@@ -25,7 +25,7 @@ def queries_of_framework(own: ab.Framework) -> dict[str, Callable[[], Any]]:
     """Return the framework's own methods that only query."""
     return {
         "accelerators": own.devices.accelerators,
-        "card_of": lambda: own.memory.card_of(LAST),
+        "device_details": lambda: own.memory.device_details(LAST),
         "default_device": own.devices.default_device,
         "devices": own.devices.available,
         "find_device": lambda: own.devices.find_device(LAST),
@@ -105,7 +105,7 @@ def wakes(query: Callable[[], Any]) -> Callable[[], bool]:
 
     def is_awake_afterwards() -> bool:
         query()
-        return gpu_memory.is_awake()
+        return gpu_memory.is_driver_initialized()
 
     return is_awake_afterwards
 

@@ -19,10 +19,10 @@ from tests.matrix_data import random_bits
 
 pytestmark = pytest.mark.gpu
 
-CARD = ("cupy", "torch", "jax")
+GPU = ("cupy", "torch", "jax")
 dtypes = pytest.mark.parametrize("dtype", sorted(PLAIN))
-targets = pytest.mark.parametrize("target", CARD)
-sources = pytest.mark.parametrize("source", CARD)
+targets = pytest.mark.parametrize("target", GPU)
+sources = pytest.mark.parametrize("source", GPU)
 
 
 def values(dtype: str) -> np.ndarray:
@@ -30,7 +30,7 @@ def values(dtype: str) -> np.ndarray:
     return random_bits(np.dtype(dtype), 48).reshape(6, 8)
 
 
-def on_card(framework: str, array: np.ndarray) -> Any:
+def on_gpu(framework: str, array: np.ndarray) -> Any:
     """The array on card 0, put there by the framework's own call."""
     module = require(framework)
     if framework == "cupy":
@@ -41,7 +41,7 @@ def on_card(framework: str, array: np.ndarray) -> Any:
         return module.device_put(array, module.devices("gpu")[0])
 
 
-def off_card(x: Any) -> np.ndarray:
+def off_gpu(x: Any) -> np.ndarray:
     """The values, fetched by the framework's own call."""
     if hasattr(x, "get"):
         return x.get()
@@ -58,34 +58,34 @@ def address(x: Any) -> int:
 @dtypes
 @targets
 @sources
-def test_card_to_card_shares(source: str, target: str, dtype: str) -> None:
+def test_gpu_to_gpu_shares(source: str, target: str, dtype: str) -> None:
     require(target)
     expected = values(dtype)
-    array = on_card(source, expected)
-    foretold = arraybridge.explain(array, target)
+    array = on_gpu(source, expected)
+    predicted = arraybridge.explain(array, target)
     result = arraybridge.convert_memory(array, target)
     assert arraybridge.detect_memory_type(result) == target
     assert address(result) == address(array)
-    np.testing.assert_array_equal(off_card(result), expected, strict=True)
-    assert foretold.shares_memory
-    assert (foretold.method, foretold.device) == ("same" if source == target else "dlpack", "gpu:0")
+    np.testing.assert_array_equal(off_gpu(result), expected, strict=True)
+    assert predicted.shares_memory
+    assert (predicted.method, predicted.device) == ("same" if source == target else "dlpack", "gpu:0")
 
 
 @dtypes
 @targets
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax"])
-def test_host_to_card_and_back(source: str, target: str, dtype: str) -> None:
+def test_host_to_gpu_and_back(source: str, target: str, dtype: str) -> None:
     require(target)
     require(source)
     expected = values(dtype)
     result = arraybridge.convert_memory(arraybridge.convert_memory(expected, source), target, gpu_id=0)
     assert arraybridge.device_of(result) == "gpu:0"
-    for array in (off_card(result), arraybridge.to_numpy(result)):
+    for array in (off_gpu(result), arraybridge.to_numpy(result)):
         np.testing.assert_array_equal(array, expected, strict=True)
-    if len(hardware.cards()) > 1:
+    if len(hardware.gpus()) > 1:
         moved = arraybridge.convert_memory(result, source if source != "numpy" else target, gpu_id=1)
         assert arraybridge.device_of(moved) == "gpu:1"
-        np.testing.assert_array_equal(off_card(moved), expected, strict=True)
+        np.testing.assert_array_equal(off_gpu(moved), expected, strict=True)
 
 
 HOST_LAYOUTS: dict[str, Any] = {
@@ -101,34 +101,34 @@ HOST_LAYOUTS: dict[str, Any] = {
 
 @targets
 @pytest.mark.parametrize("layout", HOST_LAYOUTS)
-def test_host_layouts_reach_the_card(target: str, layout: str) -> None:
+def test_host_layouts_reach_the_gpu(target: str, layout: str) -> None:
     require(target)
     array = HOST_LAYOUTS[layout](values("float64"))
     result = arraybridge.convert_memory(array, target, gpu_id=0)
-    np.testing.assert_array_equal(off_card(result), array)
+    np.testing.assert_array_equal(off_gpu(result), array)
     assert tuple(result.shape) == array.shape
 
 
 @targets
 @pytest.mark.parametrize("source", ["cupy", "torch"])
-def test_card_layouts(source: str, target: str) -> None:
+def test_gpu_layouts(source: str, target: str) -> None:
     """Strided, transposed, reversed and misaligned memory of the card: shared or copied, never wrong."""
     require(target)
     needs_kernels_of(source, target)
     expected = np.arange(512, dtype=np.float32).reshape(16, 32)
-    array = on_card(source, expected)
+    array = on_gpu(source, expected)
     views = [[x.T, x[::2, 1::3], x[:, 1:], x.reshape(-1)[1:], x[:0], x[1, 1]] for x in (array, expected)]
     if source == "cupy":
         views = [[*views[0], array[::-1]], [*views[1], expected[::-1]]]
     for view, wanted in zip(*views, strict=True):
-        foretold = arraybridge.explain(view, target)
+        predicted = arraybridge.explain(view, target)
         result = arraybridge.convert_memory(view, target)
-        assert np.array_equal(off_card(result), wanted)
-        assert (address(result) == address(view)) == foretold.shares_memory
-        if len(hardware.cards()) > 1:
-            assert np.array_equal(off_card(arraybridge.convert_memory(view, target, gpu_id=1)), wanted)
+        assert np.array_equal(off_gpu(result), wanted)
+        assert (address(result) == address(view)) == predicted.shares_memory
+        if len(hardware.gpus()) > 1:
+            assert np.array_equal(off_gpu(arraybridge.convert_memory(view, target, gpu_id=1)), wanted)
         # Kernels that load several elements at once end with a misaligned address where nobody looked.
-        assert np.array_equal(off_card(result * 2), wanted * 2)
+        assert np.array_equal(off_gpu(result * 2), wanted * 2)
 
 
 @targets
@@ -136,10 +136,10 @@ def test_card_layouts(source: str, target: str) -> None:
 def test_copy_true_never_shares_and_copy_false_never_copies(source: str, target: str) -> None:
     require(target)
     expected = values("float32")
-    array = on_card(source, expected)
+    array = on_gpu(source, expected)
     copied = arraybridge.convert_memory(array, target, copy=True)
     assert address(copied) != address(array)
-    assert off_card(copied).tobytes() == expected.tobytes()
+    assert off_gpu(copied).tobytes() == expected.tobytes()
     assert address(arraybridge.convert_memory(array, target, copy=False)) == address(array)
     with pytest.raises(arraybridge.CopyRequiredError):
         arraybridge.convert_memory(array, "numpy", copy=False)
@@ -152,7 +152,7 @@ def test_bfloat16_and_scalars_between_torch_and_jax() -> None:
     assert (result.dtype.name, address(result)) == ("bfloat16", address(tensor))
     with pytest.raises(arraybridge.DtypeNotSupportedError):
         arraybridge.to_cupy(tensor)
-    scalar = on_card("jax", np.float32(2.0).reshape(()))
+    scalar = on_gpu("jax", np.float32(2.0).reshape(()))
     arraybridge.to_torch(scalar).fill_(5.0)
     assert float(scalar) == 2.0
 
@@ -165,9 +165,9 @@ def test_nothing_else_changes() -> None:
         return (*torchs, cupy.cuda.Device().id, cupy.cuda.get_current_stream(), jax.config.jax_enable_x64)
 
     before = state()
-    for target in CARD:
-        for source in CARD:
-            arraybridge.convert_memory(on_card(source, values("int64")), target)
+    for target in GPU:
+        for source in GPU:
+            arraybridge.convert_memory(on_gpu(source, values("int64")), target)
     assert state() == before
 
 
@@ -179,7 +179,7 @@ def test_a_cuda_array_interface_is_a_source() -> None:
 
 
 @targets
-def test_a_missing_card_is_an_error_and_auto_chooses_one(target: str) -> None:
+def test_a_missing_gpu_is_an_error_and_auto_chooses_one(target: str) -> None:
     require(target)
     with pytest.raises(arraybridge.DeviceNotFoundError, match="gpu:0"):
         arraybridge.convert_memory(values("float32"), target, gpu_id=99)

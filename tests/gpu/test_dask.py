@@ -35,10 +35,10 @@ ADDRESS = "127.0.0.1:0"  # a free port
 
 
 @pytest.fixture(scope="module")
-def one_a_card() -> Iterator[Client]:
+def one_a_gpu() -> Iterator[Client]:
     require("dask_cuda")
     with cluster(dashboard_address=ADDRESS) as started, Client(started, set_as_default=False) as client:
-        client.wait_for_workers(len(hardware.cards()), timeout=120)
+        client.wait_for_workers(len(hardware.gpus()), timeout=120)
         yield client
 
 
@@ -75,25 +75,25 @@ def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
 # -- LocalCUDACluster ----------------------------------------------------------------------------------
 
 
-def test_a_worker_for_each_card(one_a_card: Client) -> None:
+def test_a_worker_for_each_gpu(one_a_gpu: Client) -> None:
     from dask_cuda import LocalCUDACluster
 
-    assert isinstance(one_a_card.cluster, LocalCUDACluster)
-    assert len(one_a_card.scheduler_info()["workers"]) == len(hardware.cards())
-    assert set(one_a_card.nthreads().values()) == {1}
-    assert set(one_a_card.run(functions.only_card).values()) == {0}
+    assert isinstance(one_a_gpu.cluster, LocalCUDACluster)
+    assert len(one_a_gpu.scheduler_info()["workers"]) == len(hardware.gpus())
+    assert set(one_a_gpu.nthreads().values()) == {1}
+    assert set(one_a_gpu.run(functions.only_gpu).values()) == {0}
     first = set()
-    for found in one_a_card.run(functions.environment).values():
+    for found in one_a_gpu.run(functions.environment).values():
         assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
         assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
         first.add(found["CUDA_VISIBLE_DEVICES"].partition(",")[0])
     # Each begins with a card of its own.
-    assert len(first) == len(hardware.cards())
+    assert len(first) == len(hardware.gpus())
 
 
 @pytest.mark.parametrize("gpu_id", [0, 1, "auto"])
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_every_number_means_the_card_of_the_worker(name: str, gpu_id: Any, one_a_card: Client) -> None:
+def test_every_number_means_the_gpu_of_the_worker(name: str, gpu_id: Any, one_a_gpu: Client) -> None:
     """For chunks of NumPy, and those of CuPy, which stay what they are."""
     cupy = require("cupy")
     require(name)
@@ -104,6 +104,6 @@ def test_every_number_means_the_card_of_the_worker(name: str, gpu_id: Any, one_a
         return x + 1
 
     for array in (to_dask(WHOLE, chunks=(2, 3)), cupy_image()):
-        result = map_blocks(plus_one, map_blocks(plus_one, array)).compute(scheduler=one_a_card)
+        result = map_blocks(plus_one, map_blocks(plus_one, array)).compute(scheduler=one_a_gpu)
         assert type(result) is type(array._meta)
         np.testing.assert_array_equal(cupy.asnumpy(result), WHOLE + 2, strict=True)

@@ -62,7 +62,7 @@ def test_gpu_id_and_the_way_home(name: str) -> None:
     assert seen == [(name, "gpu:0")] * 2
 
 
-def test_a_function_that_ends_on_another_card_keeps_its_result() -> None:
+def test_a_function_that_ends_on_another_gpu_keeps_its_result() -> None:
     cupy = require("cupy")
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")

@@ -11,23 +11,23 @@ from tests.helpers import asked, require
 
 pytestmark = pytest.mark.gpu
 
-CARD = ("cupy", "torch", "jax")
+GPU = ("cupy", "torch", "jax")
 
 
-@pytest.mark.parametrize("name", CARD)
-def test_the_card_has_a_name_an_identity_and_memory(name: str) -> None:
+@pytest.mark.parametrize("name", GPU)
+def test_the_gpu_has_a_name_an_identity_and_memory(name: str) -> None:
     require("torch")
     require(name)
     arraybridge.convert_memory(np.zeros(2, np.float32), name, 0)  # opened, so that it can tell
-    card, of_torch = (next(d for d in devices(one) if d == "gpu:0") for one in (name, "torch"))
-    assert card.identity == of_torch.identity
+    gpu, of_torch = (next(d for d in devices(one) if d == "gpu:0") for one in (name, "torch"))
+    assert gpu.identity == of_torch.identity
     assert of_torch.name
     assert of_torch.identity.startswith(("GPU-", "MIG-"))
     assert of_torch.total > 0
     assert of_torch.free is None or 0 < of_torch.free <= of_torch.total
 
 
-def test_asking_opens_no_card() -> None:
+def test_asking_opens_no_gpu() -> None:
     """By CUDA's own word on each card's primary context, with the frameworks imported but unused."""
     said = asked(
         "import ctypes, arraybridge",
@@ -48,9 +48,9 @@ def test_asking_opens_no_card() -> None:
 
 
 def test_a_pipeline_over_several_frameworks() -> None:
-    for name in CARD:
+    for name in GPU:
         require(name)
-    stages = [arraybridge.framework(name).decorator(gpu_id=0)(lambda x: x * 2 + 1) for name in CARD]
+    stages = [arraybridge.framework(name).decorator(gpu_id=0)(lambda x: x * 2 + 1) for name in GPU]
     x = np.arange(4096, dtype=np.float32).reshape(64, 64)
     for _ in range(10):
         result = Pipeline(*stages, microbatches=16)(x)

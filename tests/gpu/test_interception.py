@@ -63,7 +63,7 @@ def test_dlpack_of_cupy() -> None:
             cupy.from_dlpack(np.ones(3))
     assert shared.data.ptr == x.data.ptr
     assert [(e.name, e.source, e.target, e.device, e.nbytes, e.reason) for e in log.events] == [
-        ("cupy.from_dlpack", "capsule", "cupy", "gpu:0", 0, "both see the same memory"),
+        ("cupy.from_dlpack", "capsule", "cupy", "gpu:0", 0, "both use the same memory"),
         ("np.from_dlpack", "cupy", "numpy", "cpu", MIB, "cpu is another device than gpu:0"),
     ]
     assert {e.file for e in log.events} == {__file__}

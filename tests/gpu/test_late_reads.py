@@ -25,11 +25,11 @@ from tests.gpu.test_ordering import (
     Lender,
     N,
     _as_it_was,  # noqa: F401  # streams, after each test
-    _two_cards,  # noqa: F401  # used by needs_two_cards
+    _two_gpus,  # noqa: F401  # used by needs_two_cards
     address_of,
     is_all,
     late,
-    needs_two_cards,
+    needs_two_gpus,
     overwrite,
     own_stream,
     side,
@@ -43,8 +43,8 @@ def new_streams() -> list[Any]:
     """Make a new stream the current one on both devices."""
     cupy = test_ordering.cupy
     streams = []
-    for card in range(2):
-        with cupy.cuda.Device(card):
+    for gpu in range(2):
+        with cupy.cuda.Device(gpu):
             streams.append(side())
     return streams
 
@@ -102,7 +102,7 @@ PAIRS: dict[str, Any] = {
 }
 
 
-@needs_two_cards
+@needs_two_gpus
 @pytest.mark.parametrize("how", PAIRS)
 def test_results_on_several_devices_are_waited_for_on_each(how: str) -> None:
     new_streams()
@@ -110,7 +110,7 @@ def test_results_on_several_devices_are_waited_for_on_each(how: str) -> None:
     assert are_all(copies, VALUES) == [(True, True)] * len(VALUES)
 
 
-@needs_two_cards
+@needs_two_gpus
 def test_a_stage_waits_for_its_input_on_each_device() -> None:
     new_streams()
     streams = []  # kept, since the work of a stream that is destroyed is done at once
@@ -129,7 +129,7 @@ def test_a_stage_waits_for_its_input_on_each_device() -> None:
 # -- what threads read ----------------------------------------------------------------------------------
 
 
-@needs_two_cards
+@needs_two_gpus
 def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
     """The source takes their memory again at once, on separate streams."""
     cupy = test_ordering.cupy
@@ -141,8 +141,8 @@ def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
 
     def items() -> Iterator[Any]:
         pair = []
-        for card, stream in enumerate(made):
-            with cupy.cuda.Device(card):
+        for gpu, stream in enumerate(made):
+            with cupy.cuda.Device(gpu):
                 with stream:
                     pair.append(late(3))
                 cupy.cuda.get_current_stream().wait_event(stream.record())
@@ -161,10 +161,10 @@ def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
         if thread.name.startswith("arraybridge-"):
             thread.join(600)
     gc.collect()
-    for card, stream in enumerate(made):
-        with cupy.cuda.Device(card):
+    for gpu, stream in enumerate(made):
+        with cupy.cuda.Device(gpu):
             with stream:
-                assert overwrite(addresses[card]), NOTHING_SHOWN
+                assert overwrite(addresses[gpu]), NOTHING_SHOWN
             stream.synchronize()
     assert [is_all(y, 3) for y in results] == [True, True]
 
@@ -178,11 +178,11 @@ def test_memory_that_was_kept_is_dropped_after_it_was_read() -> None:
     address = address_of(x)
     with own_stream("cupy") as reader:
         reader.wait_event(made.record())
-        y = arraybridge.framework("cupy").interchange.adopt(ForeignDlpack(x), Lender(), GPU)
+        y = arraybridge.framework("cupy").interchange.import_from(ForeignDlpack(x), Lender(), GPU)
         z = y + 0
         del x, y
         gc.collect()
-    gpu_memory.settle()
+    gpu_memory.block_until_ready()
     gc.collect()
     with made:
         assert overwrite(address), NOTHING_SHOWN
@@ -269,7 +269,7 @@ def test_prefetch_lets_torch_wait_before_it_fills_its_buffer_again() -> None:
 # -- errors ---------------------------------------------------------------------------------------------
 
 
-@needs_two_cards
+@needs_two_gpus
 @pytest.mark.parametrize("name", ["cupy", "torch"])
 def test_the_caller_waits_for_a_function_that_raises(name: str) -> None:
     """Its work is in its own stream; the caller reads in another one."""

@@ -73,7 +73,7 @@ def _room() -> Iterator[None]:
 def test_real_failures_are_recognised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight times the card's memory."""
     require(name)
-    monkeypatch.setattr("arraybridge.hardware.cards", lambda: ())
+    monkeypatch.setattr("arraybridge.hardware.gpus", lambda: ())
     # What no framework has opened is listed only where NVML is installed.
     arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
     total = memory_stats()["gpu:0"].total
@@ -108,18 +108,18 @@ def test_what_is_freed_is_what_the_driver_sees(name: str) -> None:
     assert free() >= before - SLACK
 
 
-def test_what_is_freed_is_of_the_card_that_is_named() -> None:
+def test_what_is_freed_is_of_the_gpu_that_is_named() -> None:
     cuda = require("cupy").cuda
     if cuda.runtime.getDeviceCount() < 2:
         pytest.skip("it takes a second card, and the machine has one")
-    for card in range(2):
-        with cuda.Device(card):
+    for gpu in range(2):
+        with cuda.Device(gpu):
             bytes_of("cupy", 16 * MIB)
-    for card in (1, 0):
+    for gpu in (1, 0):
         before = [memory_stats()[f"gpu:{one}"].free for one in range(2)]
-        assert free_memory("cupy", gpu_id=card) == 16 * MIB
+        assert free_memory("cupy", gpu_id=gpu) == 16 * MIB
         after = [memory_stats()[f"gpu:{one}"].free for one in range(2)]
-        assert [now > then for now, then in zip(after, before, strict=True)] == [card == 0, card == 1]
+        assert [now > then for now, then in zip(after, before, strict=True)] == [gpu == 0, gpu == 1]
     assert cuda.Device().id == 0
 
 
@@ -167,12 +167,12 @@ def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
 def test_the_sum_is_what_the_driver_says(name: str) -> None:
     x, y = bytes_of(name, 128 * MIB), bytes_of(name, 64 * MIB)
     del y
-    card = memory_stats()["gpu:0"]
-    assert card.total is not None
-    assert card.free is not None
-    held = sum((h.used or 0) + (h.cached or 0) for h in card.holdings)
-    assert held + card.free == pytest.approx(card.total, abs=SLACK)
-    (row,) = [h for h in card.holdings if h.holder == name]
+    gpu = memory_stats()["gpu:0"]
+    assert gpu.total is not None
+    assert gpu.free is not None
+    held = sum((h.used or 0) + (h.cached or 0) for h in gpu.holdings)
+    assert held + gpu.free == pytest.approx(gpu.total, abs=SLACK)
+    (row,) = [h for h in gpu.holdings if h.holder == name]
     assert row.reserved == (row.used or 0) + (row.cached or 0) >= 192 * MIB
     assert row.fragmentation is not None
     assert 0.1 < row.fragmentation < 1
@@ -216,9 +216,9 @@ def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bo
     expected = host.copy()
     if locked:
         host = pinned(host)
-    on_card = arraybridge.convert_memory(host, name, gpu_id=0)
+    on_gpu = arraybridge.convert_memory(host, name, gpu_id=0)
     host[:] = 0
-    np.testing.assert_array_equal(arraybridge.to_numpy(on_card), expected)
+    np.testing.assert_array_equal(arraybridge.to_numpy(on_gpu), expected)
 
 
 def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
@@ -233,7 +233,7 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
     assert copied.get().sum() == 15
     torch = require("torch")
     route = explain(x, "torch")
-    assert (route.code, route.reason) == (Reason.MANAGED_MEMORY, "it lies in managed memory")
+    assert (route.code, route.reason) == (Reason.MANAGED_MEMORY, "it is in managed memory")
     y = arraybridge.to_torch(x)
     assert (isinstance(y, torch.Tensor), y.is_cuda, y.tolist()) == (True, True, [0, 1, 2, 3, 4, 5])
 
@@ -248,6 +248,6 @@ def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
     pool.give(x)
     y = pool.take((MIB,), "float32", name, 0)
     y[...] = 9
-    arraybridge.framework(name).interchange.settle(y)
+    arraybridge.framework(name).interchange.block_until_ready(y)
     side.synchronize()
     assert (arraybridge.to_numpy(y) == 9).all()

@@ -24,7 +24,7 @@ def heavy(x: Any) -> Any:
 
 
 @backends
-def test_heavy_work_goes_to_the_card_and_comes_back_as_it_came(backend: str) -> None:
+def test_heavy_work_goes_to_the_gpu_and_comes_back_as_it_came(backend: str) -> None:
     needs_kernels_of("cuBLAS")
     torch = require("torch")
     require(backend)

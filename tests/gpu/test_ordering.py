@@ -1,6 +1,6 @@
 """What queues owe each other: sources that are deleted early, copies from card to card, streams of one's own.
 
-On a real card a wait that was left out shows rarely. On the emulated one (`tox -e card`) it shows each time:
+On a real card a wait that was left out shows rarely. On the emulated one (`tox -e emulated-gpu`) it shows each time:
 nothing queued there is done before something forces it.
 """
 
@@ -41,19 +41,19 @@ def _as_it_was() -> Iterator[None]:
     try:
         yield
     finally:
-        for card in range(cupy.cuda.runtime.getDeviceCount()):
-            with cupy.cuda.Device(card):
+        for gpu in range(cupy.cuda.runtime.getDeviceCount()):
+            with cupy.cuda.Device(gpu):
                 cupy.cuda.Stream.null.use()
-                cupy.cuda.Device(card).synchronize()
+                cupy.cuda.Device(gpu).synchronize()
 
 
 @pytest.fixture
-def _two_cards() -> None:
+def _two_gpus() -> None:
     if require("cupy").cuda.runtime.getDeviceCount() < 2:
         pytest.skip("it takes a second card, and the machine has one")
 
 
-needs_two_cards = pytest.mark.usefixtures("_two_cards")
+needs_two_gpus = pytest.mark.usefixtures("_two_gpus")
 
 
 def side() -> Any:
@@ -64,15 +64,15 @@ def side() -> Any:
 
 
 @contextmanager
-def own_stream(name: str, card: int = 0) -> Iterator[Any]:
+def own_stream(name: str, gpu: int = 0) -> Iterator[Any]:
     """A new stream of the card, the framework's current one inside."""
     if name == "cupy":
         with cupy.cuda.Stream(non_blocking=True) as stream:
             yield stream
     else:
         torch = require("torch")
-        with torch.cuda.stream(torch.cuda.Stream(card)):
-            yield torch.cuda.current_stream(card)
+        with torch.cuda.stream(torch.cuda.Stream(gpu)):
+            yield torch.cuda.current_stream(gpu)
 
 
 def late(value: float, count: int = N) -> Any:
@@ -83,12 +83,12 @@ def late(value: float, count: int = N) -> Any:
     return x
 
 
-def late_of(name: str, value: float, card: int = 0) -> Any:
+def late_of(name: str, value: float, gpu: int = 0) -> Any:
     """As `late`; of torch a copy from locked memory, which needs no kernel of machine code."""
     if name == "cupy":
         return late(value)
     torch = require("torch")
-    x = torch.empty(N, device=f"cuda:{card}")
+    x = torch.empty(N, device=f"cuda:{gpu}")
     x.copy_(torch.full((N,), float(value)).pin_memory(), non_blocking=True)
     return x
 
@@ -165,9 +165,9 @@ def test_a_queue_waits_for_the_default_stream_by_its_handle(name: str) -> None:
         assert is_all(x, 3)
 
 
-@needs_two_cards
+@needs_two_gpus
 @of_each_framework
-def test_a_handle_and_a_mark_are_of_the_card_that_is_asked_for(name: str) -> None:
+def test_a_handle_and_a_mark_are_of_the_gpu_that_is_asked_for(name: str) -> None:
     require(name)
     queues = arraybridge.framework(name).streams
     other = Device("gpu", 1)
@@ -176,7 +176,7 @@ def test_a_handle_and_a_mark_are_of_the_card_that_is_asked_for(name: str) -> Non
         x = late_of(name, 3, 1)
         with arraybridge.framework(name).devices.selected(GPU):
             assert queues.handle(other) == expected != queues.handle(GPU)
-            mark = queues.mark(other)
+            mark = queues.record_event(other)
         assert mark is not None
         with own_stream(name, 1):
             mark.wait()
@@ -188,7 +188,7 @@ def test_what_is_settled_is_there_for_every_stream(name: str) -> None:
     require(name)
     with own_stream(name):
         x = late_of(name, 3)
-        arraybridge.framework(name).interchange.settle(x)
+        arraybridge.framework(name).interchange.block_until_ready(x)
         with own_stream(name):
             assert is_all(x, 3)
 
@@ -239,7 +239,7 @@ def test_a_kernel_is_ordered_with_its_caller(kernel: Any, stream: bool) -> None:
 # -- sources that go early --------------------------------------------------------------------------------
 
 
-def cupy_on_the_other_card(x: Any) -> Any:
+def cupy_on_the_other_gpu(x: Any) -> Any:
     """Moved while its card is not the current one: the handle 0 means the default stream of that one."""
     with cupy.cuda.Device(1):
         return arraybridge.to_gpu(x, 1)
@@ -249,13 +249,13 @@ MOVES: dict[str, Any] = {
     "convert_memory": lambda x: arraybridge.convert_memory(x, "cupy", gpu_id=1),
     "decorator": arraybridge.cupy(gpu_id=1)(lambda x: x),
     "to_gpu": lambda x: arraybridge.to_gpu(x, 1),
-    "default streams": cupy_on_the_other_card,
+    "default streams": cupy_on_the_other_gpu,
 }
 
 
-@needs_two_cards
+@needs_two_gpus
 @pytest.mark.parametrize("how", MOVES)
-def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(how: str) -> None:
+def test_a_copy_to_the_other_gpu_has_been_read_before_its_source_is_used_again(how: str) -> None:
     if how != "default streams":
         side()
         with cupy.cuda.Device(1):
@@ -357,11 +357,11 @@ def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: 
             assert is_all(z, value)
 
 
-@needs_two_cards
+@needs_two_gpus
 @pytest.mark.parametrize(
     ("source", "target"), [("cupy", "torch"), ("cupy", "jax"), ("torch", "cupy"), ("torch", "jax")]
 )
-def test_what_is_lent_on_a_card_that_is_not_the_current_one(source: str, target: str) -> None:
+def test_what_is_lent_on_a_gpu_that_is_not_the_current_one(source: str, target: str) -> None:
     """By itself torch lends from its current card alone, and CuPy from the queue of its current card."""
     torch = require("torch")
     require(target)
@@ -384,12 +384,12 @@ def test_what_jax_lends_or_borrows_is_read_before_it_is_written_to(source: str, 
     require(target)
     jax = require("jax")
     needs_kernels_of("XLA")
-    card = jax.devices("gpu")[0]
+    gpu = jax.devices("gpu")[0]
 
     def make(name: str, value: float) -> Any:
         host = np.full(1 << 20, value, np.float32)
         if name == "jax":
-            return jax.numpy.sin(jax.device_put(host, card)) * 0 + value
+            return jax.numpy.sin(jax.device_put(host, gpu)) * 0 + value
         return arraybridge.convert_memory(host, name, gpu_id=0) + 0
 
     for value in range(10):
@@ -446,7 +446,7 @@ class Lender(arraybridge.Framework):
 @pytest.mark.parametrize("target", ["cupy", "torch"])
 def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target: str) -> None:
     require(target)
-    adopt = arraybridge.framework(target).interchange.adopt
+    import_from = arraybridge.framework(target).interchange.import_from
     cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
     made = side()
     x = late(3)
@@ -457,7 +457,7 @@ def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target:
         if target == "cupy":
             reader.use()
             reader.wait_event(made.record())
-        y = adopt(lent, Lender(), GPU)
+        y = import_from(lent, Lender(), GPU)
         z = copy_of(y)
         del x, lent, y
         gc.collect()
@@ -467,7 +467,7 @@ def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target:
     reader.synchronize()
     assert is_all(z, 3)
     used = cupy.get_default_memory_pool().used_bytes()
-    gpu_memory.settle()
+    gpu_memory.block_until_ready()
     gc.collect()
     assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "it is kept for good"
 
@@ -487,13 +487,13 @@ def test_views_of_what_was_lent_keep_it() -> None:
 
 def test_foreign_arrays_enter_torch_in_order_and_also_when_they_are_read_only() -> None:
     require("torch")
-    adopt = arraybridge.framework("torch").interchange.adopt
+    import_from = arraybridge.framework("torch").interchange.import_from
     stream = side()
     for read_only in (False, True):
         x = ForeignInterface(late(3))
         x.read_only = read_only
         with own_stream("torch"):
-            y = adopt(x, FOREIGN_HOST, GPU)
+            y = import_from(x, FOREIGN_HOST, GPU)
             assert (address_of(y) == address_of(x.array)) is not read_only
             assert y.cpu().tolist() == [3.0] * N
     assert cupy.cuda.get_current_stream() == stream
@@ -537,7 +537,7 @@ REFILLED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@needs_two_cards
+@needs_two_gpus
 @pytest.mark.parametrize("how", REFILLED)
 def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None:
     """As promised where the conversion copies: what is filled in waits until the item before was read."""
@@ -555,9 +555,9 @@ def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None
     assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 4
 
 
-@needs_two_cards
+@needs_two_gpus
 @pytest.mark.parametrize("decorated", [True, False])
-def test_device_map_over_two_cards(decorated: bool) -> None:
+def test_device_map_over_two_gpus(decorated: bool) -> None:
     seen = set()
 
     def triple(x: Any) -> Any:
@@ -577,8 +577,8 @@ def test_device_map_over_two_cards(decorated: bool) -> None:
     assert cupy.cuda.Device().id == 0
 
 
-@needs_two_cards
-def test_a_pipeline_over_two_cards() -> None:
+@needs_two_gpus
+def test_a_pipeline_over_two_gpus() -> None:
     stages = [
         arraybridge.cupy(gpu_id=0)(lambda x: late(1, x.size).reshape(x.shape) + x),
         arraybridge.cupy(gpu_id=1)(lambda x: x * 2),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_arrays_stay_on_their_card(name: str) -> None:
+def test_arrays_stay_on_their_gpu(name: str) -> None:
     """The result is there when its process has ended."""
     require("torch")
     require(name)

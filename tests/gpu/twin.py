@@ -13,8 +13,8 @@ import numpy as np
 
 import arraybridge
 from arraybridge.frameworks import base
-from arraybridge.frameworks.accelerators import Mark
-from arraybridge.frameworks.cupy import CupyStreams, on_card
+from arraybridge.frameworks.accelerators import StreamEvent
+from arraybridge.frameworks.cupy import CupyStreams, on_gpu
 from arraybridge.types import Device
 
 
@@ -52,7 +52,7 @@ class TwinStreams(CupyStreams):
 
     def of(self, device: Device) -> Any:
         if device.index not in self.by_device:
-            with on_card(device.index):
+            with on_gpu(device.index):
                 self.by_device[device.index] = cupy.cuda.Stream(non_blocking=True)
         return self.by_device[device.index]
 
@@ -62,8 +62,8 @@ class TwinStreams(CupyStreams):
     def handle(self, device: Device) -> int:
         return int(self.of(device).ptr)
 
-    def mark(self, device: Device) -> Mark:
-        with on_card(device.index):
+    def record_event(self, device: Device) -> StreamEvent:
+        with on_gpu(device.index):
             event = self.of(device).record(cupy.cuda.Event(disable_timing=True))
 
         def wait() -> None:
@@ -72,10 +72,10 @@ class TwinStreams(CupyStreams):
         def is_done() -> bool:
             return bool(event.done)
 
-        return Mark(self, device, wait, event.synchronize, is_done)
+        return StreamEvent(self, device, wait, event.synchronize, is_done)
 
     def wait_for(self, device: Device, handle: int) -> None:
-        with on_card(device.index):
+        with on_gpu(device.index):
             reached = cupy.cuda.Event(disable_timing=True)
             cupy.cuda.runtime.eventRecord(reached.ptr, handle)
             self.of(device).wait_event(reached)
@@ -87,11 +87,11 @@ class TwinStreams(CupyStreams):
 class TwinInterchange(base.Interchange):
     dlpack_device = 2
 
-    def adopt(self, x: Any, source: arraybridge.Framework, device: Device) -> TwinArray:
+    def import_from(self, x: Any, source: arraybridge.Framework, device: Device) -> TwinArray:
         """Share the memory. Nothing records when it was read, unlike in CuPy and PyTorch."""
-        source.interchange.settle(x)
-        with on_card(device.index):
-            array = cupy.from_dlpack(source.interchange.exported(x, device))
+        source.interchange.block_until_ready(x)
+        with on_gpu(device.index):
+            array = cupy.from_dlpack(source.interchange.export(x, device))
         assert isinstance(self.framework, TwinFramework)
         return TwinArray(array, self.framework.streams.of(device))
 
@@ -134,7 +134,7 @@ class TwinFramework(arraybridge.Framework):
             return TwinArray(x.array.astype(dtype), x.stream)
 
     def from_host(self, view: np.ndarray, device: Device) -> TwinArray:
-        with on_card(device.index):
+        with on_gpu(device.index):
             stream = self.streams.of(device)
             with stream:
                 array = cupy.asarray(view)

@@ -8,10 +8,10 @@ from arraybridge.frameworks import host_memory
 from arraybridge.frameworks.accelerators import GpuMemory, Holding
 from arraybridge.frameworks.base import Memory, component
 from arraybridge.types import Device
-from tests.fake_gpu import CardDevices, CardFramework
+from tests.fake_gpu import FakeGpuFramework, GpuDevices
 
 
-class FakeDevices(CardDevices):
+class FakeDevices(GpuDevices):
     def is_started(self) -> bool:
         return True
 
@@ -21,9 +21,9 @@ class FakeMemory(Memory):
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         self.framework.freed.append((device, compiled))
-        cards = [i for i in (0, 1) if device is None or device.index == i]
-        freed = sum(self.framework.cached[i] for i in cards)
-        for i in cards:
+        gpus = [i for i in (0, 1) if device is None or device.index == i]
+        freed = sum(self.framework.cached[i] for i in gpus)
+        for i in gpus:
             self.framework.cached[i] = 0
         return freed
 
@@ -38,7 +38,7 @@ class FakeMemory(Memory):
     def reset_peak(self) -> None:
         self.framework.peak = self.framework.used.copy()
 
-    def card_memory(self, device: Device) -> GpuMemory | None:
+    def device_memory(self, device: Device) -> GpuMemory | None:
         return GpuMemory(free=700, total=1000)
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
@@ -48,7 +48,7 @@ class FakeMemory(Memory):
         return memory
 
 
-class FakeFramework(CardFramework):
+class FakeFramework(FakeGpuFramework):
     """Two cards, with a cache on each, and host memory that can be pinned."""
 
     name = "fake"

@@ -27,7 +27,7 @@ def hashed(count: int) -> tuple[int, int]:
         del x
     gc.collect()
     kept = [*module._segments.values()]
-    return len(kept), sum(one.lent.value for one in kept)
+    return len(kept), sum(one.in_use.value for one in kept)
 
 
 def cached_and_returned(value: float) -> np.ndarray:

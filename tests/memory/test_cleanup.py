@@ -64,7 +64,7 @@ def test_bad_numbers(bad: Any) -> None:
         pass
 
 
-def test_a_card_that_is_not_there(fake: FakeFramework) -> None:
+def test_a_gpu_that_is_not_there(fake: FakeFramework) -> None:
     with pytest.raises(DeviceNotFoundError, match="fake has gpu:0, gpu:1"):
         free_memory("fake", 2)
     with arraybridge.settings(missing_gpu="host"):
@@ -142,7 +142,7 @@ def test_coexist_says_when_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> No
     assert "too late for jax" in str(done)
 
 
-def test_sharing_needs_a_card() -> None:
+def test_sharing_needs_a_gpu() -> None:
     torch = require("torch")
     require("cupy")
     if torch.cuda.is_available():

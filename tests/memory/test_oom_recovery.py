@@ -161,14 +161,14 @@ def test_before_retry() -> None:
 
 
 def test_a_rehearsal() -> None:
-    with inject_oom("numpy", above_rows=4) as rehearsal:
+    with inject_oom("numpy", above_rows=4) as simulation:
         run_with_oom_recovery(np.sum, np.ones((4, 9)))
         with pytest.raises(MemoryError):
             run_with_oom_recovery(np.sum, np.ones((5, 9)), max_retries=1)
-    assert rehearsal.attempts == [4, 5, 5]
-    with inject_oom("numpy", skip=1, count=2) as rehearsal:
+    assert simulation.attempts == [4, 5, 5]
+    with inject_oom("numpy", skip=1, count=2) as simulation:
         assert [run_with_oom_recovery(lambda: 1) for _ in range(2)] == [1, 1]
-    assert (rehearsal.raised, rehearsal.attempts) == (2, [None] * 4)
+    assert (simulation.raised, simulation.attempts) == (2, [None] * 4)
     for name in ("skip", "count", "above_rows"):
         with pytest.raises(ValueError, match=name), inject_oom("numpy", **{name: -1}):
             pass
@@ -364,9 +364,9 @@ WIDE = ["int64", "float64", "complex128", "bool"]  # which OpenCL does not have
 def test_frameworks_and_dtypes(name: str, dtype: str, axis: int) -> None:
     require(name)
     host = (np.arange(210).reshape(5, 6, 7) + (1 << 40 if dtype in WIDE else 0)).astype(dtype)
-    with inject_oom(name, above_rows=2) as rehearsal:
+    with inject_oom(name, above_rows=2) as simulation:
         result = split_and_retry(lambda y: y, arraybridge.convert_memory(host, name), axis=axis)
-    assert rehearsal.raised >= 2
+    assert simulation.raised >= 2
     assert (arraybridge.detect_memory_type(result), arraybridge.to_numpy(result).dtype) == (name, dtype)
     np.testing.assert_array_equal(arraybridge.to_numpy(result), host)
 
@@ -410,11 +410,11 @@ def test_an_iterator_is_not_read_twice() -> None:
     assert split_and_retry(fn, (x, iter([1, 2])))[0] == 3  # it is called once
     for run in (split_and_retry, lambda f, args: arraybridge.numpy(oom_recovery=True)(f)(*args)):
         with (
-            inject_oom("numpy", above_rows=3) as rehearsal,
+            inject_oom("numpy", above_rows=3) as simulation,
             pytest.raises(MemoryError, match=r"one of its arguments is an iterator .*pass a list"),
         ):
             run(fn, (x, iter([1, 2])))
-        assert len(rehearsal.attempts) == 1
+        assert len(simulation.attempts) == 1
 
 
 @pytest.mark.parametrize("arguments", [(), (3,), (np.array(2.0),), ("text", None)])

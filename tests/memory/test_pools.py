@@ -155,12 +155,12 @@ def test_bad_input() -> None:
     assert pool.nbytes == 0
 
 
-def test_a_card(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     monkeypatch.setattr(fake.memory, "synchronize", lambda: waited.append(1))
     pool = BufferPool(1000)
     x, other = (pool.take(10, "uint8", "fake", gpu_id=i) for i in (1, 0))
-    assert (x.card, other.card) == (1, 0)
+    assert (x.gpu, other.gpu) == (1, 0)
     pool.give(x)
     assert waited == [1]  # for every stream of the card, before it is lent again
     pool.give(other)
@@ -194,7 +194,7 @@ def test_threads() -> None:
 # -- pinned ------------------------------------------------------------------------------------------
 
 
-def test_without_a_card_nothing_is_pinned() -> None:
+def test_without_a_gpu_nothing_is_pinned() -> None:
     torch = require("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a card, and the test is of one without")

@@ -115,7 +115,7 @@ def test_what_is_kept_in_numbers_is_copied() -> None:
         serialization.loads(serialization.dumps(np.full(LARGE, i, np.uint8), ours), theirs) for i in range(30)
     ]
     assert [(x[0], x[-1]) for x in kept] == [(i, i) for i in range(30)]
-    assert len(ours.segments) == 1 + ours.BORROWED
+    assert len(ours.segments) == 1 + ours.IN_USE
 
 
 def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
@@ -193,7 +193,7 @@ class Handle:
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
-def test_arrays_on_a_card_go_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_on_a_gpu_go_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared by a process that this one has started, copied of one that may end first."""
     require("torch")
     owner, exchange = framework(require(name) and name), Exchange()

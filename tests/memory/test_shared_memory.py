@@ -19,7 +19,7 @@ import pytest
 
 import arraybridge
 from arraybridge import shared
-from arraybridge.memory import shared_memory as room
+from arraybridge.memory import shared_memory as module
 from tests.helpers import require, run_python
 from tests.parallel import functions
 
@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The way of Linux, and the one of other systems."""
     if request.param == "anonymous" and not LINUX:
         pytest.skip("needs Linux")
-    monkeypatch.setattr(room, "_ANONYMOUS", request.param == "anonymous")
+    monkeypatch.setattr(module, "_ANONYMOUS", request.param == "anonymous")
     return str(request.param)
 
 
@@ -261,7 +261,7 @@ def test_memory_that_went(way: str) -> None:
     data, key = pickle.dumps(x), x.segment.key  # type: ignore[attr-defined]
     del x
     gc.collect()
-    with pytest.raises(room.SharedMemoryGoneError, match="Keep the array until it has arrived"):
+    with pytest.raises(module.SharedMemoryGoneError, match="Keep the array until it has arrived"):
         pickle.loads(data)
     if way == "named":
         with pytest.raises(FileNotFoundError):
@@ -282,13 +282,13 @@ def test_what_is_out_of_reach(changes: dict[str, Any], words: str, monkeypatch: 
     place = {"machine": platform.node(), "process": os.getpid(), "key": "arraybridge-gone"}
     if changes == {"process": 1}:
         monkeypatch.setattr(Path, "iterdir", functions.Raising(PermissionError(13, "Permission denied")))
-    with pytest.raises(room.SharedMemoryGoneError, match=words) as caught:
-        room._found(**{**place, **changes})
+    with pytest.raises(module.SharedMemoryGoneError, match=words) as caught:
+        module._found(**{**place, **changes})
     assert isinstance(caught.value, arraybridge.MemoryConversionError)
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "make_segment", functions.Raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr(module, "make_segment", functions.Raising(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space") as caught:
         shared((3,))
     assert "ulimit -n" in caught.value.__notes__[0]
@@ -297,14 +297,14 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @linux
 def test_a_hundred_segments_take_a_descriptor_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "SharedMemory", functions.Raising(OSError(28, "full")))
+    monkeypatch.setattr(module, "SharedMemory", functions.Raising(OSError(28, "full")))
     gc.collect()
     before = descriptors()
     arrays = [shared((1000,)) for _ in range(100)]
     assert descriptors() - before == 100, "one each"
     count = "len(os.listdir('/proc/self/fd'))"
-    told = in_another_process(arrays, f"import os; n = {count}; x.clear(); print(n - {count})")
-    assert told == "100"
+    error_text = in_another_process(arrays, f"import os; n = {count}; x.clear(); print(n - {count})")
+    assert error_text == "100"
     arrays.clear()
     gc.collect()
     assert descriptors() == before

@@ -41,9 +41,9 @@ def test_the_host() -> None:
 @pytest.mark.usefixtures("no_nvml")
 def test_a_framework_without_nvml(fake: FakeFramework) -> None:
     reading = memory_stats()
-    card = reading["gpu:0"]
-    assert (card.total, card.free) == (1000, 700)
-    assert [tuple(h) for h in card.holdings] == [
+    gpu = reading["gpu:0"]
+    assert (gpu.total, gpu.free) == (1000, 700)
+    assert [tuple(h) for h in gpu.holdings] == [
         ("gpu:0", "fake", 100, 50, 500),
         ("gpu:0", "everything else", 150, None, None),
     ]
@@ -57,9 +57,9 @@ def test_holdings_and_free_memory_add_up(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, mine: int | None
 ) -> None:
     plant(monkeypatch, FakeNvml(SLOW, SLOW, holders=None if mine is None else {os.getpid(): mine, 1: 9}))
-    card = memory_stats()["gpu:0"]
-    assert (card.name, card.total, card.free, card.load) == ("Card A", 1000, 400, 80)
-    held = {h.holder: (h.used, h.cached) for h in card.holdings}
+    gpu = memory_stats()["gpu:0"]
+    assert (gpu.name, gpu.total, gpu.free, gpu.load) == ("Card A", 1000, 400, 80)
+    held = {h.holder: (h.used, h.cached) for h in gpu.holdings}
     if mine is None:
         assert held == {"fake": (100, 50), "everything else": (450, None)}
     else:
@@ -68,13 +68,11 @@ def test_holdings_and_free_memory_add_up(
             "this process, otherwise": (200, None),
             "other processes": (250, None),
         }
-    assert card.free is not None
-    assert sum((used or 0) + (cached or 0) for used, cached in held.values()) + card.free == card.total
+    assert gpu.free is not None
+    assert sum((used or 0) + (cached or 0) for used, cached in held.values()) + gpu.free == gpu.total
 
 
-def test_devices_and_readings_number_cards_alike(
-    monkeypatch: pytest.MonkeyPatch, fake: FakeFramework
-) -> None:
+def test_devices_and_readings_number_gpus_alike(monkeypatch: pytest.MonkeyPatch, fake: FakeFramework) -> None:
     """CUDA counts the faster card first."""
     plant(monkeypatch, FakeNvml(SLOW, FAST))
     there = {str(device): (device.identity, device.free) for device in arraybridge.devices("fake")}

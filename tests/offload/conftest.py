@@ -10,7 +10,7 @@ from arraybridge.frameworks import registry
 from arraybridge.offload import gpu_call
 from arraybridge.types import Device
 from tests.helpers import registry_kept
-from tests.offload.simulated_gpu import Clock, FakeCard, Machine
+from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +27,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def card(clock: Clock) -> Iterator[FakeCard]:
-    framework = FakeCard(clock)
+def gpu(clock: Clock) -> Iterator[FakeGpu]:
+    framework = FakeGpu(clock)
     with registry_kept():
         registry.register(framework)
         yield framework
 
 
 @pytest.fixture
-def machine(clock: Clock, card: FakeCard) -> Machine:
+def machine(clock: Clock, gpu: FakeGpu) -> Machine:
     machine = Machine(clock)
-    machine.plant(card, Device("gpu", 0))  # so that small arrays, too, are weighed
+    machine.plant(gpu, Device("gpu", 0))  # so that small arrays, too, are weighed
     return machine

@@ -8,9 +8,9 @@ import numpy as np
 
 import arraybridge
 from arraybridge.frameworks.base import Framework, Memory, component
-from arraybridge.offload import gpu_call as room
+from arraybridge.offload import gpu_call as module
 from arraybridge.types import Device
-from tests.fake_gpu import CARDS, CardArray, CardFramework
+from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework
 from tests.helpers import require
 
 
@@ -27,21 +27,21 @@ class Clock:
         self.now += seconds
 
 
-class CardMemoryError(RuntimeError):
+class GpuMemoryError(RuntimeError):
     """The fake card is full."""
 
 
-class FakeCardMemory(Memory):
-    framework: FakeCard
+class FakeGpuMemory(Memory):
+    framework: FakeGpu
 
     def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, CardMemoryError)
+        return isinstance(error, GpuMemoryError)
 
     def free_memory_of(self, device: Device) -> int:
         return self.framework.free_bytes
 
 
-class FakeCard(CardFramework):
+class FakeGpu(FakeGpuFramework):
     """Both directions take a latency and a time for each byte.
 
     Attributes:
@@ -51,8 +51,8 @@ class FakeCard(CardFramework):
     """
 
     name = "fakecard"
-    cards = CARDS[:1]
-    memory = component(FakeCardMemory)
+    gpus = FAKE_GPUS[:1]
+    memory = component(FakeGpuMemory)
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -65,30 +65,30 @@ class FakeCard(CardFramework):
         self.moved.append((where, nbytes))
         self.clock.sleep(20e-6 + nbytes / 10e9)
 
-    def to_host(self, x: CardArray) -> np.ndarray:
+    def to_host(self, x: FakeGpuArray) -> np.ndarray:
         self.travel("host", x.nbytes)
         return x.values
 
-    def from_host(self, view: np.ndarray, device: Device) -> CardArray:
+    def from_host(self, view: np.ndarray, device: Device) -> FakeGpuArray:
         if self.rows is not None and view.shape and view.shape[0] > self.rows:
-            raise CardMemoryError(f"{view.shape[0]} rows do not fit")
+            raise GpuMemoryError(f"{view.shape[0]} rows do not fit")
         self.travel("card", view.nbytes)
-        return CardArray(view)  # nobody writes to it, and 64 MiB are quickly moved this way
+        return FakeGpuArray(view)  # nobody writes to it, and 64 MiB are quickly moved this way
 
 
 class Machine:
     """What @gpu finds: a clock of the test's, and the cards that it plants. The fixtures take them away."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = room.clock = clock
+        self.clock = module.clock = clock
 
     def plant(self, framework: Framework, device: Device, index: int = 0) -> None:
-        room._found[framework.name, index] = room.BackendCard(framework, device)
+        module._found[framework.name, index] = module.BackendGpu(framework, device)
 
 
 def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any) -> Any:
     """The function as @gpu makes it, on that machine."""
-    run = room.Offload(fn, backend=backend, **options)
+    run = module.Offload(fn, backend=backend, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs)

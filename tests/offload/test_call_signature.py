@@ -21,8 +21,8 @@ from arraybridge.offload import call_signature
 from arraybridge.offload.call_signature import NoSignatureError, signature_of
 from arraybridge.settings import worker_device
 from arraybridge.types import Device
-from tests.fake_gpu import CardArray
-from tests.offload.simulated_gpu import Clock, FakeCard, Machine, offload
+from tests.fake_gpu import FakeGpuArray
+from tests.offload.simulated_gpu import Clock, FakeGpu, Machine, offload
 
 X = np.arange(64, dtype=np.float32)
 
@@ -174,7 +174,7 @@ def differs_for(clock: Clock, is_wrong: Callable[[Any], bool]) -> Callable[..., 
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
         if isinstance(x, np.ndarray):
             return x + 1
-        return CardArray(x.values + (2 if is_wrong(option) else 1))
+        return FakeGpuArray(x.values + (2 if is_wrong(option) else 1))
 
     return fn
 
@@ -226,7 +226,7 @@ def test_attributes_of_self_that_a_method_reads_count(machine: Machine, clock: C
             clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
             if isinstance(x, np.ndarray):
                 return x + 1
-            return CardArray(x.values + (2 if self.mode == "b" else 1))
+            return FakeGpuArray(x.values + (2 if self.mode == "b" else 1))
 
     run, a, b = offload(Shift.run, machine), Shift("a"), Shift("b")
     for _ in range(4):
@@ -240,7 +240,7 @@ def test_attributes_of_self_that_a_method_reads_count(machine: Machine, clock: C
 
 
 def test_a_number_that_changes_on_every_call_costs_nothing(
-    machine: Machine, card: FakeCard, clock: Clock
+    machine: Machine, gpu: FakeGpu, clock: Clock
 ) -> None:
     """No such call is verified in vain: each runs on the CPU, once."""
     ran: list[type] = []
@@ -254,14 +254,14 @@ def test_a_number_that_changes_on_every_call_costs_nothing(
     for _ in range(4):
         run(X, 0.5)
     ran.clear()
-    card.moved.clear()
+    gpu.moved.clear()
     for i in range(20):
         assert np.array_equal(run(X, 1.0 + i), X + 1)
     assert ran == [np.ndarray] * 20
-    assert card.moved == []
+    assert gpu.moved == []
     assert "has not run with exactly these arguments" in str(run.explain(X, 99.0))
     run(X, 0.5)
-    assert ran[-1] is CardArray  # what was verified before still holds
+    assert ran[-1] is FakeGpuArray  # what was verified before still holds
 
 
 def test_remembered_signatures_are_bounded(
@@ -278,8 +278,8 @@ def test_remembered_signatures_are_bounded(
     assert run.explain(X, 0.5).on_gpu  # in use all the time, so that it was never forgotten
 
 
-def test_each_gpu_and_each_framework_is_verified(machine: Machine, card: FakeCard, clock: Clock) -> None:
-    machine.plant(card, Device("gpu", 1), 1)
+def test_each_gpu_and_each_framework_is_verified(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+    machine.plant(gpu, Device("gpu", 1), 1)
     run = offload(differs_for(clock, lambda _: False), machine)
     for _ in range(4):
         run(X, 0.5)

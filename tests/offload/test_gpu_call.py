@@ -11,18 +11,18 @@ import pytest
 
 import arraybridge
 from arraybridge import array_namespace, use_device
-from arraybridge.hardware import cards
+from arraybridge.hardware import gpus
 from arraybridge.offload.gpu_decorator import gpu, stay_on_gpu
 from arraybridge.settings import worker_device
 from arraybridge.types import Device
-from tests.fake_gpu import CardArray
+from tests.fake_gpu import FakeGpuArray
 from tests.helpers import require
-from tests.offload.simulated_gpu import Clock, FakeCard, Machine, offload, paying, pretended, running_on
+from tests.offload.simulated_gpu import Clock, FakeGpu, Machine, offload, paying, pretended, running_on
 
 X = np.arange(64, dtype=np.float32)
 
 
-def on_card(machine: Machine, clock: Clock, body: Any = lambda x: x + 1, *first: Any, **options: Any) -> Any:
+def on_gpu(machine: Machine, clock: Clock, body: Any = lambda x: x + 1, *first: Any, **options: Any) -> Any:
     """A function that pays on the card, warmed up with ``first``, or `X`, until it runs there."""
     fn = offload(paying(clock, body), machine, **options)
     for _ in range(4):
@@ -48,7 +48,7 @@ def test_numbers_and_words_are_told_apart(machine: Machine, clock: Clock) -> Non
 
 
 def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
-    decision = on_card(machine, clock).explain(X)
+    decision = on_gpu(machine, clock).explain(X)
     assert (decision.on_gpu, str(decision.device), decision.backend) == (True, "gpu:0", "fakecard")
     assert (decision.cpu_seconds, decision.gpu_seconds) == (pytest.approx(1.0), pytest.approx(5e-5, rel=0.1))
     assert str(decision).splitlines()[:3] == [
@@ -58,19 +58,19 @@ def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
     ]
 
 
-def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, card: FakeCard, clock: Clock) -> None:
-    fn = on_card(machine, clock)
-    card.free_bytes = 500
+def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+    fn = on_gpu(machine, clock)
+    gpu.free_bytes = 500
     clock.sleep(1.0)
     assert "500 B free" in str(fn.explain(X))
     assert not fn.explain(X).on_gpu
-    card.free_bytes = 1 << 30
+    gpu.free_bytes = 1 << 30
     clock.sleep(1.0)
     assert fn.explain(X).on_gpu
 
 
 def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock) -> None:
-    fn = on_card(machine, clock)
+    fn = on_gpu(machine, clock)
     with use_device("cpu"):
         assert "default device is the CPU" in str(fn.explain(X))
         assert fn(X).tolist() == (X + 1).tolist()
@@ -88,43 +88,43 @@ def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock)
 def test_results_come_back_as_they_came(machine: Machine, clock: Clock) -> None:
     torch = require("torch")
     for x in (X, torch.from_numpy(X)):
-        fn = on_card(machine, clock, lambda x: {"parts": [x * 2], "name": "cells"}, x)
+        fn = on_gpu(machine, clock, lambda x: {"parts": [x * 2], "name": "cells"}, x)
         result = fn(x)
         assert type(result["parts"][0]) is type(x)
         assert (result["parts"][0].tolist(), result["name"]) == ((X * 2).tolist(), "cells")
         assert fn.explain(x).on_gpu
 
 
-def test_chained_calls_keep_data_on_the_card(machine: Machine, card: FakeCard, clock: Clock) -> None:
-    fn = on_card(machine, clock)
-    card.moved.clear()
+def test_chained_calls_keep_data_on_the_gpu(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+    fn = on_gpu(machine, clock)
+    gpu.moved.clear()
     with stay_on_gpu():
         first = fn(X)
-        assert isinstance(first, CardArray)
+        assert isinstance(first, FakeGpuArray)
         result = fn(fn(first))
-    assert card.moved == [("card", 256)]
+    assert gpu.moved == [("card", 256)]
     assert arraybridge.to_numpy(result).tolist() == (X + 3).tolist()
-    card.moved.clear()
+    gpu.moved.clear()
     assert isinstance(fn(X), np.ndarray)
-    assert card.moved == [("card", 256), ("host", 256)]
+    assert gpu.moved == [("card", 256), ("host", 256)]
 
 
-def test_arrays_on_the_card_stay_there(machine: Machine, card: FakeCard, clock: Clock) -> None:
+def test_arrays_on_the_gpu_stay_there(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
     fn = offload(paying(clock, lambda x: x + 1), machine)
     x = arraybridge.convert_memory(X, "fakecard")
-    card.moved.clear()
+    gpu.moved.clear()
     fn(x)
-    assert card.moved == [("host", 256), ("host", 256)]  # the trial: the argument, and the result
-    card.moved.clear()
-    assert isinstance(fn(x), CardArray)
-    assert card.moved == []
+    assert gpu.moved == [("host", 256), ("host", 256)]  # the trial: the argument, and the result
+    gpu.moved.clear()
+    assert isinstance(fn(x), FakeGpuArray)
+    assert gpu.moved == []
     assert "on the card already" in str(fn.explain(x))
 
 
 def test_nested_functions_run_where_the_outer_one_runs(machine: Machine, clock: Clock) -> None:
     seen: list[str] = []
     inner = offload(paying(clock, lambda x: x + 1, seen), machine)
-    fn = on_card(machine, clock, lambda x: inner(x) * 2)
+    fn = on_gpu(machine, clock, lambda x: inner(x) * 2)
     assert fn(X).tolist() == ((X + 1) * 2).tolist()
     assert seen == ["numpy", "numpy", "fakecard", "fakecard", "fakecard", "fakecard"]
 
@@ -133,20 +133,20 @@ def test_nested_functions_run_where_the_outer_one_runs(machine: Machine, clock: 
 
 
 def test_oom_is_split_where_rows_are_independent(
-    machine: Machine, card: FakeCard, clock: Clock, recwarn: pytest.WarningsRecorder
+    machine: Machine, gpu: FakeGpu, clock: Clock, recwarn: pytest.WarningsRecorder
 ) -> None:
     x = np.arange(100, dtype=np.float32).reshape(50, 2)
-    fn = on_card(machine, clock, lambda x: x + 1, x, split_axis=0)
-    card.rows = 20
-    card.moved.clear()
+    fn = on_gpu(machine, clock, lambda x: x + 1, x, split_axis=0)
+    gpu.rows = 20
+    gpu.moved.clear()
     np.testing.assert_array_equal(fn(x), x + 1)
-    assert sum(n for where, n in card.moved if where == "card") == x.nbytes
+    assert sum(n for where, n in gpu.moved if where == "card") == x.nbytes
     assert not recwarn
 
 
-def test_oom_falls_back_to_the_cpu_with_a_warning(machine: Machine, card: FakeCard, clock: Clock) -> None:
-    fn = on_card(machine, clock)
-    card.rows = 20
+def test_oom_falls_back_to_the_cpu_with_a_warning(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+    fn = on_gpu(machine, clock)
+    gpu.rows = 20
     with pytest.warns(RuntimeWarning, match=r"fn\(\) ran out of memory on fakecard gpu:0"):
         result = fn(X)
     np.testing.assert_array_equal(result, X + 1)
@@ -154,7 +154,7 @@ def test_oom_falls_back_to_the_cpu_with_a_warning(machine: Machine, card: FakeCa
     assert "ran out of memory" in str(fn.explain(X))
 
 
-def test_what_fails_on_the_card_runs_on_the_cpu(machine: Machine, clock: Clock) -> None:
+def test_what_fails_on_the_gpu_runs_on_the_cpu(machine: Machine, clock: Clock) -> None:
     fn = offload(paying(clock, lambda x: x - 1), machine)  # the fake card cannot subtract
     fn(X)
     with pytest.warns(RuntimeWarning, match=r"fn\(\) cannot run in fakecard \(TypeError"):
@@ -171,7 +171,7 @@ def test_the_functions_own_errors_are_its_own(machine: Machine, clock: Clock) ->
             raise KeyError("no such cell")
         return x + 1
 
-    fn = on_card(machine, clock, body)
+    fn = on_gpu(machine, clock, body)
     broken.append(1)
     with pytest.raises(KeyError, match="no such cell"):
         fn(X)
@@ -206,7 +206,7 @@ def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("gpu_id", "place"), [(0, "cpu:1"), (1, "cpu:2")])
-def test_card_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
+def test_gpu_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
     """Two of JAX's CPU devices for the cards."""
     machine = pretended("jax", "cpu:1", "cpu:2")
     seen: list[str] = []
@@ -215,7 +215,7 @@ def test_card_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
         seen.append(str(arraybridge.device_of(x)))
         return x + 1
 
-    fn = on_card(machine, machine.clock, body, backend="jax", gpu_id=gpu_id)
+    fn = on_gpu(machine, machine.clock, body, backend="jax", gpu_id=gpu_id)
     assert set(seen) == {"cpu", place}
     assert (fn.explain(X).backend, fn.explain(X).device) == ("jax", place)
 
@@ -292,8 +292,8 @@ def test_a_carrier_that_the_function_returns_stays_unchanged(decorator: Any) -> 
     assert decorator(lambda x: other)(pandas.Series([1.0, 2.0], name="first")) is other
 
 
-def test_without_a_card_explain_says_why() -> None:
-    if cards():
+def test_without_a_gpu_explain_says_why() -> None:
+    if gpus():
         pytest.skip("this machine has a card, and the test is of one without")
     assert smooth(np.zeros(1 << 21)).shape == ((1 << 21) - 1,)  # without a warning
     decision = smooth.explain(np.zeros(1 << 22, np.uint8))

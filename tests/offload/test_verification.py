@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge.offload.verification import difference
-from tests.fake_gpu import CardArray
+from tests.fake_gpu import FakeGpuArray
 from tests.helpers import require
 from tests.offload.simulated_gpu import Clock, Machine, offload, paying, running_on
 
@@ -95,7 +95,7 @@ def test_another_order_of_adding_is_no_difference(dtype: str) -> None:
 def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
     def fn(x: Any) -> Any:
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
-        return x + 1 if isinstance(x, np.ndarray) else CardArray(x.values + 1 + (x.values == 7))
+        return x + 1 if isinstance(x, np.ndarray) else FakeGpuArray(x.values + 1 + (x.values == 7))
 
     run = offload(fn, machine)
     x = np.arange(10**6) + 2**60
@@ -119,7 +119,7 @@ def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
         if isinstance(x, np.ndarray):
             return x.sum(axis)
-        return CardArray(np.asarray(x.values.sum(axis) + (axis == 1)))
+        return FakeGpuArray(np.asarray(x.values.sum(axis) + (axis == 1)))
 
     run, x = offload(fn, machine), np.ones((4, 4))
     for _ in range(4):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 
 from arraybridge import Device
-from arraybridge.frameworks.accelerators import Mark, Streams
+from arraybridge.frameworks.accelerators import StreamEvent, Streams
 from arraybridge.frameworks.base import component
-from tests.fake_gpu import CardArray, CardBatching, CardFramework
+from tests.fake_gpu import FakeGpuArray, FakeGpuFramework, GpuBatching
 
 
-class StreamBatching(CardBatching):
+class StreamBatching(GpuBatching):
     framework: StreamFramework
 
-    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
+    def concatenate(self, parts: list[FakeGpuArray], axis: int) -> FakeGpuArray:
         self.framework.log.append((threading.current_thread().name, "concatenate", len(parts)))
         return super().concatenate(parts, axis)
 
 
-class StreamFramework(CardFramework):
+class StreamFramework(FakeGpuFramework):
     """A framework with two cards, each thread's marks in the order in which they were set and waited for."""
 
     name = "streams"
@@ -29,16 +29,16 @@ class StreamFramework(CardFramework):
         super().__init__()
         self.log: list[tuple[str, str, int]] = []
         self.count = 0
-        self.taken_over: list[CardArray] = []
+        self.taken_over: list[FakeGpuArray] = []
         self.lock = threading.Lock()
         self.streams = NotedStreams(self)
 
-    def copy(self, x: CardArray) -> CardArray:
-        return CardArray(x.values.copy(), x.card)
+    def copy(self, x: FakeGpuArray) -> FakeGpuArray:
+        return FakeGpuArray(x.values.copy(), x.gpu)
 
 
 class NotedStreams(Streams):
-    has_queues = True
+    has_streams = True
 
     def __init__(self, owner: StreamFramework) -> None:
         self.owner = owner
@@ -50,14 +50,14 @@ class NotedStreams(Streams):
     def take_stream(self, device: Device) -> None:
         self._note("stream", device.index)
 
-    def mark(self, device: Device) -> Mark | None:
+    def record_event(self, device: Device) -> StreamEvent | None:
         if device.kind == "cpu":
             return None
         with self.owner.lock:
             self.owner.count += 1
             number = self.owner.count
         self._note("mark", number)
-        return Mark(
+        return StreamEvent(
             self,
             device,
             lambda: self._note("wait", number),
@@ -65,6 +65,6 @@ class NotedStreams(Streams):
             lambda: False,
         )
 
-    def take_over(self, x: CardArray) -> CardArray:
+    def take_over(self, x: FakeGpuArray) -> FakeGpuArray:
         self.owner.taken_over.append(x)
         return x

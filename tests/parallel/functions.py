@@ -111,7 +111,7 @@ def made_at_home(home: int) -> str:
     return "made at home"
 
 
-class Homebound:
+class UnpicklableElsewhere:
     """Comes back in no other process than the one that made it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -142,8 +142,8 @@ class Raising:
         raise self.error
 
 
-def make_homebound(_: Any) -> Homebound:
-    return Homebound()
+def make_unpicklable_elsewhere(_: Any) -> UnpicklableElsewhere:
+    return UnpicklableElsewhere()
 
 
 def be_stubborn(_: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from arraybridge import device_map
-from arraybridge.errors import told
+from arraybridge.errors import error_text
 from tests.parallel.functions import with_process
 
 
@@ -22,7 +22,7 @@ def main() -> None:
             if i == 5:
                 print(process, flush=True)
     except RuntimeError as error:
-        words = told(error)
+        words = error_text(error)
     gc.collect()
     for thread in threading.enumerate():
         if thread is not threading.main_thread():

@@ -160,7 +160,7 @@ def test_without_order_results_come_as_they_are_ready_and_before_an_error() -> N
         ((abs, 3), {}, TypeError, "items to iterate over"),
         ((abs, [1]), {"setup": 3}, TypeError, "setup=3"),
         ((abs, [1]), {"setup": lambda: 1, "processes": True}, TypeError, "does not pickle"),
-        ((abs, [1], []), {}, ValueError, "leaves none"),
+        ((abs, [1], []), {}, ValueError, "no device to run on"),
         ((abs, [1], 3), {}, TypeError, "devices=3"),
         ((abs, [1], ["cpu", "cpu"]), {}, ValueError, "given twice"),
         ((abs, [1], ["gpu 1"]), {}, ValueError, "is not a device"),

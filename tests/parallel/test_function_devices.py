@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map
-from arraybridge.parallel.function_devices import place_in_words
+from arraybridge.parallel.function_devices import placement_text
 from tests.helpers import require
 
 
@@ -54,7 +54,7 @@ AROUND = {
 def test_every_room_finds_the_same_place(fn: Any) -> None:
     require("jax")
     x = np.ones(2, np.float32)
-    assert place_in_words(fn) == "jax on cpu:1"
+    assert placement_text(fn) == "jax on cpu:1"
     ((result, devices),) = device_map(fn, [x])
     assert arraybridge.device_of(result) == "cpu:1"
     assert devices == "[1]"

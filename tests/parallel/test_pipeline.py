@@ -159,7 +159,7 @@ def test_a_jax_error_comes_out_of_its_own_stage() -> None:
         (lambda: Pipeline(double, axis="x"), TypeError, "axis='x'"),  # type: ignore[arg-type]
         (lambda: Pipeline(double).map(3), TypeError, "items to iterate over"),  # type: ignore[arg-type]
         (lambda: list(Pipeline(lambda x: None, double).map([1])), TypeError, "returned None"),
-        (lambda: Pipeline(double)([1, 2]), TypeError, "no array in the batch"),
+        (lambda: Pipeline(double)([1, 2]), TypeError, "contains no array"),
         (lambda: Pipeline(double)(np.ones(4), np.ones(4)), TypeError, r"pipeline\(\(x, mask\)\)"),
         (lambda: Pipeline(double)(x=np.ones(4), mask=np.ones(4)), TypeError, r"pipeline\(\{'x': x"),
         (lambda: Pipeline(double)(np.ones(4), mask=np.ones(4)), TypeError, "takes one batch"),

@@ -36,7 +36,7 @@ def test_an_error_of_a_conversion_says_which_item() -> None:
     next(results), next(results)
     with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
         next(results)
-    assert "item 2, on its way to torch" in caught.value.__notes__
+    assert "while converting item 2 to torch" in caught.value.__notes__
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -68,7 +68,7 @@ def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
 
 def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
     for x in prefetch([np.full(2, float(i)) for i in range(4)], "streams", device="gpu:1"):
-        assert x.card == 1
+        assert x.gpu == 1
     converting = [(what, n) for name, what, n in framework.log if name == "arraybridge-0-0"]
     assert converting[0] == ("stream", 1)
     marks = [n for what, n in converting if what == "mark"]

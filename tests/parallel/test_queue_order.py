@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.accelerators import Mark, Streams
+from arraybridge.frameworks.accelerators import StreamEvent, Streams
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
 from arraybridge.types import Device
 
@@ -15,7 +15,7 @@ GPU = Device("gpu", 0)
 class Recorded(Streams):
     """Queues that write down what they were asked to wait for."""
 
-    has_queues = True
+    has_streams = True
 
     def __init__(self, name: str, number: int | None, log: list[Any], error: Exception | None = None) -> None:
         self.name, self.number, self.log, self.error = name, number, log, error
@@ -28,31 +28,35 @@ class Recorded(Streams):
             raise self.error
         self.log.append((self.name, "waits for", handle))
 
-    def mark(self, device: Device) -> Mark:
-        return Mark(self, device, lambda: None, lambda: self.log.append(("host waits for", self.name)), bool)
+    def record_event(self, device: Device) -> StreamEvent:
+        return StreamEvent(
+            self, device, lambda: None, lambda: self.log.append(("host waits for", self.name)), bool
+        )
 
 
 def test_each_queue_waits_for_those_of_other_frameworks() -> None:
     log: list[Any] = []
-    wait_for_each_other([Recorded("a", 1, log).mark(GPU), Recorded("b", 2, log).mark(GPU)])
+    wait_for_each_other([Recorded("a", 1, log).record_event(GPU), Recorded("b", 2, log).record_event(GPU)])
     assert log == [("a", "waits for", 2), ("b", "waits for", 1)]
 
 
 def test_the_host_waits_for_a_queue_without_a_number() -> None:
     log: list[Any] = []
-    wait_for_each_other([Recorded("a", 1, log).mark(GPU), Recorded("b", None, log).mark(GPU)])
+    wait_for_each_other([Recorded("a", 1, log).record_event(GPU), Recorded("b", None, log).record_event(GPU)])
     assert log == [("host waits for", "b"), ("b", "waits for", 1)]
 
 
 def test_queues_of_different_devices_do_not_wait() -> None:
     log: list[Any] = []
-    wait_for_each_other([Recorded("a", 1, log).mark(GPU), Recorded("b", 2, log).mark(Device("gpu", 1))])
+    wait_for_each_other(
+        [Recorded("a", 1, log).record_event(GPU), Recorded("b", 2, log).record_event(Device("gpu", 1))]
+    )
     assert log == []
 
 
 def test_the_host_waits_at_the_end_of_a_loan_that_cannot_be_ordered() -> None:
     log: list[Any] = []
-    lender = Recorded("lender", 1, log, RuntimeError("cudaErrorInvalidResourceHandle"))
-    held = gpu_memory.loan(object(), lender, Recorded("borrower", 2, log), GPU)
+    exporter = Recorded("lender", 1, log, RuntimeError("cudaErrorInvalidResourceHandle"))
+    held = gpu_memory.keep_alive(object(), exporter, Recorded("borrower", 2, log), GPU)
     del held
     assert log == [("host waits for", "borrower")]

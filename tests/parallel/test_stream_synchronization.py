@@ -7,19 +7,19 @@ import threading
 import numpy as np
 
 from arraybridge import Pipeline, device_map
-from tests.fake_gpu import CardArray
+from tests.fake_gpu import FakeGpuArray
 from tests.parallel.fake_streams import StreamFramework
 
 
 def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFramework) -> None:
-    def first(x: CardArray) -> CardArray:
-        return CardArray(x.values * 2, 0)
+    def first(x: FakeGpuArray) -> FakeGpuArray:
+        return FakeGpuArray(x.values * 2, 0)
 
-    def second(x: CardArray) -> CardArray:
-        return CardArray(x.values + 1, 1)
+    def second(x: FakeGpuArray) -> FakeGpuArray:
+        return FakeGpuArray(x.values + 1, 1)
 
     x = np.arange(12.0)
-    result = Pipeline(first, second, microbatches=3)(CardArray(x))
+    result = Pipeline(first, second, microbatches=3)(FakeGpuArray(x))
     np.testing.assert_array_equal(result.values, x * 2 + 1)
     threads = {name: [e for e in framework.log if e[0] == name] for name in {e[0] for e in framework.log}}
     assert set(threads) == {"MainThread", "arraybridge-0-0", "arraybridge-1-0"}
@@ -37,16 +37,16 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
     assert len(framework.taken_over) == 1
 
 
-def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFramework) -> None:
+def test_each_worker_of_device_map_has_a_stream_on_its_gpu(framework: StreamFramework) -> None:
     barrier = threading.Barrier(4, timeout=10)
 
-    def double(x: CardArray) -> CardArray:
+    def double(x: FakeGpuArray) -> FakeGpuArray:
         barrier.wait()
-        return CardArray(x.values * 2, x.card)
+        return FakeGpuArray(x.values * 2, x.gpu)
 
-    items = [CardArray(np.full(2, i), -1) for i in range(8)]
+    items = [FakeGpuArray(np.full(2, i), -1) for i in range(8)]
     results = list(device_map(double, items, ["gpu:0", "gpu:1"], per_device=2))
     assert [int(r.values[0]) for r in results] == [2 * i for i in range(8)]
-    assert {r.card for r in results} == {0, 1}
+    assert {r.gpu for r in results} == {0, 1}
     taken = [(name, number) for name, what, number in framework.log if what == "stream"]
     assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]

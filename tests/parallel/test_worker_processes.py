@@ -15,6 +15,7 @@ from arraybridge import GradientError, MemoryConversionError, device_map
 from tests.helpers import require
 from tests.memory.test_serialization import LARGE
 from tests.parallel import functions
+from tests.parallel.functions import UnpicklableElsewhere
 
 
 def run(fn: Any, *items: Any, **options: Any) -> list[Any]:
@@ -81,12 +82,12 @@ def test_a_graph_is_refused_as_torch_itself_does() -> None:
 
 # fmt: off
 WRONG: list[tuple[Any, Any, type[Exception], str, str]] = [
-    (functions.die, 1, MemoryConversionError, "for cpu ended at work, with exit code 7", ""),
-    (functions.same, functions.Homebound(), FileNotFoundError, "not made here", "the item was sent to the"),
-    (functions.make_homebound, 1, FileNotFoundError, "not made here", "its result came from the process for"),
-    (functions.same, threading.Lock(), TypeError, "lock", "the item cannot be pickled, to be sent to the"),
-    (functions.make_function, 1, Exception, "lambda", "its result cannot be pickled, to leave the process"),
-    (functions.be_stubborn, 1, RuntimeError, "StubbornError: stubborn", "the error itself cannot leave its"),
+    (functions.die, 1, MemoryConversionError, "of cpu ended with exit code 7", ""),
+    (functions.same, UnpicklableElsewhere(), FileNotFoundError, "not made here", "the item cannot be unpickled"),
+    (functions.make_unpicklable_elsewhere, 1, FileNotFoundError, "not made here", "the result of the"),
+    (functions.same, threading.Lock(), TypeError, "lock", "the item cannot be pickled for the process of"),
+    (functions.make_function, 1, Exception, "lambda", "the result cannot be pickled in the process"),
+    (functions.be_stubborn, 1, RuntimeError, "StubbornError: stubborn", "the original exception cannot be pickled"),
 ]
 # fmt: on
 

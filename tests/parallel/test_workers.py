@@ -88,7 +88,7 @@ NOTES = {
     "device_map": "item 4, on cpu",
     "one stage": "in stage 0 (fail), item 4",
     "three stages": "in stage 1 (fail), item 4",
-    "prefetch": "while item 4 was read",
+    "prefetch": "while reading item 4",
 }
 
 
@@ -249,7 +249,7 @@ if child == 0:
         try:
             list(one)
         except RuntimeError as error:
-            print("begun before its process was forked" in str(error), flush=True)
+            print("created before the process was forked" in str(error), flush=True)
     os._exit(len(list(device_map(abs, range(5), "cpu"))))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [next(one) for one in begun])
 """

@@ -35,7 +35,7 @@ def raised(call: Callable[[], object]) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-def told(call: Callable[[], object]) -> list[str]:
+def error_text(call: Callable[[], object]) -> list[str]:
     error = raised(call)
     return [type(error).__name__, str(error), type(error.__cause__).__name__]
 
@@ -55,7 +55,7 @@ with warnings.catch_warnings(record=True) as seen:
         importlib.import_module(f"{name}plug")  # whose framework an object may be, from now on
     report["others"] = {what: call() for what, call in OTHERS.items()}
     report["named"] = {
-        name: {what: told(call) for what, call in calls(name).items()} for name in sys.argv[1:]
+        name: {what: error_text(call) for what, call in calls(name).items()} for name in sys.argv[1:]
     }
     report["again"] = {what: call() for what, call in OTHERS.items()}
 report["warnings"] = [f"{one.filename}: {one.category.__name__}: {one.message}" for one in seen]

@@ -38,14 +38,14 @@ def test_in_the_profilers_of_torch_and_jax() -> None:
 
 def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package, as far as it is used here, by a stand-in."""
-    told: list[tuple[str, str]] = []
+    error_text: list[tuple[str, str]] = []
 
     @contextmanager
     def annotate(message: str, domain: str) -> Iterator[None]:
-        told.append(("begin", message))
+        error_text.append(("begin", message))
         assert domain == "arraybridge"
         yield
-        told.append(("end", message))
+        error_text.append(("end", message))
 
     stand_in = ModuleType("nvtx")
     stand_in.annotate = annotate  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
     increment(np.ones(1))
     name = "numpy → numpy"
     inner = [("begin", name), ("end", name)]
-    assert told == [("begin", "increment"), *inner, *inner, ("end", "increment")]
+    assert error_text == [("begin", "increment"), *inner, *inner, ("end", "increment")]
 
 
 def test_a_missing_package_and_an_unknown_profiler_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

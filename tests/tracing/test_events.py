@@ -68,7 +68,7 @@ def test_a_script_with_a_loop_a_pipeline_and_an_oom() -> None:
     assert len({e.flow for e in stages}) == 2
     inside = [e for e in log.events if e.line == at["INSIDE"]]
     assert [(e.name, e.nbytes, e.reason) for e in inside] == [
-        ("numpy → torch", 96, "torch has no negative strides")
+        ("numpy → torch", 96, "torch does not support negative strides")
     ] * 2
     assert {e.thread for e in inside} == {"arraybridge-2-0"}
     assert {e.line for e in of_kind(log, "call") if e.name == "double"} == {at["PIPELINE"]}
@@ -223,9 +223,9 @@ def test_events_in_order_and_ready_for_json() -> None:
     assert starts == sorted(starts)
     assert [e.kind for e in log.events] == ["call", "conversion", "conversion", "conversion"]
     assert [e.route for e in log.events if e.route] == log.records
-    told = json.loads(json.dumps([e.to_dict() for e in log.events]))
-    assert told[-1]["name"] == "numpy → torch"
-    assert told[-1]["copies"] == 1
+    error_text = json.loads(json.dumps([e.to_dict() for e in log.events]))
+    assert error_text[-1]["name"] == "numpy → torch"
+    assert error_text[-1]["copies"] == 1
 
 
 # ---- bounds, threads, price ------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_hot_spots_in_numbers() -> None:
     assert spots[0].source == 'convert_memory(large, "torch")'
     assert spots[0].what == "numpy → torch"
     assert spots[0].where.endswith(f"test_export.py:{spots[0].line}")
-    assert spots[1].reason == "torch has no negative strides"
+    assert spots[1].reason == "torch does not support negative strides"
     assert "these 3 conversions convert the same array" in spots[1].advice
     assert "make it C-contiguous once, before the loop" in spots[1].advice
     assert not any("the same array" in spot.advice or "loop" in spot.advice for spot in (spots[0], spots[2]))
@@ -213,8 +213,11 @@ def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> No
     page = html.unescape(spots._repr_html_())
     assert page.startswith("<table")
     assert re.findall(r"<td>(.*?)</td>", page)[0] == "3.1 KiB"  # beside the line, which is a heading
-    (told,) = json.loads(json.dumps(spots.to_dict()))["hotspots"]
-    assert (told["reason"], told["threads"]) == ("torch has no negative strides", ["MainThread"])
+    (error_text,) = json.loads(json.dumps(spots.to_dict()))["hotspots"]
+    assert (error_text["reason"], error_text["threads"]) == (
+        "torch does not support negative strides",
+        ["MainThread"],
+    )
 
 
 def read_only() -> np.ndarray[Any, Any]:

@@ -171,7 +171,7 @@ def test_a_move_between_devices_of_jax() -> None:
     assert (event.nbytes, event.device, event.reason) == (MIB, "cpu:1", "cpu:1 is another device than cpu")
     host = aligned()
     (event,) = heard(lambda: jax.device_put(host, jax.devices("cpu")[1]))
-    assert (event.nbytes, event.device, event.reason) == (0, "cpu:1", "both see the same memory")
+    assert (event.nbytes, event.device, event.reason) == (0, "cpu:1", "both use the same memory")
 
 
 def test_arrays_that_several_devices_hold() -> None:
@@ -185,7 +185,7 @@ def test_arrays_that_several_devices_hold() -> None:
     with trace(foreign=True) as log:
         np.asarray(y)
     ((event,), (spot,)) = log.events, log.hotspots()
-    assert (event.nbytes, event.reason) == (MIB, "several devices hold a part of it each")
+    assert (event.nbytes, event.reason) == (MIB, "it is sharded over several devices")
     assert "gather it where it is made" in spot.advice
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_seen_of() -> None:
     assert heard(lambda: np.asarray(x)) == [], "no conversion"
     assert heard(lambda: np.asarray([1, 2])) == [], "lists"
     assert heard(lambda: torch.tensor(3.0)) == [], "numbers"
-    assert heard(lambda: t.cpu()) == [], "it is there already"
+    assert heard(lambda: t.cpu()) == [], "it is already there"
     assert heard(lambda: repr(t.double())) == [], "what torch casts to print"
     assert heard(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
     assert heard(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"

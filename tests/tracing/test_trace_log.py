@@ -195,8 +195,8 @@ def test_a_long_trace_shows_its_beginning_and_its_end() -> None:
             convert_memory(x, "numpy")
         convert_memory(x, "numpy", copy=True)
     for text in (str(log), log._repr_html_()):
-        assert text.count("it is there already") == 20 + 19
-        assert text.count("copy=True was asked for") == 1
+        assert text.count("it is already there") == 20 + 19
+        assert text.count("copy=True was passed") == 1
         assert "(21 more)" in text
         assert "61 conversions" in text
 

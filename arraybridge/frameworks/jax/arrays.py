@@ -43,9 +43,9 @@ from arraybridge.frameworks.base import (
     component,
     is_c_contiguous,
     is_sub_byte,
-    refuse,
-    refuse_dtype,
-    refuse_sub_byte,
+    sub_byte_dtype_error,
+    unsupported_array_error,
+    unsupported_dtype_error,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.registry import can_find
@@ -53,7 +53,7 @@ from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 # Of memory whose axes lie in another order JAX 0.7.1 makes wrong values, and 0.7.2 no array.
-_HONOURS_ORDER = jax.__version_info__ >= (0, 8)
+_RESPECTS_ORDER = jax.__version_info__ >= (0, 8)
 # jax.enable_x64, of 0.8 and later, is thread-local as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
@@ -129,28 +129,28 @@ class JaxInterchange(Interchange):
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         if is_c_contiguous(shape, strides, itemsize):
             return None
-        if not _HONOURS_ORDER:
+        if not _RESPECTS_ORDER:
             return _STRIDES_IGNORED
         axes = sorted(zip(strides, shape, strict=True), reverse=True)
         if is_c_contiguous(tuple(n for _, n in axes), tuple(s for s, _ in axes), itemsize):
             return None
         return _NOT_COMPACT
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
+    def import_from(self, x: Any, source: Framework, device: Device) -> jax.Array:
         gpu_memory.release()
         # torch refuses to lend from a card that is not the current one.
         with source.devices.selected(device), _x64(True):
             # Hands the producer JAX's stream for external events, and copies nothing.
-            lent = jax.dlpack.from_dlpack(source.interchange.exported(x, device))
-        if device.kind != "cpu" and lent.size:
-            _lend_to_jax(x, lent, self.framework.devices.native_device(device))
-        return lent
+            imported = jax.dlpack.from_dlpack(source.interchange.export(x, device))
+        if device.kind != "cpu" and imported.size:
+            _export_to_jax(x, imported, self.framework.devices.native_device(device))
+        return imported
 
-    def exported(self, x: jax.Array, device: Device) -> Any:
+    def export(self, x: jax.Array, device: Device) -> Any:
         replica = self.framework.devices.replica(x, device)  # JAX exports no array that is on several devices
         return x if replica is None else replica
 
-    def settle(self, x: jax.Array) -> None:
+    def block_until_ready(self, x: jax.Array) -> None:
         x.block_until_ready()
 
     def is_plain(self, x: jax.Array) -> bool:
@@ -183,7 +183,7 @@ class JaxRuntime(Runtime):
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return jax.profiler.TraceAnnotation(name)
 
-    def wide(self) -> AbstractContextManager[Any]:
+    def x64_context(self) -> AbstractContextManager[Any]:
         return _x64(True)
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
@@ -252,7 +252,7 @@ class JaxDevices(Devices):
         if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
             return self.available()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in (hardware.cards() if _plugins() else ())))
+        return (*cpus, *(Device("gpu", gpu.index) for gpu in (hardware.gpus() if _plugins() else ())))
 
     def read_device(self, x: Any) -> Device | None:
         return _as_device(x) if isinstance(x, jax.Device) else None
@@ -283,10 +283,10 @@ class JaxMemory(Memory):
         # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
         if not compiled or not self.framework.devices.is_started():
             return 0
-        cards = [d for d in _local_devices() if device is None or _as_device(d) == device]
-        before = sum(_held(d) for d in cards)
+        gpus = [d for d in _local_devices() if device is None or _as_device(d) == device]
+        before = sum(_memory_held(d) for d in gpus)
         jax.clear_caches()
-        return max(0, before - sum(_held(d) for d in cards))
+        return max(0, before - sum(_memory_held(d) for d in gpus))
 
     def synchronize(self) -> None:
         if not self.framework.devices.is_started():
@@ -320,16 +320,16 @@ class JaxMemory(Memory):
 
 
 class JaxBatching(IndexedBatching):
-    def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+    def slice_axis(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         if not _loses_nans(x):
-            return super().part(x, axis, start, stop)
+            return super().slice_axis(x, axis, start, stop)
         size = len(range(*slice(start, stop).indices(x.shape[axis])))
         return _part_of_bits(x, start, axis=axis % x.ndim, size=size)
 
     def unstack(self, x: jax.Array) -> list[jax.Array]:
         if not _loses_nans(x):
             return super().unstack(x)
-        return [self.part(x, 0, i, i + 1).reshape(x.shape[1:]) for i in range(x.shape[0])]
+        return [self.slice_axis(x, 0, i, i + 1).reshape(x.shape[1:]) for i in range(x.shape[0])]
 
     def concatenate(self, parts: list[jax.Array], axis: int) -> jax.Array:
         if not _loses_nans(parts[0]):
@@ -348,14 +348,21 @@ class JaxFastPath(FastPath):
         # Keys of jax.random, the other subclasses, have no buffer.
         return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
-    def fast_facts(self, x: jax.Array, alignment: int) -> Hashable:
+    def plan_key(self, x: jax.Array, alignment: int) -> Hashable:
         if x.is_deleted():
             raise NotImplementedError
         if alignment > 1:
             memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
         shape = x.shape
-        is_lent = bool(read_only.lent) and read_only.is_lent(x.unsafe_buffer_pointer())
-        return x.dtype, shape if 0 in shape else len(shape), _cpu_alone() or x.sharding, is_lent
+        is_shared_read_only = bool(read_only.exported_ranges) and read_only.is_shared_read_only(
+            x.unsafe_buffer_pointer()
+        )
+        return (
+            x.dtype,
+            shape if 0 in shape else len(shape),
+            _has_only_one_cpu() or x.sharding,
+            is_shared_read_only,
+        )
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
         # Not asarray(x): where JAX has to copy (other orders of axes, cards), it keeps the copy beside the
@@ -363,12 +370,12 @@ class JaxFastPath(FastPath):
         return np.asarray(memoryview(x))
 
     def fast_export(self, x: jax.Array) -> Any:
-        if not _cpu_alone() and x.device is not _cpu():
+        if not _has_only_one_cpu() and x.device is not _cpu():
             raise NotImplementedError
         return x.__dlpack__()
 
-    def fast_adopt(self, capsule: Any) -> jax.Array:
-        if _import_capsule is None or not _HONOURS_ORDER:
+    def fast_import(self, capsule: Any) -> jax.Array:
+        if _import_capsule is None or not _RESPECTS_ORDER:
             raise NotImplementedError
         return _import_capsule(capsule, _cpu(), None)
 
@@ -391,18 +398,18 @@ class JaxFramework(Framework):
 
     def check(self, x: jax.Array) -> None:
         if isinstance(x, jax.core.Tracer):
-            raise refuse(
+            raise unsupported_array_error(
                 self, "a traced value", "it has no values yet; convert outside jax.jit, jax.grad and jax.vmap"
             )
         if x.is_deleted():
             instead = (
                 "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
             )
-            raise refuse(self, "a deleted array", instead)
+            raise unsupported_array_error(self, "a deleted array", instead)
         if dtype_names.name_of(x.dtype) not in _DTYPES:
-            raise _refuse_dtype(self, x)
+            raise _unsupported_dtype_error(self, x)
         if not x.is_fully_addressable:
-            raise refuse(
+            raise unsupported_array_error(
                 self, "an array that spans processes", "gather it first, e.g. with process_allgather"
             )
 
@@ -448,13 +455,17 @@ class JaxFramework(Framework):
             return jax.block_until_ready(x.astype(dtype_names.np_dtype(dtype)))
 
 
-def _refuse_dtype(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
+def _unsupported_dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
     name = dtype_names.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data({x})")
+        return unsupported_dtype_error(
+            framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data({x})"
+        )
     if is_sub_byte(name):
-        return refuse_sub_byte(framework, name)
-    return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", '{x}.astype("float32")')
+        return sub_byte_dtype_error(framework, name)
+    return unsupported_dtype_error(
+        framework, x.dtype, "pass {}, which may round its values", '{x}.astype("float32")'
+    )
 
 
 def _loses_nans(x: jax.Array) -> bool:
@@ -481,7 +492,7 @@ def _part_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Arra
     return _from_bits(jax.lax.dynamic_slice_in_dim(_bits(x), start, size, axis), x.dtype)
 
 
-def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
+def _export_to_jax(x: Any, imported: jax.Array, device: Any) -> None:
     """Keep what JAX was lent until JAX has done what was queued when its array went: XLA does not."""
 
     def begin() -> jax.Array:
@@ -489,7 +500,7 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
-    gpu_memory.keep_after(lent, x, begin, jax.block_until_ready)
+    gpu_memory.keep_until_done(imported, x, begin, jax.block_until_ready)
 
 
 def _add_one(x: jax.Array) -> jax.Array:
@@ -518,7 +529,7 @@ def _cpu() -> Any:
 
 
 @functools.cache
-def _cpu_alone() -> bool:
+def _has_only_one_cpu() -> bool:
     """Whether no array of this process can live anywhere but on its one CPU device."""
     return [device.platform for device in _local_devices()] == ["cpu"]
 
@@ -538,7 +549,7 @@ def _cpu_count() -> int:
     return int(flag.group(1)) if flag else 1
 
 
-def _held(device: Any) -> int:
+def _memory_held(device: Any) -> int:
     return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
 

@@ -18,7 +18,7 @@ from arraybridge.types import exact_key
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
-_WIDE = (np.dtype("float64"), np.dtype("complex128"))
+_WIDE_DTYPES = (np.dtype("float64"), np.dtype("complex128"))
 
 
 class JaxAutodiff(autodiff.Autodiff):
@@ -43,7 +43,7 @@ class JaxAutodiff(autodiff.Autodiff):
             raise autodiff.forward_mode(operation.label, instead) from error
         return list(results)
 
-    def linearise(
+    def linearize(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         traced = _are_traced(arrays)
@@ -57,7 +57,7 @@ class JaxAutodiff(autodiff.Autodiff):
         return results, _linear(_eager_pull, results, vjp, captured)
 
     def admit(self, x: Any, label: str) -> None:
-        _refuse_wide(x.dtype, label)
+        _check_precision(x.dtype, label)
 
 
 AUTODIFF = JaxAutodiff()
@@ -67,8 +67,8 @@ def _are_traced(arrays: Sequence[Any]) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
-def _refuse_wide(dtype: np.dtype, label: str) -> None:
-    if dtype in _WIDE and not jax.config.jax_enable_x64:
+def _check_precision(dtype: np.dtype, label: str) -> None:
+    if dtype in _WIDE_DTYPES and not jax.config.jax_enable_x64:
         raise GradientError(
             f"{dtype} while JAX's x64 is off, so that gradients would be narrowed.",
             reason="x64 is off",
@@ -267,7 +267,7 @@ def _applied(
         return _called_back(operation, asked, states, arrays)
     for state in states:
         operation = operation.replaying(np.array(state))
-    return operation.linearise(list(map(_array, arrays)))[0], states
+    return operation.linearize(list(map(_array, arrays)))[0], states
 
 
 def _forward(
@@ -280,7 +280,7 @@ def _forward(
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
         return (results, first if asked else states), (arrays, first, _Static(None))
-    results, linear = operation.linearise(arrays)
+    results, linear = operation.linearize(arrays)
     return (results, states), (arrays, states, _Static(linear))
 
 
@@ -318,11 +318,13 @@ def _called_back(
     operation: autodiff.Operation, asked: bool, states: list[Any], arrays: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The operation in a program: its shapes are foretold, and its values come by a callback."""
-    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in arrays])
+    shapes = operation.predict([(tuple(x.shape), x.dtype.name) for x in arrays])
     for _, dtype in shapes:
-        _refuse_wide(jnp.dtype(dtype), operation.label)
+        _check_precision(jnp.dtype(dtype), operation.label)
         if dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
-            raise autodiff.not_foretold(operation.label, f"{dtype} while JAX's x64 is off; return int32")
+            raise autodiff.unpredictable_shapes_error(
+                operation.label, f"{dtype} while JAX's x64 is off; return int32"
+            )
     expected = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
     asked = asked and bool(operation.draws)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge import hardware
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import gpu_memory, protocols
 from arraybridge.frameworks.accelerators import DeviceDetails
@@ -25,13 +26,12 @@ from arraybridge.frameworks.base import (
     Interchange,
     Memory,
     Runtime,
-    cannot_hold,
     component,
     is_c_contiguous,
+    no_counterpart_error,
 )
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
-from arraybridge.hardware import cards
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -44,7 +44,7 @@ _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 
 def installed_framework() -> ImageFramework:
     """Return the framework for the package that the process has imported, or else for the installed one."""
-    opencl.refuse_deadly_import_order()
+    opencl.check_import_order()
     opencl.use_pocl_wheel()
     packages = BUILT_IN["pyclesperanto"].packages
     imported, installed = (list(filter(test, packages)) for test in (is_imported, can_find))
@@ -59,7 +59,7 @@ class ImageInterchange(Interchange):
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
     all_pickle = False
 
-    def settle(self, x: Any) -> None:
+    def block_until_ready(self, x: Any) -> None:
         x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, after the kernels queued before
 
     # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
@@ -67,21 +67,21 @@ class ImageInterchange(Interchange):
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
-    def exported(self, x: Any, device: Device) -> Any:
-        self.settle(x)
+    def export(self, x: Any, device: Device) -> Any:
+        self.block_until_ready(x)
         # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
         return protocols.Importable(x.__dlpack__(), (2, device.index))
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+    def import_from(self, x: Any, source: Framework, device: Device) -> Any:
         gpu_memory.release()
         with source.devices.selected(device):
-            source.interchange.settle(x)
+            source.interchange.block_until_ready(x)
             native = self.framework.natives[device.index]
-            exported = source.interchange.exported(x, device)
-            lent = self.framework._cle.from_dlpack(exported, device=native, copy=False)
+            exported = source.interchange.export(x, device)
+            imported = self.framework._cle.from_dlpack(exported, device=native, copy=False)
         begin = partial(self.framework.batching.empty, (1, 1, 1), "float32", device)
-        gpu_memory.keep_after(lent, x, begin, self.settle)
-        return lent
+        gpu_memory.keep_until_done(imported, x, begin, self.block_until_ready)
+        return imported
 
 
 class ImageDevices(Devices):
@@ -143,7 +143,7 @@ class ImageBatching(Batching):
             opencl.use_huge_pages(result)
         return result
 
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         # By way of the host: the kernels behind indexing compute in float32, in which an int32 loses digits.
         rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
         return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
@@ -166,11 +166,11 @@ class ImageMemory(Memory):
 
     def synchronize(self) -> None:
         # The packages work on the current device alone.
-        self.framework.interchange.settle(
+        self.framework.interchange.block_until_ready(
             self.framework.batching.empty((1, 1, 1), "float32", self.framework.devices.default_device())
         )
 
-    def card_of(self, device: Device) -> DeviceDetails:
+    def device_details(self, device: Device) -> DeviceDetails:
         return self.framework.described[device.index]
 
     def oom_error(self) -> Exception:
@@ -227,7 +227,7 @@ class ImageFramework(Framework):
         """Take the devices of the package, GPUs first, in the order in which CUDA counts their cards."""
         self.natives = natives
         self.gpus = gpus
-        numbers = {card.pci: card.index for card in cards() if self.kind == "opencl"}
+        numbers = {gpu.pci: gpu.index for gpu in hardware.gpus() if self.kind == "opencl"}
         if numbers:
             places = [numbers.get(one.identity, len(numbers)) for one in self.described]
             order = sorted(range(len(natives)), key=places.__getitem__)
@@ -256,7 +256,7 @@ class ImageFramework(Framework):
         if not 1 <= len(shape) <= _MAX_RANK or 0 in shape:
             has = f"it has one to {_MAX_RANK} axes and at least one element"
             instead = f"{has}; reshape the array, or convert it plane by plane"
-            raise cannot_hold(self, f"an array of shape {shape}", instead)
+            raise no_counterpart_error(self, f"an array of shape {shape}", instead)
 
     # -- devices, GPUs first and CPUs after them --------------------------------------------------
 
@@ -291,12 +291,12 @@ class PrototypeBatching(ImageBatching):
         self.framework.supports(dtype, shape)
         current = self.framework._cle.get_device()
         native = self.framework.natives[device.index]
-        queue = current.queue if current.device == native else opencl.queue_beside(native)
+        queue = current.queue if current.device == native else opencl.queue_on(native)
         return type(self.framework._cle.create((1,)))(queue, shape, np.dtype(dtype))
 
 
 class PrototypeInterchange(ImageInterchange):
-    def settle(self, x: Any) -> None:
+    def block_until_ready(self, x: Any) -> None:
         x.queue.finish()
 
 

@@ -73,7 +73,7 @@ def use_pocl_wheel() -> str:
     return library
 
 
-def refuse_deadly_import_order() -> None:
+def check_import_order() -> None:
     """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
 
     The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
@@ -115,7 +115,7 @@ def devices() -> list[Any]:
 
 
 @cache
-def queue_beside(native: Any) -> Any:
+def queue_on(native: Any) -> Any:
     """A queue on a device that is not the current one; to select it would give that one another context."""
     import pyopencl as cl
 
@@ -131,7 +131,7 @@ def use_huge_pages(x: Any) -> None:
         return
     import pyopencl as cl
 
-    buffer = cl.Buffer.from_int_ptr(dlpack_capsules.lent_at(x.__dlpack__()), retain=True)
+    buffer = cl.Buffer.from_int_ptr(dlpack_capsules.capsule_address(x.__dlpack__()), retain=True)
     queue = cl.CommandQueue(buffer.context)
     flags = cl.map_flags.WRITE_INVALIDATE_REGION
     memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, x.shape, x.dtype)

@@ -35,9 +35,9 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_c_contiguous,
-    refuse,
-    refuse_cast,
-    refuse_dtype,
+    unsupported_array_error,
+    unsupported_cast_error,
+    unsupported_dtype_error,
     wider,
 )
 from arraybridge.frameworks.numpy import NumpyFramework
@@ -99,26 +99,26 @@ class TensorflowInterchange(Interchange):
 
     def address(self, x: Any) -> int:
         self.framework.check(x)  # a capsule of strings ends the process
-        return dlpack_capsules.lent_at(x.__dlpack__())
+        return dlpack_capsules.capsule_address(x.__dlpack__())
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+    def import_from(self, x: Any, source: Framework, device: Device) -> Any:
         gpu_memory.release()
         # torch refuses to lend from a card that is not the current one; this import knows no stream.
         with source.devices.selected(device):
-            source.interchange.settle(x)
-            lent = tf.experimental.dlpack.from_dlpack(source.interchange.exported(x, device).__dlpack__())
+            source.interchange.block_until_ready(x)
+            imported = tf.experimental.dlpack.from_dlpack(source.interchange.export(x, device).__dlpack__())
         if device.kind != "cpu":
-            _lend_to_tensorflow(x, lent, self.framework.devices.native_device(device))
-        return lent
+            _export_to_tensorflow(x, imported, self.framework.devices.native_device(device))
+        return imported
 
-    def exported(self, x: Any, device: Device) -> Any:
+    def export(self, x: Any, device: Device) -> Any:
         # Its __dlpack__ knows no stream=, and waits until the memory is ready.
         return protocols.Importable(x.__dlpack__(), (2, device.index))
 
-    def settle(self, x: Any) -> None:
+    def block_until_ready(self, x: Any) -> None:
         if isinstance(x, _EAGER) and "CPU" in x.device:
             if id(x.dtype) in _PLAIN_IDS:
                 memoryview(x)  # in asynchronous mode, only reading waits for one tensor
@@ -131,7 +131,7 @@ class TensorflowInterchange(Interchange):
     def check_cast(self, source: str, dtype: str) -> None:
         if not _has_cast(source, dtype):
             instead = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
-            raise refuse_cast(self.framework, source, dtype, instead)
+            raise unsupported_cast_error(self.framework, source, dtype, instead)
 
     def is_plain(self, x: Any) -> bool:
         return not isinstance(x, tf.Variable)
@@ -251,12 +251,14 @@ class TensorflowFastPath(FastPath):
     def fast_types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
-    def fast_facts(self, x: Any, alignment: int) -> Hashable:
+    def plan_key(self, x: Any, alignment: int) -> Hashable:
         if not x.backing_device.endswith(_CPU):
             raise NotImplementedError
         memory = self.fast_view(x)
-        is_lent = bool(read_only.lent) and read_only.is_lent(host_memory.address(memory))
-        return _numpy.fast_path.fast_facts(memory, alignment), is_lent
+        is_shared_read_only = bool(read_only.exported_ranges) and read_only.is_shared_read_only(
+            host_memory.address(memory)
+        )
+        return _numpy.fast_path.plan_key(memory, alignment), is_shared_read_only
 
     def fast_view(self, x: Any) -> np.ndarray:
         if id(x.dtype) in _PLAIN_IDS:
@@ -264,11 +266,11 @@ class TensorflowFastPath(FastPath):
         raise NotImplementedError
 
     def fast_export(self, x: Any) -> Any:
-        if id(x.dtype) not in _DLPACK_IDS or not (_cpu_alone() or x.backing_device.endswith(_CPU)):
+        if id(x.dtype) not in _DLPACK_IDS or not (_has_only_one_cpu() or x.backing_device.endswith(_CPU)):
             raise NotImplementedError
         return _to_dlpack(x)
 
-    fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
+    fast_import = staticmethod(tf.experimental.dlpack.from_dlpack)
 
 
 class TensorflowFramework(Framework):
@@ -293,15 +295,21 @@ class TensorflowFramework(Framework):
             return
         if isinstance(x, tf.RaggedTensor):
             instead = "pass {}, which pads with zeros, or {} without the row lengths"
-            raise refuse(self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values")
+            raise unsupported_array_error(
+                self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values"
+            )
         if isinstance(x, tf.SparseTensor):
-            raise refuse(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense({x})")
+            raise unsupported_array_error(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense({x})")
         if isinstance(x, tf.IndexedSlices):
-            raise refuse(self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})")
+            raise unsupported_array_error(
+                self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})"
+            )
         if not isinstance(x, (_EAGER, tf.Variable)):
-            raise refuse(self, "a symbolic tensor", "it has no values yet; convert outside tf.function")
+            raise unsupported_array_error(
+                self, "a symbolic tensor", "it has no values yet; convert outside tf.function"
+            )
         if x.dtype.name not in _DTYPES:
-            raise refuse_dtype(self, x.dtype.name, *_instead_of(x))
+            raise unsupported_dtype_error(self, x.dtype.name, *_instead_of(x))
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype.name)
@@ -369,7 +377,7 @@ def _instead_of(x: Any) -> tuple[str, ...]:
     return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider(dtype.name)}")'
 
 
-def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:
+def _export_to_tensorflow(x: Any, imported: Any, device: str) -> None:
     """Keep what it was lent until TensorFlow has done what was queued when its tensor went."""
 
     def begin() -> Any:
@@ -379,7 +387,7 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:
     def wait(y: Any) -> None:
         y.numpy()
 
-    gpu_memory.keep_after(lent, x, begin, wait)
+    gpu_memory.keep_until_done(imported, x, begin, wait)
 
 
 def _known_shape(x: Any) -> tf.TensorShape:
@@ -406,7 +414,7 @@ def _devices() -> tuple[Device, ...]:
 
 
 @functools.cache
-def _cpu_alone() -> bool:
+def _has_only_one_cpu() -> bool:
     return len(_devices()) == 1
 
 

@@ -27,7 +27,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
     def prepare(self, x: Any) -> Any:
         return _tensor(x)
 
-    def beside(self, x: Any) -> Any:
+    def plain_value(self, x: Any) -> Any:
         # keras.Variable, for one: a tape would follow the tensor in it.
         return tf.convert_to_tensor(x) if hasattr(x, "__tf_tensor__") else x
 
@@ -54,7 +54,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
         results = _applied(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
 
-    def linearise(
+    def linearize(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         if len(set(map(id, arrays))) < len(arrays):
@@ -83,26 +83,26 @@ class TensorflowAutodiff(autodiff.Autodiff):
 
         return results, autodiff.Linear(pull, captured)
 
-    def foretell(
+    def predict(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
     ) -> tuple[list[autodiff.Shape], str, bool]:
         try:
             program = _traced(body, list(itertools.starmap(tf.TensorSpec, shapes)))
         except _NOT_TRACED as error:
-            raise autodiff.not_foretold(label, error) from error
+            raise autodiff.unpredictable_shapes_error(label, error) from error
         if not all(y.shape.is_fully_defined() for y in program.outputs):
-            raise autodiff.not_foretold(label, "the shape of a result depends on values")
-        _refuse_drawing(program, label)
+            raise autodiff.unpredictable_shapes_error(label, "the shape of a result depends on values")
+        _check_draws_nothing(program, label)
         results = [(tuple(y.shape), y.dtype.name) for y in program.outputs]
         return results, _captured(program.trainable_variables), False
 
-    def refuse_again(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
+    def check_repeatable(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
         if tf.executing_eagerly():  # else a program is made, and looked at as a whole
             try:
                 program = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
             except _NOT_TRACED:  # who cannot tell does not refuse
                 return
-            _refuse_drawing(program, label)
+            _check_draws_nothing(program, label)
 
 
 #: What TensorFlow raises for a function that cannot run without values.
@@ -152,7 +152,7 @@ def _captured(variables: Sequence[Any]) -> str:
     return f"the trainable tf.Variable {names[0]} that is none of its arguments (its values are v.numpy())"
 
 
-def _refuse_drawing(program: Any, label: str) -> None:
+def _check_draws_nothing(program: Any, label: str) -> None:
     """Refuse a traced function that draws random numbers without being passed a seed."""
     if any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations()):
         raise GradientError(
@@ -170,7 +170,7 @@ _SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
 def _applied(*arrays: Any, operation: autodiff.Operation) -> Any:
-    results, linear = operation.linearise(arrays)
+    results, linear = operation.linearize(arrays)
     shapes = [y.shape if AUTODIFF.is_smooth(y) else None for y in results]
 
     def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:

@@ -38,10 +38,10 @@ def _look_up(name: str, own: Sequence[ModuleType], of_numpy: ModuleType) -> Any:
     if module is not None:
         return getattr(module, name)
     value = getattr(of_numpy, name)
-    return _by_way_of_numpy(value) if callable(value) else value
+    return _through_numpy(value) if callable(value) else value
 
 
-def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _through_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
     """NumPy's function, of tensors and of TensorFlow's dtypes."""
 
     @wraps(fn)
@@ -54,11 +54,11 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
         tensors = tf.nest.map_structure(tf.convert_to_tensor, result)
 
         def constant(*_: Any) -> Any:
-            return tensors, refuse
+            return tensors, unsupported_array_error
 
         return tf.custom_gradient(constant)(*floats)
 
-    def refuse(*_: Any) -> Any:
+    def unsupported_array_error(*_: Any) -> Any:
         raise GradientError(
             f"{fn.__name__} runs by way of NumPy here, and has no derivative.",
             reason="NumPy computed it",

@@ -34,9 +34,9 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_sub_byte,
-    refuse,
-    refuse_cast,
-    refuse_dtype,
+    unsupported_array_error,
+    unsupported_cast_error,
+    unsupported_dtype_error,
 )
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.observation import TorchObservation
@@ -127,7 +127,7 @@ def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
     return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "{x}.view(torch.uint8)"
 
 
-def _refuse_wrapper(framework: Framework, x: torch.Tensor) -> None:
+def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
     """Refuse a subclass that wraps another tensor, with the expression that unwraps it."""
     methods = {
         "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "{x}.to_tensor(0)"),
@@ -135,7 +135,9 @@ def _refuse_wrapper(framework: Framework, x: torch.Tensor) -> None:
     }
     for cls in type(x).__mro__:
         if cls.__name__ in methods and cls.__module__.startswith("torch."):
-            raise refuse(framework, f"a tensor of type {cls.__name__}", *methods[cls.__name__])
+            raise unsupported_array_error(
+                framework, f"a tensor of type {cls.__name__}", *methods[cls.__name__]
+            )
 
 
 class TorchInterchange(Interchange):
@@ -153,7 +155,9 @@ class TorchInterchange(Interchange):
 
     def check_cast(self, source: str, dtype: str) -> None:
         if is_sub_byte(source):
-            raise refuse_cast(self.framework, source, dtype, "Pass its bytes instead: x.view(torch.uint8).")
+            raise unsupported_cast_error(
+                self.framework, source, dtype, "Pass its bytes instead: x.view(torch.uint8)."
+            )
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         for extent, stride in zip(shape, strides, strict=True):
@@ -166,26 +170,26 @@ class TorchInterchange(Interchange):
                 return _STRIDE_MULTIPLES
         return None
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
+    def import_from(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
             return _from_interface(x, self.framework.streams)
-        if source.interchange.dlpack_device is None and self.framework.streams.has_queues:
+        if source.interchange.dlpack_device is None and self.framework.streams.has_streams:
             # The array of a library that is not known. CuPy, among others, exports in the order of the stream
             # of the current device, and opens that device.
             with on_device(int(x.__dlpack_device__()[1])):
                 return torch.from_dlpack(x)
         if device.kind != "gpu" or source.interchange.dlpack_device is None:
             return torch.from_dlpack(x)
-        if not self.framework.streams.has_queues:
+        if not self.framework.streams.has_streams:
             return torch.from_dlpack(x)
         gpu_memory.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
         with source.devices.selected(device), on_device(device.index):
             # This hands the producer the current stream of this thread on that device.
-            lent = torch.from_dlpack(source.interchange.exported(x, device))
-            return _on_loan(lent, source.streams, self.framework.streams, device)
+            imported = torch.from_dlpack(source.interchange.export(x, device))
+            return _with_keep_alive(imported, source.streams, self.framework.streams, device)
 
-    def settle(self, x: torch.Tensor) -> None:
+    def block_until_ready(self, x: torch.Tensor) -> None:
         if x.device.type != "cpu":
             torch.accelerator.current_stream(x.device).synchronize()
 
@@ -228,15 +232,15 @@ class TorchDevices(Devices):
         return Device("gpu", x.device.index or 0)
 
     def available(self) -> tuple[Device, ...]:
-        if _CUDA and _is_asleep() and len(listed := self.visible_devices()) > 1:
+        if _CUDA and _is_driver_uninitialized() and len(listed := self.visible_devices()) > 1:
             return listed
         # Before the driver is awake, only if NVML lists no GPU, as on Jetson: this query wakes it.
         return self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
-        if not _is_asleep():
+        if not _is_driver_uninitialized():
             return self._counted()
-        return (CPU, *(Device("gpu", card.index) for card in hardware.cards_for(_CUDA)))
+        return (CPU, *(Device("gpu", gpu.index) for gpu in hardware.gpus_for(_CUDA)))
 
     def _counted(self) -> tuple[Device, ...]:
         """Return the CPU and the accelerators that PyTorch counts. Wakes CUDA's driver."""
@@ -284,7 +288,7 @@ class TorchDevices(Devices):
         index = x.index
         if index is None:
             # As long as the driver sleeps, no thread has selected a device.
-            is_selected = not _is_asleep() and torch.accelerator.is_available()
+            is_selected = not _is_driver_uninitialized() and torch.accelerator.is_available()
             index = torch.accelerator.current_device_index() if is_selected else 0
         # Torch calls both CUDA and ROCm "cuda".
         return Device("gpu", index, accelerator="" if x.type == "cuda" else x.type)
@@ -300,14 +304,14 @@ class TorchMemory(Memory):
         return _OOM.match(text) is not None
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        cards = _numbers(device)
-        before = sum(torch.cuda.memory_reserved(i) for i in cards)
-        if cards:
+        gpus = _gpu_numbers(device)
+        before = sum(torch.cuda.memory_reserved(i) for i in gpus)
+        if gpus:
             torch.cuda.empty_cache()
         elif self.framework.devices.is_started() and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
             torch.accelerator.empty_cache()
-        freed = before - sum(torch.cuda.memory_reserved(i) for i in cards)
-        if cards and hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.12
+        freed = before - sum(torch.cuda.memory_reserved(i) for i in gpus)
+        if gpus and hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.12
             locked = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
             torch.accelerator.empty_host_cache()
             freed += int(locked - torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
@@ -315,7 +319,7 @@ class TorchMemory(Memory):
 
     def usage(self) -> list[Holding]:
         rows = []
-        for i in _numbers():
+        for i in _gpu_numbers():
             stats = torch.cuda.memory_stats_as_nested_dict(i)
             if stats:
                 used, reserved = (stats[k]["all"] for k in ("allocated_bytes", "reserved_bytes"))
@@ -323,14 +327,14 @@ class TorchMemory(Memory):
                 rows.append(Holding(f"gpu:{i}", "torch", used["current"], cached, used["peak"]))
         return rows
 
-    def card_memory(self, device: Device) -> GpuMemory | None:
+    def device_memory(self, device: Device) -> GpuMemory | None:
         if not torch.cuda.is_available():
             return None
         free, total = torch.cuda.mem_get_info(device.index)
         return GpuMemory(free, total)
 
     def reset_peak(self) -> None:
-        for i in _numbers():
+        for i in _gpu_numbers():
             torch.cuda.reset_peak_memory_stats(i)
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
@@ -340,7 +344,7 @@ class TorchMemory(Memory):
 
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
-            for i in _numbers():
+            for i in _gpu_numbers():
                 if torch.version.hip or gpu_memory.has_context(i):  # any other would be opened
                     torch.cuda.synchronize(i)
         elif self.framework.devices.is_started():
@@ -351,7 +355,7 @@ class TorchMemory(Memory):
 
 
 class TorchBatching(IndexedBatching):
-    def room(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
+    def output_buffer(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
         plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
         if not plain or part.is_nested or part.requires_grad:
             return None
@@ -363,7 +367,7 @@ class TorchBatching(IndexedBatching):
                 shape, dtype=DTYPES[dtype], device=self.framework.devices.native_device(device)
             )
 
-    def reshaped(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    def reinterpret(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         # No view to autograd: what is done to one is nothing to the other.
         with torch.inference_mode(False):
             if isinstance(memory, np.ndarray):  # memory of the host
@@ -376,7 +380,7 @@ class TorchFastPath(FastPath):
     def fast_types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
 
-    def fast_facts(self, x: torch.Tensor, alignment: int) -> Hashable:
+    def plan_key(self, x: torch.Tensor, alignment: int) -> Hashable:
         if not x.is_cpu or x.is_nested:
             raise NotImplementedError
         address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
@@ -411,9 +415,11 @@ class TorchFastPath(FastPath):
             raise NotImplementedError
         return x.numpy().__dlpack__()
 
-    def fast_adopt(self, capsule: Any) -> torch.Tensor:
+    def fast_import(self, capsule: Any) -> torch.Tensor:
         tensor: torch.Tensor = torch_dlpack.from_dlpack(capsule)
-        if read_only.lent and read_only.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
+        if read_only.exported_ranges and read_only.is_shared_read_only(
+            tensor.data_ptr()
+        ):  # read-only, which has to be copied
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
 
@@ -437,25 +443,29 @@ class TorchFramework(Framework):
     def check(self, x: torch.Tensor) -> None:
         if x.is_nested:
             instead = "pass {}, which pads with a value of your choice, or its parts, {}"
-            raise refuse(self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]")
+            raise unsupported_array_error(
+                self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]"
+            )
         if x.layout is not torch.strided:
-            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
+            raise unsupported_array_error(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
         if x.is_quantized:
             instead = "pass {}, or its integers {} with its scale"
-            raise refuse_dtype(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
+            raise unsupported_dtype_error(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
         if x.device.type == "meta":
-            raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
+            raise unsupported_array_error(
+                self, "a meta tensor", "it has no values; pass one made on a device"
+            )
         if hasattr(type(x), "full_tensor"):
             instead = "pass {}, the part of this process, or {}"
             what = "a tensor that is spread over processes (DTensor)"
-            raise refuse(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
+            raise unsupported_array_error(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
         if x.dtype not in NAMES:
-            raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
+            raise unsupported_dtype_error(self, x.dtype, *_instead_of(x.dtype))
         if _storage_is_too_small(x):
-            raise _refuse_storage(self)
+            raise _freed_storage_error(self)
         if not _has_memory(x):
-            _refuse_wrapper(self, x)
-            raise refuse(
+            _check_not_wrapper(self, x)
+            raise unsupported_array_error(
                 self,
                 "a traced, fake or batched tensor",
                 "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
@@ -495,7 +505,7 @@ class TorchFramework(Framework):
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
-            raise _refuse_storage(self)
+            raise _freed_storage_error(self)
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
         if x.layout is not torch.strided or x.is_nested:
@@ -507,7 +517,7 @@ class TorchFramework(Framework):
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
-            raise _refuse_storage(self)
+            raise _freed_storage_error(self)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: a cast of it ends the process
         return x.to(DTYPES[dtype])
@@ -525,15 +535,15 @@ class TorchFramework(Framework):
             return torch.compiler.disable(fn)
 
 
-def _is_asleep() -> bool:
+def _is_driver_uninitialized() -> bool:
     """Whether this is a CUDA build and CUDA's driver has not been initialized.
 
     After that, this process cannot be forked. Most queries initialize it, ``is_available`` among them.
     """
-    return _CUDA > 0 and not gpu_memory.is_awake()
+    return _CUDA > 0 and not gpu_memory.is_driver_initialized()
 
 
-def _numbers(device: Device | None = None) -> list[int]:
+def _gpu_numbers(device: Device | None = None) -> list[int]:
     """Numbers of the cards to ask, where torch has opened CUDA; all, or that of one device."""
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     return [i for i in range(count) if device is None or device == Device("gpu", i)]
@@ -561,19 +571,21 @@ def _storage_is_too_small(x: torch.Tensor) -> bool:
     return held < (x.storage_offset() + last + 1) * x.element_size()
 
 
-def _refuse_storage(framework: Framework) -> Exception:
-    return refuse(
+def _freed_storage_error(framework: Framework) -> Exception:
+    return unsupported_array_error(
         framework,
         "a tensor whose storage was freed, or resized to fewer bytes than its elements need,",
         "restore the storage first (with FSDP, inside summon_full_params()), or make a new tensor",
     )
 
 
-def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Device) -> torch.Tensor:
+def _with_keep_alive(
+    imported: torch.Tensor, exporter: Streams, importer: Streams, device: Device
+) -> torch.Tensor:
     """The same memory, in a tensor with whose end the loan ends in order."""
-    if not lent.numel():
-        return lent
-    shown = lent.view(CARRIERS.get(lent.dtype, lent.dtype))
+    if not imported.numel():
+        return imported
+    shown = imported.view(CARRIERS.get(imported.dtype, imported.dtype))
     interface = {
         "shape": tuple(shown.shape),
         "strides": tuple(step * shown.element_size() for step in shown.stride()),
@@ -581,9 +593,9 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
         "data": (shown.data_ptr(), False),
         "version": 2,
     }
-    owner = gpu_memory.loan(lent, lender, borrower, device)
+    owner = gpu_memory.keep_alive(imported, exporter, importer, device)
     exported = protocols.Exported(owner, __cuda_array_interface__=interface)
-    return torch.as_tensor(exported, device=lent.device).view(lent.dtype)
+    return torch.as_tensor(exported, device=imported.device).view(imported.dtype)
 
 
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:

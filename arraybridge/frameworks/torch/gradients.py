@@ -64,7 +64,7 @@ class TorchAutodiff(autodiff.Autodiff):
                 raise autodiff.writes_to_argument(label) from error
             raise
 
-    def linearise(
+    def linearize(
         self, body: autodiff.Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
     ) -> tuple[list[torch.Tensor], autodiff.Linear]:
         with torch.inference_mode(False):  # and so with gradients
@@ -75,22 +75,22 @@ class TorchAutodiff(autodiff.Autodiff):
         pull = functools.partial(_pull, results, autodiff.picked(arrays, active), inner)
         return results, autodiff.Linear(pull, _captured(results, arrays))
 
-    def foretell(
+    def predict(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
     ) -> tuple[list[autodiff.Shape], str, bool]:
-        _refuse_triton_after_tensorflow(label)
-        fake = _foretelling()(allow_non_fake_inputs=True)
+        _check_triton_import_order(label)
+        fake = _shape_prediction()(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
                 arrays = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
                 active = [self.is_smooth(x) for x in arrays]
-                results, linear = self.linearise(body, arrays, active, label)
+                results, linear = self.linearize(body, arrays, active, label)
         except GradientError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
-            raise autodiff.not_foretold(label, error) from error
-        foretold = [(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
-        return foretold, linear.captured, fake.draws
+            raise autodiff.unpredictable_shapes_error(label, error) from error
+        predicted = [(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
+        return predicted, linear.captured, fake.draws
 
     def random_state(self) -> np.ndarray:
         states = [torch.get_rng_state()]
@@ -107,22 +107,22 @@ class TorchAutodiff(autodiff.Autodiff):
 
 
 @functools.cache
-def _foretelling() -> type:
+def _shape_prediction() -> type:
     """Return the class that runs functions on tensors without values, and notes random draws."""
     # Imported here, since it imports Triton, which crashes the process after TensorFlow.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    class Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
+    class ShapePrediction(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
         draws = False
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    return Foretelling
+    return ShapePrediction
 
 
-def _refuse_triton_after_tensorflow(label: str) -> None:
+def _check_triton_import_order(label: str) -> None:
     loaded = sys.modules
     if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
         return
@@ -165,9 +165,17 @@ def _pull(
         create_graph=inner or any(c.requires_grad for _, c in pairs),
         materialize_grads=True,
     )
-    gradients = [g if g.layout is torch.strided else g.to_dense() for g in gradients]
+    return [_unshared(g) for g in gradients]
+
+
+def _unshared(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a dense tensor that belongs to the caller."""
+    if gradient.layout is not torch.strided:
+        gradient = gradient.to_dense()
     # A torch.autograd.Function and a hook may return a tensor that they keep.
-    return [g if g.requires_grad or _is_transformed(g) else g.clone() for g in gradients]
+    if gradient.requires_grad or _is_transformed(gradient):
+        return gradient
+    return gradient.clone()
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
@@ -209,7 +217,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         operation: autodiff.Operation, saved: list[torch.Tensor], *arrays: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():  # in which torch itself refuses to give captured parameters away
-            results, linear = operation.linearise(arrays)
+            results, linear = operation.linearize(arrays)
         # As tensors beside the graph, which count the writes to the results.
         read_again = [y.detach() for y in operation.read_again(results, linear)]
         # For torch to keep and to free; beside it, the memory that the pullback reads.
@@ -239,7 +247,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
-        return (None, None, *operation.gradients(arrays, dense, _held(saved)))
+        return (None, None, *operation.gradients(arrays, dense, _saved_values(saved)))
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
@@ -258,7 +266,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)  # type: ignore[attr-defined]
 
 
-def _held(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
+def _saved_values(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
     """What was held; None where hooks handed over other tensors, whose values then count."""
     *read, holder = saved
     valid = getattr(holder, "spans", None) == [AUTODIFF.span(x) for x in read]

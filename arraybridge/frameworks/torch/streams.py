@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.accelerators import Mark, Streams
+from arraybridge.frameworks.accelerators import StreamEvent, Streams
 from arraybridge.types import Device
 
 if torch.backends.cuda.is_built():
@@ -34,7 +34,7 @@ def on_device(index: int) -> Iterator[None]:
 
 
 class TorchStreams(Streams):
-    has_queues = True
+    has_streams = True
 
     def __init__(self) -> None:
         self._own = threading.local()
@@ -64,7 +64,7 @@ class TorchStreams(Streams):
             with on_device(device.index):  # set_stream selects the card of the stream, too
                 torch.cuda.set_stream(torch.cuda.Stream(device.index))
 
-    def mark(self, device: Device) -> Mark | None:
+    def record_event(self, device: Device) -> StreamEvent | None:
         if device.kind != "gpu":
             return None
         event = torch.cuda.Event()
@@ -73,7 +73,7 @@ class TorchStreams(Streams):
         def wait() -> None:
             event.wait(torch.cuda.current_stream(device.index))
 
-        return Mark(self, device, wait, event.synchronize, event.query)
+        return StreamEvent(self, device, wait, event.synchronize, event.query)
 
     def handle(self, device: Device) -> int:
         return int(torch.cuda.current_stream(device.index).cuda_stream)

@@ -140,7 +140,7 @@ def test_where_memory_runs_out_it_runs_again(monkeypatch: pytest.MonkeyPatch) ->
     """With the caches of the card freed that a number means in a worker of a Dask cluster."""
     runs: list[Any] = []
     freed: list[int | None] = []
-    monkeypatch.setattr(placement, "only_card", 0)
+    monkeypatch.setattr(placement, "only_gpu", 0)
     monkeypatch.setattr(oom_recovery, "release_caches", lambda _, gpu_id: freed.append(gpu_id) or 0)
 
     @arraybridge.jax(gpu_id=7, grad="flow", oom_recovery=True)

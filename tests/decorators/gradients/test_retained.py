@@ -55,7 +55,7 @@ def residual(kept: Any, _: Any) -> Any:
     return (kept,)
 
 
-def constant(_kept: Any, _: Any) -> Any:
+def constant(_keep_alives: Any, _: Any) -> Any:
     return (CONSTANT,)
 
 

@@ -1,6 +1,6 @@
-/* Which cards there are, which is selected, whether a context is open, and errors. */
+/* Which gpus there are, which is selected, whether a context is open, and errors. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,22 +8,22 @@
 #include <string.h>
 #include <unistd.h>
 
-Settings settings = {.cards = 2, .capacity = (size_t)256 << 20, .lazy = 1};
-pthread_mutex_t card_lock;
-__thread int current_card;
+Settings settings = {.gpus = 2, .capacity = (size_t)256 << 20, .lazy = 1};
+pthread_mutex_t gpu_lock;
+__thread int current_gpu;
 
-static int is_card(int card) { return card >= 0 && card < settings.cards; }
+static int is_gpu(int gpu) { return gpu >= 0 && gpu < settings.gpus; }
 
 static __thread Status last_error;
 static Status ruined;
-static int awake, opened[MAX_CARDS];
-static int physical[MAX_CARDS], physical_cards; /* see read_visible */
+static int awake, opened[MAX_GPUS];
+static int physical[MAX_GPUS], physical_gpus; /* see read_visible */
 
 static void make_lock(void) {
     pthread_mutexattr_t kind;
     pthread_mutexattr_init(&kind);
     pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&card_lock, &kind);
+    pthread_mutex_init(&gpu_lock, &kind);
 }
 
 /* A driver that was woken does not survive a fork: every call in the child fails, as with a real one. */
@@ -36,14 +36,14 @@ __attribute__((constructor)) static void start(void) {
     const char *text;
     make_lock();
     pthread_atfork(NULL, NULL, in_child);
-    if ((text = getenv("CARD_COUNT"))) settings.cards = atoi(text);
-    if ((text = getenv("CARD_MEMORY"))) settings.capacity = strtoull(text, NULL, 0);
-    if ((text = getenv("CARD_STREAMS"))) settings.lazy = strcmp(text, "at-once") != 0;
-    if ((text = getenv("CARD_GUARDED"))) settings.guarded = atoi(text);
-    if ((text = getenv("CARD_TRACE"))) settings.trace = atoi(text);
-    if (settings.cards > MAX_CARDS) settings.cards = MAX_CARDS;
-    physical_cards = settings.cards;
-    for (int card = 0; card < MAX_CARDS; card++) physical[card] = card;
+    if ((text = getenv("GPU_COUNT"))) settings.gpus = atoi(text);
+    if ((text = getenv("GPU_MEMORY"))) settings.capacity = strtoull(text, NULL, 0);
+    if ((text = getenv("GPU_STREAMS"))) settings.lazy = strcmp(text, "at-once") != 0;
+    if ((text = getenv("GPU_GUARDED"))) settings.guarded = atoi(text);
+    if ((text = getenv("GPU_TRACE"))) settings.trace = atoi(text);
+    if (settings.gpus > MAX_GPUS) settings.gpus = MAX_GPUS;
+    physical_gpus = settings.gpus;
+    for (int gpu = 0; gpu < MAX_GPUS; gpu++) physical[gpu] = gpu;
 }
 
 void trace_line(const char *format, ...) {
@@ -53,7 +53,7 @@ void trace_line(const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    fprintf(stderr, "[card, thread %d] %s\n", gettid(), line);
+    fprintf(stderr, "[gpu, thread %d] %s\n", gettid(), line);
 }
 
 Status fail(Status error) {
@@ -69,13 +69,13 @@ void set_ruin(Status error) {
 
 /* ---- which GPUs are visible --------------------------------------------------------------------------- */
 
-int physical_number(int card) { return physical[card]; }
-int physical_count(void) { return physical_cards; }
+int physical_number(int gpu) { return physical[gpu]; }
+int physical_count(void) { return physical_gpus; }
 
 int cuda_number(int number) {
     if (!awake) return -1;
-    for (int card = 0; card < settings.cards; card++)
-        if (physical[card] == number) return card;
+    for (int gpu = 0; gpu < settings.gpus; gpu++)
+        if (physical[gpu] == number) return gpu;
     return -1;
 }
 
@@ -99,10 +99,10 @@ static int named_gpu(const char *entry) {
     if (!*entry) return -1;
     if (strspn(entry, "0123456789") == strlen(entry)) {
         int number = atoi(entry);
-        return number < physical_cards ? number : -1;
+        return number < physical_gpus ? number : -1;
     }
     int found = -1;
-    for (int number = 0; number < physical_cards; number++) {
+    for (int number = 0; number < physical_gpus; number++) {
         char uuid[64];
         print_uuid(number, uuid, sizeof uuid);
         if (strncmp(uuid, entry, strlen(entry))) continue;
@@ -116,9 +116,9 @@ static int named_gpu(const char *entry) {
  * GPU, and a GPU that is named twice hides all of them. */
 static int read_visible(void) {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
-    for (int card = 0; card < MAX_CARDS; card++) physical[card] = card;
-    if (!text) return physical_cards;
-    int count = 0, seen[MAX_CARDS] = {0};
+    for (int gpu = 0; gpu < MAX_GPUS; gpu++) physical[gpu] = gpu;
+    if (!text) return physical_gpus;
+    int count = 0, seen[MAX_GPUS] = {0};
     char entries[1024], *rest = NULL;
     snprintf(entries, sizeof entries, "%s", text);
     for (char *entry = strtok_r(entries, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
@@ -136,8 +136,8 @@ static int read_visible(void) {
 Status wake_driver(void) {
     if (!awake) {
         LOCK();
-        int count = awake ? settings.cards : read_visible();
-        if (count) settings.cards = count;
+        int count = awake ? settings.gpus : read_visible();
+        if (count) settings.gpus = count;
         awake = count > 0;
         UNLOCK();
         if (!count) return fail(cudaErrorNoDevice);
@@ -146,25 +146,25 @@ Status wake_driver(void) {
 }
 
 /* Wakes the driver, too. */
-static Status check_card(int card) {
+static Status check_gpu(int gpu) {
     Status error = wake_driver();
     if (error) return error;
-    return is_card(card) ? cudaSuccess : fail(cudaErrorInvalidDevice);
+    return is_gpu(gpu) ? cudaSuccess : fail(cudaErrorInvalidDevice);
 }
 
-Status open_card(int card) {
-    Status error = check_card(card);
+Status open_gpu(int gpu) {
+    Status error = check_gpu(gpu);
     if (error) return error;
-    if (!opened[card]) trace_line("context opened on card %d", card);
-    opened[card] = 1;
+    if (!opened[gpu]) trace_line("context opened on gpu %d", gpu);
+    opened[gpu] = 1;
     return cudaSuccess;
 }
 
-int is_open(int card) { return opened[card]; }
+int is_open(int gpu) { return opened[gpu]; }
 int is_awake(void) { return awake; }
 
 /* What the generated stubs of every call that is not emulated answer. */
-int card_unimplemented(const char *name) {
+int gpu_unimplemented(const char *name) {
     trace_line("not emulated: %s", name);
     last_error = cudaErrorNotSupported;
     return cudaErrorNotSupported;
@@ -176,23 +176,23 @@ Status cudaGetDeviceCount(int *count) {
     *count = 0;
     Status error = wake_driver();
     if (error) return error;
-    *count = settings.cards;
+    *count = settings.gpus;
     return cudaSuccess;
 }
 
-Status cudaGetDevice(int *card) {
-    *card = current_card;
+Status cudaGetDevice(int *gpu) {
+    *gpu = current_gpu;
     return wake_driver();
 }
 
-/* Since CUDA 12 this opens the card, and not only the first call that needs it. */
-Status cudaSetDevice(int card) {
-    Status error = open_card(card);
-    if (!error) current_card = card;
+/* Since CUDA 12 this opens the gpu, and not only the first call that needs it. */
+Status cudaSetDevice(int gpu) {
+    Status error = open_gpu(gpu);
+    if (!error) current_gpu = gpu;
     return error;
 }
 
-Status cudaInitDevice(int card, unsigned flags, unsigned more) { return open_card(card); }
+Status cudaInitDevice(int gpu, unsigned flags, unsigned more) { return open_gpu(gpu); }
 
 Status cudaGetDeviceFlags(unsigned *flags) {
     *flags = 0;
@@ -201,11 +201,11 @@ Status cudaGetDeviceFlags(unsigned *flags) {
 
 Status cudaSetDeviceFlags(unsigned flags) { return cudaSuccess; }
 
-Status cudaDeviceSynchronize(void) { return finish_card(current_card); }
+Status cudaDeviceSynchronize(void) { return finish_gpu(current_gpu); }
 
 Status cudaDeviceReset(void) {
-    Status error = finish_card(current_card);
-    opened[current_card] = 0;
+    Status error = finish_gpu(current_gpu);
+    opened[current_gpu] = 0;
     return error;
 }
 
@@ -227,55 +227,55 @@ Status cudaGetLastError(void) {
 
 Status cudaPeekAtLastError(void) { return last_error; }
 
-static unsigned char peers[MAX_CARDS][MAX_CARDS];
+static unsigned char peers[MAX_GPUS][MAX_GPUS];
 
-Status cudaDeviceCanAccessPeer(int *can, int card, int peer) {
-    if (check_card(card) || check_card(peer)) return cudaErrorInvalidDevice;
-    *can = card != peer;
+Status cudaDeviceCanAccessPeer(int *can, int gpu, int peer) {
+    if (check_gpu(gpu) || check_gpu(peer)) return cudaErrorInvalidDevice;
+    *can = gpu != peer;
     return cudaSuccess;
 }
 
 Status cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-    if (check_card(peer) || peer == current_card) return fail(cudaErrorInvalidDevice);
-    if (peers[current_card][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
-    peers[current_card][peer] = 1;
-    return open_card(current_card);
+    if (check_gpu(peer) || peer == current_gpu) return fail(cudaErrorInvalidDevice);
+    if (peers[current_gpu][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
+    peers[current_gpu][peer] = 1;
+    return open_gpu(current_gpu);
 }
 
 Status cudaDeviceDisablePeerAccess(int peer) {
-    if (!is_card(peer) || !peers[current_card][peer]) return fail(cudaErrorPeerAccessNotEnabled);
-    peers[current_card][peer] = 0;
+    if (!is_gpu(peer) || !peers[current_gpu][peer]) return fail(cudaErrorPeerAccessNotEnabled);
+    peers[current_gpu][peer] = 0;
     return cudaSuccess;
 }
 
-Status cudaDeviceGetPCIBusId(char *text, int length, int card) {
-    Status error = check_card(card);
+Status cudaDeviceGetPCIBusId(char *text, int length, int gpu) {
+    Status error = check_gpu(gpu);
     if (error) return error;
-    snprintf(text, length, "0000:%02X:00.0", 0x10 + physical_number(card));
+    snprintf(text, length, "0000:%02X:00.0", 0x10 + physical_number(gpu));
     return cudaSuccess;
 }
 
-Status cudaDeviceGetByPCIBusId(int *card, const char *text) {
+Status cudaDeviceGetByPCIBusId(int *gpu, const char *text) {
     Status error = wake_driver();
     if (error) return error;
-    for (int i = 0; i < settings.cards; i++) {
+    for (int i = 0; i < settings.gpus; i++) {
         char known[16];
         cudaDeviceGetPCIBusId(known, sizeof known, i);
         if (!strcasecmp(known, text) || !strcasecmp(known + 5, text)) {
-            *card = i;
+            *gpu = i;
             return cudaSuccess;
         }
     }
     return fail(cudaErrorInvalidDevice);
 }
 
-/* A card of compute capability 8.0. */
-Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int card) {
-    Status error = check_card(card);
+/* A gpu of compute capability 8.0. */
+Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int gpu) {
+    Status error = check_gpu(gpu);
     if (error) return error;
     memset(p, 0, sizeof *p);
-    strcpy(p->name, CARD_NAME);
-    read_uuid(physical_number(card), (unsigned char *)p->uuid.bytes);
+    strcpy(p->name, GPU_NAME);
+    read_uuid(physical_number(gpu), (unsigned char *)p->uuid.bytes);
     p->totalGlobalMem = settings.capacity;
     p->sharedMemPerBlock = 49152;
     p->regsPerBlock = p->regsPerMultiprocessor = 65536;
@@ -294,7 +294,7 @@ Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int card) {
     p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->managedMemory = 1;
     p->concurrentManagedAccess = p->cooperativeLaunch = p->hostRegisterSupported = 1;
     p->memoryPoolsSupported = p->streamPrioritiesSupported = 1;
-    p->pciBusID = 0x10 + physical_number(card);
+    p->pciBusID = 0x10 + physical_number(gpu);
     p->asyncEngineCount = 2;
     p->memoryBusWidth = 512;
     p->l2CacheSize = 1 << 20;
@@ -305,9 +305,9 @@ Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int card) {
     return cudaSuccess;
 }
 
-Status cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int card) {
+Status cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int gpu) {
     struct cudaDeviceProp p;
-    Status error = cudaGetDeviceProperties(&p, card);
+    Status error = cudaGetDeviceProperties(&p, gpu);
     if (error) return error;
     switch ((int)attribute) {
     case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;

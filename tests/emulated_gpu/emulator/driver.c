@@ -1,7 +1,7 @@
 /* The little of the driver's interface and of NVML that the frameworks and arraybridge ask, and what the tests ask
  * of the emulation itself. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -16,97 +16,97 @@ int cuDriverGetVersion(int *version) { return cudaDriverGetVersion(version); }
 
 /* Unlike the runtime, the driver does not wake up by itself. */
 int cuDeviceGetCount(int *count) {
-    *count = settings.cards;
+    *count = settings.gpus;
     return is_awake() ? ruin() : cudaErrorInitializationError;
 }
 
-int cuDeviceGet(int *card, int index) {
+int cuDeviceGet(int *gpu, int index) {
     if (!is_awake()) return cudaErrorInitializationError;
-    if (index < 0 || index >= settings.cards) return cudaErrorInvalidDevice;
-    *card = index;
+    if (index < 0 || index >= settings.gpus) return cudaErrorInvalidDevice;
+    *gpu = index;
     return ruin();
 }
 
-int cuDeviceGetAttribute(int *value, int attribute, int card) { return cudaDeviceGetAttribute(value, attribute, card); }
+int cuDeviceGetAttribute(int *value, int attribute, int gpu) { return cudaDeviceGetAttribute(value, attribute, gpu); }
 
-int cuDeviceGetUuid(char *out, int card) {
+int cuDeviceGetUuid(char *out, int gpu) {
     if (!is_awake()) return cudaErrorInitializationError;
-    read_uuid(physical_number(card), (unsigned char *)out);
+    read_uuid(physical_number(gpu), (unsigned char *)out);
     return ruin();
 }
 
-int cuDeviceGetUuid_v2(char *out, int card) { return cuDeviceGetUuid(out, card); }
-int cuDeviceGetPCIBusId(char *out, int length, int card) { return cudaDeviceGetPCIBusId(out, length, card); }
+int cuDeviceGetUuid_v2(char *out, int gpu) { return cuDeviceGetUuid(out, gpu); }
+int cuDeviceGetPCIBusId(char *out, int length, int gpu) { return cudaDeviceGetPCIBusId(out, length, gpu); }
 
-int cuDeviceGetName(char *out, int length, int card) {
-    snprintf(out, (size_t)length, CARD_NAME);
+int cuDeviceGetName(char *out, int length, int gpu) {
+    snprintf(out, (size_t)length, GPU_NAME);
     return 0;
 }
 
-int cuDeviceTotalMem_v2(size_t *size, int card) {
+int cuDeviceTotalMem_v2(size_t *size, int gpu) {
     *size = settings.capacity;
     return 0;
 }
 
-int cuDevicePrimaryCtxGetState(int card, unsigned *flags, int *active) {
+int cuDevicePrimaryCtxGetState(int gpu, unsigned *flags, int *active) {
     *flags = 0;
-    *active = is_open(card);
+    *active = is_open(gpu);
     return is_awake() ? ruin() : cudaErrorInitializationError;
 }
 
 /* A context's handle is the address of its number. */
-static int contexts[MAX_CARDS];
-static int retained[MAX_CARDS]; /* by cuDevicePrimaryCtxRetain alone; the runtime's own use is not counted */
+static int contexts[MAX_GPUS];
+static int retained[MAX_GPUS]; /* by cuDevicePrimaryCtxRetain alone; the runtime's own use is not counted */
 
-int cuDevicePrimaryCtxRetain(void **context, int card) {
-    Status error = open_card(card);
+int cuDevicePrimaryCtxRetain(void **context, int gpu) {
+    Status error = open_gpu(gpu);
     if (error) return error;
-    *context = &contexts[card];
+    *context = &contexts[gpu];
     LOCK();
-    retained[card]++;
+    retained[gpu]++;
     UNLOCK();
     return 0;
 }
 
-int cuDevicePrimaryCtxRelease_v2(int card) {
+int cuDevicePrimaryCtxRelease_v2(int gpu) {
     LOCK();
-    int is_held = retained[card] > 0;
-    if (is_held) retained[card]--;
+    int is_held = retained[gpu] > 0;
+    if (is_held) retained[gpu]--;
     UNLOCK();
     return is_held ? 0 : cudaErrorDeviceUninitialized;
 }
 
-int cuDevicePrimaryCtxRelease(int card) { return cuDevicePrimaryCtxRelease_v2(card); }
+int cuDevicePrimaryCtxRelease(int gpu) { return cuDevicePrimaryCtxRelease_v2(gpu); }
 
 int cuCtxGetCurrent(void **context) {
-    *context = is_open(current_card) ? &contexts[current_card] : NULL;
+    *context = is_open(current_gpu) ? &contexts[current_gpu] : NULL;
     return 0;
 }
 
 int cuCtxSetCurrent(void *context) {
-    if (context) current_card = (int)((int *)context - contexts);
+    if (context) current_gpu = (int)((int *)context - contexts);
     return 0;
 }
 
-static __thread int before[64], depth; /* cards that were current when a context was pushed */
+static __thread int before[64], depth; /* gpus that were current when a context was pushed */
 static int failing_pushes;
 
 int cuCtxPushCurrent_v2(void *context) {
     if (failing_pushes && failing_pushes--) return cudaErrorInvalidValue;
     if (depth == 64) return cudaErrorInvalidValue;
-    before[depth++] = current_card;
+    before[depth++] = current_gpu;
     return cuCtxSetCurrent(context);
 }
 
 int cuCtxPopCurrent_v2(void **context) {
     if (!depth) return cudaErrorInvalidValue;
-    *context = &contexts[current_card];
-    current_card = before[--depth];
+    *context = &contexts[current_gpu];
+    current_gpu = before[--depth];
     return 0;
 }
 
-int cuCtxGetDevice(int *card) {
-    *card = current_card;
+int cuCtxGetDevice(int *gpu) {
+    *gpu = current_gpu;
     return 0;
 }
 
@@ -124,12 +124,12 @@ int cuPointerGetAttribute(void *out, int attribute, unsigned long long address) 
     Block *block = find_block((void *)address);
     if (!block) return cudaErrorInvalidValue;
     switch (attribute) { /* numbers of CUpointer_attribute */
-    case 1: *(void **)out = &contexts[block->card]; return 0;
+    case 1: *(void **)out = &contexts[block->gpu]; return 0;
     case 2: *(unsigned *)out = block->kind == cudaMemoryTypeHost ? 1 : 2; return 0;
     case 3: *(unsigned long long *)out = address; return 0;
     case 7: *(uint64_t *)out = (uint64_t)block->address; return 0;
     case 8: *(unsigned *)out = block->kind == cudaMemoryTypeManaged; return 0;
-    case 9: *(int *)out = block->card; return 0;
+    case 9: *(int *)out = block->gpu; return 0;
     }
     return cudaErrorInvalidValue;
 }
@@ -146,15 +146,15 @@ Status cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long 
     return cudaGetDriverEntryPointByVersion(name, out, 13000, flags, result);
 }
 
-/* ---- NVML: it sees this process alone, and never opens a card or wakes the driver ------------------------ */
+/* ---- NVML: it sees this process alone, and never opens a gpu or wakes the driver ------------------------ */
 /* It knows nothing of CUDA_VISIBLE_DEVICES: its numbers are the physical ones. */
 
 enum { NVML_SUCCESS = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_TOO_SMALL = 7 };
 
-static int gpus[MAX_CARDS]; /* a GPU's handle is the address of its number */
+static int gpus[MAX_GPUS]; /* a GPU's handle is the address of its number */
 
 static int number_of(void *handle) { return (int)((int *)handle - gpus); }
-static int card_of(void *handle) { return cuda_number(number_of(handle)); }
+static int gpu_of(void *handle) { return cuda_number(number_of(handle)); }
 
 int nvmlInit_v2(void) { return NVML_SUCCESS; }
 int nvmlInitWithFlags(unsigned flags) { return NVML_SUCCESS; }
@@ -203,7 +203,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **handle) {
 }
 
 int nvmlDeviceGetName(void *handle, char *out, unsigned length) {
-    snprintf(out, length, CARD_NAME);
+    snprintf(out, length, GPU_NAME);
     return NVML_SUCCESS;
 }
 
@@ -222,8 +222,8 @@ int nvmlDeviceGetPciInfo_v3(void *handle, PciInfo *out) {
 }
 
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *out) {
-    int card = card_of(handle);
-    unsigned long long taken = card < 0 ? 0 : used_bytes(card);
+    int gpu = gpu_of(handle);
+    unsigned long long taken = gpu < 0 ? 0 : used_bytes(gpu);
     out[0] = settings.capacity;
     out[1] = settings.capacity - taken;
     out[2] = taken;
@@ -275,25 +275,25 @@ typedef struct Process { /* nvmlProcessInfo_t */
 } Process;
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *out) {
-    int card = card_of(handle);
+    int gpu = gpu_of(handle);
     unsigned room = *count;
-    *count = card >= 0 && is_open(card);
+    *count = gpu >= 0 && is_open(gpu);
     if (!*count) return NVML_SUCCESS;
     if (!room || !out) return NVML_TOO_SMALL;
-    out[0] = (Process){(unsigned)getpid(), used_bytes(card), 0, 0};
+    out[0] = (Process){(unsigned)getpid(), used_bytes(gpu), 0, 0};
     return NVML_SUCCESS;
 }
 
 /* ---- what the tests ask (tests/emulated_gpu/accounting.py) ------------------------------------------------------------ */
 
-size_t card_used_bytes(int card) { return used_bytes(card); }
-size_t card_capacity(void) { return settings.capacity; }
-size_t card_queued_work(int card) { return queued_work(card); }
-int card_is_open(int card) { return is_open(card); }
-int card_is_lazy(void) { return settings.lazy; }
-uint64_t card_launched_kernels(void) { return launched_kernels(); }
-int card_is_awake(void) { return is_awake(); }
-int card_retained_contexts(int card) { return retained[card]; }
-int card_pushed_contexts(void) { return depth; } /* of this thread, and not popped as yet */
-void card_fail_next_push(void) { failing_pushes = 1; }
-size_t card_pinned_blocks(void) { return count_blocks(cudaMemoryTypeHost); }
+size_t gpu_used_bytes(int gpu) { return used_bytes(gpu); }
+size_t gpu_capacity(void) { return settings.capacity; }
+size_t gpu_queued_work(int gpu) { return queued_work(gpu); }
+int gpu_is_open(int gpu) { return is_open(gpu); }
+int gpu_is_lazy(void) { return settings.lazy; }
+uint64_t gpu_launched_kernels(void) { return launched_kernels(); }
+int gpu_is_awake(void) { return is_awake(); }
+int gpu_retained_contexts(int gpu) { return retained[gpu]; }
+int gpu_pushed_contexts(void) { return depth; } /* of this thread, and not popped as yet */
+void gpu_fail_next_push(void) { failing_pushes = 1; }
+size_t gpu_pinned_blocks(void) { return count_blocks(cudaMemoryTypeHost); }

@@ -1,34 +1,34 @@
-/* What the parts of the emulated card share. One lock guards all of it; it is recursive, since work that is
+/* What the parts of the emulated gpu share. One lock guards all of it; it is recursive, since work that is
  * carried out may call back into the runtime. */
-#ifndef ARRAYBRIDGE_EMULATED_CARD_H
-#define ARRAYBRIDGE_EMULATED_CARD_H
+#ifndef ARRAYBRIDGE_EMULATED_GPU_H
+#define ARRAYBRIDGE_EMULATED_GPU_H
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define MAX_CARDS 8
-#define CARD_NAME "Emulated Card (no hardware)"
+#define MAX_GPUS 8
+#define GPU_NAME "Emulated Card (no hardware)"
 
 typedef cudaError_t Status;
 
 /* ---- settings, read from the environment when the library is loaded -------------------------------- */
 
 typedef struct Settings {
-    int cards;       /* CARD_COUNT: how many there are, 2; from the first call on, those that are visible */
-    size_t capacity; /* CARD_MEMORY: bytes of each, 256 MiB */
-    int lazy;        /* CARD_STREAMS=lazy or at-once: whether queued work waits until something forces it */
-    int guarded;     /* CARD_GUARDED=1: the host may not touch a card's memory */
-    int trace;       /* CARD_TRACE=1: what is done goes to stderr */
+    int gpus;       /* GPU_COUNT: how many there are, 2; from the first call on, those that are visible */
+    size_t capacity; /* GPU_MEMORY: bytes of each, 256 MiB */
+    int lazy;        /* GPU_STREAMS=lazy or at-once: whether queued work waits until something forces it */
+    int guarded;     /* GPU_GUARDED=1: the host may not touch a gpu's memory */
+    int trace;       /* GPU_TRACE=1: what is done goes to stderr */
 } Settings;
 
 extern Settings settings;
-extern pthread_mutex_t card_lock;
-extern __thread int current_card;
+extern pthread_mutex_t gpu_lock;
+extern __thread int current_gpu;
 
-#define LOCK() pthread_mutex_lock(&card_lock)
-#define UNLOCK() pthread_mutex_unlock(&card_lock)
+#define LOCK() pthread_mutex_lock(&gpu_lock)
+#define UNLOCK() pthread_mutex_unlock(&gpu_lock)
 
 void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -42,14 +42,14 @@ void set_ruin(Status error);
 /* Every call that a real runtime answers only after cuInit goes through here; 0, or why it can't answer. */
 Status wake_driver(void);
 int is_awake(void);
-/* As above, and opens the card's primary context, as the calls do that allocate, queue or select. */
-Status open_card(int card);
-int is_open(int card);
+/* As above, and opens the gpu's primary context, as the calls do that allocate, queue or select. */
+Status open_gpu(int gpu);
+int is_open(int gpu);
 
 /* CUDA numbers the visible GPUs from 0 in the order of CUDA_VISIBLE_DEVICES, which it reads once, when the driver
  * wakes up. All tables of the emulation are indexed by CUDA's number. NVML, nvidia-smi, UUIDs and PCI addresses go
  * by the physical number. */
-int physical_number(int card);
+int physical_number(int gpu);
 int cuda_number(int physical); /* -1 for a GPU that is not visible, and while the driver sleeps */
 int physical_count(void);
 void read_uuid(int physical, unsigned char bytes[16]);
@@ -58,7 +58,7 @@ void print_uuid(int physical, char *out, size_t length);
 /* ---- memory ----------------------------------------------------------------------------------------- */
 
 typedef struct Pool {
-    int card;
+    int gpu;
     int is_destroyed;
     size_t used, used_high, reserved, reserved_high;
     uint64_t threshold; /* bytes that it may keep beyond what is used when something is waited for */
@@ -68,7 +68,7 @@ typedef struct Block {
     char *address;  /* what the program was given */
     char *host;     /* where the emulation may touch the same bytes; differs only where they are guarded */
     size_t size, mapped;
-    int card;
+    int gpu;
     enum cudaMemoryType kind;
     unsigned flags;
     int registered; /* the caller's own memory, pinned by cudaHostRegister */
@@ -79,8 +79,8 @@ Block *find_block(const void *address);
 char *host_side(const void *address);
 void make_memory_reachable(int reachable); /* for kernels, which use the addresses that programs use */
 Status free_block(void *address, enum cudaMemoryType kind);
-void trim_pools(int card);
-size_t used_bytes(int card);
+void trim_pools(int gpu);
+size_t used_bytes(int gpu);
 size_t count_blocks(enum cudaMemoryType kind);
 
 /* ---- queues ----------------------------------------------------------------------------------------- */
@@ -107,11 +107,11 @@ typedef struct Work {
 } Work;
 
 Queue *queue_of(cudaStream_t stream);
-int card_of_queue(const Queue *queue);
+int gpu_of_queue(const Queue *queue);
 Status submit(cudaStream_t stream, Work work);
 Status finish_queue(cudaStream_t stream);
-Status finish_card(int card);
-size_t queued_work(int card);
+Status finish_gpu(int gpu);
+size_t queued_work(int gpu);
 
 /* ---- kernels ---------------------------------------------------------------------------------------- */
 

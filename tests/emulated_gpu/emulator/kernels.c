@@ -1,8 +1,8 @@
 /* Kernels. CuPy's are C++: a stand-in for NVRTC has them compiled for the host (see compile_kernel.py), and the
- * "cubin" is the path of that library. torch's are machine code for a card and cannot run: fill and sleep are
- * recognised by their names, all others are refused as a card would refuse a kernel of another architecture. */
+ * "cubin" is the path of that library. torch's are machine code for a gpu and cannot run: fill and sleep are
+ * recognised by their names, all others are refused as a gpu would refuse a kernel of another architecture. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -72,9 +72,9 @@ static char *whole_file(const char *path) {
     return text;
 }
 
-/* CARD_PYTHON compiles, with CARD_COMPILER, into CARD_KERNELS; what was compiled once is found there again. */
+/* GPU_PYTHON compiles, with GPU_COMPILER, into GPU_KERNELS; what was compiled once is found there again. */
 int nvrtcCompileProgram(Program *program, int count, const char *const *options) {
-    const char *folder = getenv("CARD_KERNELS"), *python = getenv("CARD_PYTHON"), *script = getenv("CARD_COMPILER");
+    const char *folder = getenv("GPU_KERNELS"), *python = getenv("GPU_PYTHON"), *script = getenv("GPU_COMPILER");
     if (!folder || !python || !script) return 6;
     uint64_t hash = 1469598103934665603ull; /* FNV-1a */
     for (const char *c = program->source; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211ull;
@@ -90,7 +90,7 @@ int nvrtcCompileProgram(Program *program, int count, const char *const *options)
     if (!file) return 6;
     fputs(program->source, file);
     fclose(file);
-    /* The compiler runs without the card. */
+    /* The compiler runs without the gpu. */
     const char *arguments[256] = {"/usr/bin/env", "-u", "LD_PRELOAD", "-u", "LD_LIBRARY_PATH", "-u", "PYTHONPATH",
                                   python, script, source, program->path, log};
     int used = 12, status = 1;
@@ -164,13 +164,13 @@ int cuModuleUnload(void *module) { return DRIVER_SUCCESS; }
 
 int cuModuleGetFunction(void **out, void *module, const char *name) {
     char bind[600];
-    snprintf(bind, sizeof bind, "card_bind_%s", name);
+    snprintf(bind, sizeof bind, "gpu_bind_%s", name);
     Function *function = calloc(1, sizeof *function + strlen(name) + 1);
     strcpy(function->name, name);
     function->bind = dlsym(module, bind);
-    function->run = dlsym(module, "card_run");
-    function->drop = dlsym(module, "card_drop");
-    int *with_barriers = dlsym(module, "card_with_barriers");
+    function->run = dlsym(module, "gpu_run");
+    function->drop = dlsym(module, "gpu_drop");
+    int *with_barriers = dlsym(module, "gpu_with_barriers");
     function->with_barriers = with_barriers && *with_barriers;
     *out = function;
     return function->bind ? DRIVER_SUCCESS : DRIVER_NOT_FOUND;
@@ -210,7 +210,7 @@ static uint64_t launched;
 
 uint64_t launched_kernels(void) { return launched; }
 
-/* A kernel that touches what is not there ends in an error, as on a card, and not with the process. */
+/* A kernel that touches what is not there ends in an error, as on a gpu, and not with the process. */
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     if (is_running && pthread_equal(runs_kernel, pthread_self())) siglongjmp(out_of_kernel, 1);
     sigaction(signal_number, &before, NULL); /* somebody else's: it happens again, and is treated as it was */

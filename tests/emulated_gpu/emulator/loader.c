@@ -2,7 +2,7 @@
  * into jumps to those of the emulation when they are loaded. It needs their symbol table, which CuPy's wheels
  * have; build.py looks for it. x86-64 alone. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 #include <elf.h>

@@ -1,6 +1,6 @@
 /* Allocations, their books, pools of asynchronous allocations, and copies. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 static Block *blocks;
 static size_t block_count, block_room;
-static size_t used[MAX_CARDS];
+static size_t used[MAX_GPUS];
 
 static size_t rank(const void *address) {
     size_t low = 0, high = block_count;
@@ -59,7 +59,7 @@ void make_memory_reachable(int reachable) {
             mprotect(blocks[i].address, blocks[i].mapped, reachable ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-size_t used_bytes(int card) { return used[card]; }
+size_t used_bytes(int gpu) { return used[gpu]; }
 
 size_t count_blocks(enum cudaMemoryType kind) {
     size_t count = 0;
@@ -69,7 +69,7 @@ size_t count_blocks(enum cudaMemoryType kind) {
 
 /* ---- allocating ---------------------------------------------------------------------------------------- */
 
-#define GRAIN 512 /* bytes that a real card rounds up to */
+#define GRAIN 512 /* bytes that a real gpu rounds up to */
 #define PAGE ((size_t)4096)
 #define POISONED ((size_t)1 << 20)
 
@@ -83,7 +83,7 @@ static void poison(Block *block, int with) { memset(block->host, with, block->si
 static Status map_block(Block *block) {
     block->mapped = rounded(block->size, PAGE);
     int guarded = settings.guarded && block->kind == cudaMemoryTypeDevice;
-    int file = guarded ? memfd_create("card", MFD_CLOEXEC) : -1;
+    int file = guarded ? memfd_create("gpu", MFD_CLOEXEC) : -1;
     if (guarded && ftruncate(file, (off_t)block->mapped)) abort();
     char *place = mmap(NULL, block->mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (place == MAP_FAILED) return cudaErrorMemoryAllocation;
@@ -98,25 +98,25 @@ static Status map_block(Block *block) {
     return cudaSuccess;
 }
 
-static Status allocate(void **out, size_t size, int card, enum cudaMemoryType kind, unsigned flags, Pool *pool) {
+static Status allocate(void **out, size_t size, int gpu, enum cudaMemoryType kind, unsigned flags, Pool *pool) {
     if (!out) return fail(cudaErrorInvalidValue);
     *out = NULL;
-    Status error = open_card(card);
+    Status error = open_gpu(gpu);
     if (error || !size) return error;
     LOCK();
     size_t taken = rounded(size, GRAIN);
-    Block block = {.size = size, .card = card, .kind = kind, .flags = flags, .pool = pool};
+    Block block = {.size = size, .gpu = gpu, .kind = kind, .flags = flags, .pool = pool};
     if (kind == cudaMemoryTypeDevice && !pool) {
-        if (used[card] + taken > settings.capacity) error = cudaErrorMemoryAllocation;
+        if (used[gpu] + taken > settings.capacity) error = cudaErrorMemoryAllocation;
     }
     if (!error) error = map_block(&block);
     if (error) {
-        trace_line("out of memory on card %d: %zu bytes", card, size);
+        trace_line("out of memory on gpu %d: %zu bytes", gpu, size);
         UNLOCK();
         return fail(error);
     }
     poison(&block, 0xA5);
-    if (kind == cudaMemoryTypeDevice && !pool) used[card] += taken;
+    if (kind == cudaMemoryTypeDevice && !pool) used[gpu] += taken;
     insert(block);
     *out = block.address;
     UNLOCK();
@@ -134,7 +134,7 @@ Status free_block(void *address, enum cudaMemoryType kind) {
     Block block = *found;
     erase(found);
     if (block.pool) block.pool->used -= rounded(block.size, GRAIN);
-    else if (kind == cudaMemoryTypeDevice) used[block.card] -= rounded(block.size, GRAIN);
+    else if (kind == cudaMemoryTypeDevice) used[block.gpu] -= rounded(block.size, GRAIN);
     poison(&block, 0xDD);
     if (block.host != block.address) munmap(block.host, block.mapped);
     munmap(block.address, block.mapped + PAGE);
@@ -143,25 +143,25 @@ Status free_block(void *address, enum cudaMemoryType kind) {
 }
 
 Status cudaMalloc(void **out, size_t size) {
-    return allocate(out, size, current_card, cudaMemoryTypeDevice, 0, NULL);
+    return allocate(out, size, current_gpu, cudaMemoryTypeDevice, 0, NULL);
 }
 
 Status cudaMallocManaged(void **out, size_t size, unsigned flags) {
-    return allocate(out, size, current_card, cudaMemoryTypeManaged, flags, NULL);
+    return allocate(out, size, current_gpu, cudaMemoryTypeManaged, flags, NULL);
 }
 
 Status cudaHostAlloc(void **out, size_t size, unsigned flags) {
-    return allocate(out, size, current_card, cudaMemoryTypeHost, flags, NULL);
+    return allocate(out, size, current_gpu, cudaMemoryTypeHost, flags, NULL);
 }
 
 Status cudaMallocHost(void **out, size_t size) { return cudaHostAlloc(out, size, 0); }
 
-/* A free waits for the whole card, so that programs may rely on it (and on nothing less). */
+/* A free waits for the whole gpu, so that programs may rely on it (and on nothing less). */
 Status cudaFree(void *address) {
-    if (!address) return open_card(current_card);
+    if (!address) return open_gpu(current_gpu);
     LOCK();
     Block *block = find_block(address);
-    Status error = block ? finish_card(block->card) : fail(cudaErrorInvalidValue);
+    Status error = block ? finish_gpu(block->gpu) : fail(cudaErrorInvalidValue);
     block = find_block(address);
     if (!error && block) error = free_block(address, block->kind == cudaMemoryTypeManaged ? block->kind : cudaMemoryTypeDevice);
     UNLOCK();
@@ -171,19 +171,19 @@ Status cudaFree(void *address) {
 Status cudaFreeHost(void *address) {
     LOCK();
     Status error = cudaSuccess;
-    for (int card = 0; card < settings.cards && !error; card++)
-        if (is_open(card)) error = finish_card(card);
+    for (int gpu = 0; gpu < settings.gpus && !error; gpu++)
+        if (is_open(gpu)) error = finish_gpu(gpu);
     if (!error) error = free_block(address, cudaMemoryTypeHost);
     UNLOCK();
     return error;
 }
 
 Status cudaHostRegister(void *address, size_t size, unsigned flags) {
-    Status error = open_card(current_card);
+    Status error = open_gpu(current_gpu);
     if (error) return error;
     LOCK();
     if (find_block(address) || find_block((char *)address + size - 1)) error = fail(cudaErrorHostMemoryAlreadyRegistered);
-    else insert((Block){.address = address, .host = address, .size = size, .card = current_card,
+    else insert((Block){.address = address, .host = address, .size = size, .gpu = current_gpu,
                         .kind = cudaMemoryTypeHost, .flags = flags, .registered = 1});
     UNLOCK();
     return error;
@@ -212,22 +212,22 @@ Status cudaHostGetFlags(unsigned *flags, void *address) {
 }
 
 Status cudaMemGetInfo(size_t *available, size_t *total) {
-    Status error = open_card(current_card);
+    Status error = open_gpu(current_gpu);
     *total = settings.capacity;
-    *available = settings.capacity - used[current_card];
+    *available = settings.capacity - used[current_gpu];
     return error;
 }
 
-/* It opens the current card: a question about an address is not free. */
+/* It opens the current gpu: a question about an address is not free. */
 Status cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address) {
-    Status error = open_card(current_card);
+    Status error = open_gpu(current_gpu);
     if (error) return error;
     memset(out, 0, sizeof *out);
     LOCK();
     Block *block = find_block(address);
     if (block) {
         out->type = block->kind;
-        out->device = block->card;
+        out->device = block->gpu;
         out->devicePointer = (void *)address;
         out->hostPointer = block->kind == cudaMemoryTypeDevice ? NULL : (void *)address;
     } else { /* memory that CUDA did not allocate and does not know */
@@ -249,25 +249,25 @@ Status cudaMemPrefetchAsync(const void *p, size_t n, struct cudaMemLocation wher
 
 /* ---- pools: memory that is allocated and freed in the order of a stream ------------------------------- */
 
-static Pool default_pools[MAX_CARDS];
-static Pool *current_pools[MAX_CARDS];
+static Pool default_pools[MAX_GPUS];
+static Pool *current_pools[MAX_GPUS];
 
-static Pool *default_pool(int card) {
-    default_pools[card].card = card;
-    return &default_pools[card];
+static Pool *default_pool(int gpu) {
+    default_pools[gpu].gpu = gpu;
+    return &default_pools[gpu];
 }
 
-static Pool *current_pool(int card) { return current_pools[card] ? current_pools[card] : default_pool(card); }
+static Pool *current_pool(int gpu) { return current_pools[gpu] ? current_pools[gpu] : default_pool(gpu); }
 
 static void trim(Pool *pool, size_t keep) {
     size_t wanted = pool->used > keep ? pool->used : keep;
     if (pool->reserved <= wanted) return;
-    used[pool->card] -= pool->reserved - wanted;
+    used[pool->gpu] -= pool->reserved - wanted;
     pool->reserved = wanted;
 }
 
-void trim_pools(int card) {
-    Pool *pool = current_pool(card);
+void trim_pools(int gpu) {
+    Pool *pool = current_pool(gpu);
     trim(pool, pool->threshold > SIZE_MAX ? SIZE_MAX : (size_t)pool->threshold);
 }
 
@@ -277,19 +277,19 @@ Status cudaMallocFromPoolAsync(void **out, size_t size, cudaMemPool_t handle, cu
     LOCK();
     if (pool->used + taken > pool->reserved) {
         size_t more = pool->used + taken - pool->reserved;
-        if (used[pool->card] + more > settings.capacity) { /* what was freed comes back when its stream gets there */
-            finish_card(pool->card);
+        if (used[pool->gpu] + more > settings.capacity) { /* what was freed comes back when its stream gets there */
+            finish_gpu(pool->gpu);
             more = pool->used + taken > pool->reserved ? pool->used + taken - pool->reserved : 0;
         }
-        if (used[pool->card] + more > settings.capacity) {
+        if (used[pool->gpu] + more > settings.capacity) {
             UNLOCK();
             return fail(cudaErrorMemoryAllocation);
         }
         pool->reserved += more;
-        used[pool->card] += more;
+        used[pool->gpu] += more;
         if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
     }
-    Status error = allocate(out, size, pool->card, cudaMemoryTypeDevice, 0, pool);
+    Status error = allocate(out, size, pool->gpu, cudaMemoryTypeDevice, 0, pool);
     if (!error) pool->used += taken;
     if (pool->used > pool->used_high) pool->used_high = pool->used;
     UNLOCK();
@@ -297,42 +297,42 @@ Status cudaMallocFromPoolAsync(void **out, size_t size, cudaMemPool_t handle, cu
 }
 
 Status cudaMallocAsync(void **out, size_t size, cudaStream_t stream) {
-    return cudaMallocFromPoolAsync(out, size, (cudaMemPool_t)current_pool(card_of_queue(queue_of(stream))), stream);
+    return cudaMallocFromPoolAsync(out, size, (cudaMemPool_t)current_pool(gpu_of_queue(queue_of(stream))), stream);
 }
 
 Status cudaFreeAsync(void *address, cudaStream_t stream) {
     return submit(stream, (Work){.kind = FREE, .to = address});
 }
 
-Status cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int card) {
-    *pool = (cudaMemPool_t)default_pool(card);
+Status cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int gpu) {
+    *pool = (cudaMemPool_t)default_pool(gpu);
     return cudaSuccess;
 }
 
-Status cudaDeviceGetMemPool(cudaMemPool_t *pool, int card) {
-    *pool = (cudaMemPool_t)current_pool(card);
+Status cudaDeviceGetMemPool(cudaMemPool_t *pool, int gpu) {
+    *pool = (cudaMemPool_t)current_pool(gpu);
     return cudaSuccess;
 }
 
-Status cudaDeviceSetMemPool(int card, cudaMemPool_t pool) {
-    current_pools[card] = (Pool *)pool;
+Status cudaDeviceSetMemPool(int gpu, cudaMemPool_t pool) {
+    current_pools[gpu] = (Pool *)pool;
     return cudaSuccess;
 }
 
 Status cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps *props) {
     Pool *pool = calloc(1, sizeof *pool);
-    pool->card = props->location.id;
+    pool->gpu = props->location.id;
     *out = (cudaMemPool_t)pool;
-    return open_card(pool->card);
+    return open_gpu(pool->gpu);
 }
 
 Status cudaMemPoolDestroy(cudaMemPool_t handle) {
     Pool *pool = (Pool *)handle; /* stays: its blocks may still name it */
     LOCK();
-    finish_card(pool->card);
+    finish_gpu(pool->gpu);
     trim(pool, 0);
     pool->is_destroyed = 1;
-    if (current_pools[pool->card] == pool) current_pools[pool->card] = NULL;
+    if (current_pools[pool->gpu] == pool) current_pools[pool->gpu] = NULL;
     UNLOCK();
     return cudaSuccess;
 }
@@ -402,15 +402,15 @@ static Status copy(Work work, cudaStream_t stream, int is_blocking) {
     return error;
 }
 
-static int is_on_card(const void *address) {
+static int is_on_gpu(const void *address) {
     Block *block = find_block(address);
     return block && block->kind == cudaMemoryTypeDevice;
 }
 
 Status cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
     LOCK();
-    int wrong = size && ((kind == cudaMemcpyHostToDevice && is_on_card(from)) ||
-                         (kind == cudaMemcpyDeviceToHost && is_on_card(to)));
+    int wrong = size && ((kind == cudaMemcpyHostToDevice && is_on_gpu(from)) ||
+                         (kind == cudaMemcpyDeviceToHost && is_on_gpu(to)));
     UNLOCK();
     if (wrong) return fail(cudaErrorInvalidValue);
     return copy((Work){.to = to, .from = from, .width = size}, stream, 0);
@@ -418,17 +418,17 @@ Status cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyK
 
 Status cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
     LOCK();
-    /* Within a card it is queued and not waited for; the runtime's documentation says so. */
-    int blocking = !(is_on_card(to) && is_on_card(from));
+    /* Within a gpu it is queued and not waited for; the runtime's documentation says so. */
+    int blocking = !(is_on_gpu(to) && is_on_gpu(from));
     UNLOCK();
     return copy((Work){.to = to, .from = from, .width = size}, NULL, blocking);
 }
 
-Status cudaMemcpyPeerAsync(void *to, int to_card, const void *from, int from_card, size_t size, cudaStream_t stream) {
+Status cudaMemcpyPeerAsync(void *to, int to_gpu, const void *from, int from_gpu, size_t size, cudaStream_t stream) {
     return copy((Work){.to = to, .from = from, .width = size}, stream, 0);
 }
 
-Status cudaMemcpyPeer(void *to, int to_card, const void *from, int from_card, size_t size) {
+Status cudaMemcpyPeer(void *to, int to_gpu, const void *from, int from_gpu, size_t size) {
     return copy((Work){.to = to, .from = from, .width = size}, NULL, 0);
 }
 

@@ -1,11 +1,11 @@
 /* Streams as queues that are carried out as late as they may be, and events.
  *
- * A real card carries work out soon, so that a wait that was forgotten goes unnoticed nearly always. Here
+ * A real gpu carries work out soon, so that a wait that was forgotten goes unnoticed nearly always. Here
  * nothing is carried out before something forces it: a host that waits, or a queue that waits for another. Work
  * that was not ordered then reads old bytes each time. The default stream is as lazy as the others; it waits for
  * the blocking ones and they for it, as the runtime's documentation says. */
 #define _GNU_SOURCE
-#include "card.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 enum { QUEUE_MAGIC = 0x57EA, EVENT_MAGIC = 0xE7E7 };
 
 struct Queue {
-    int magic, card, priority, polls;
+    int magic, gpu, priority, polls;
     unsigned flags;
     unsigned long long id;
     Work *head, *tail;
@@ -29,12 +29,12 @@ struct Record {
 };
 
 typedef struct Event {
-    int magic, card;
+    int magic, gpu;
     unsigned flags;
     Record *last;
 } Event;
 
-static Queue *queues, defaults[MAX_CARDS];
+static Queue *queues, defaults[MAX_GPUS];
 static unsigned long long next_id = 3;
 
 static void release(Record *record) {
@@ -120,23 +120,23 @@ static int is_default(cudaStream_t stream) {
 
 Queue *queue_of(cudaStream_t stream) {
     if (!is_default(stream)) return (Queue *)stream;
-    Queue *queue = &defaults[current_card];
+    Queue *queue = &defaults[current_gpu];
     queue->magic = QUEUE_MAGIC;
-    queue->card = current_card;
+    queue->gpu = current_gpu;
     queue->id = 1;
     return queue;
 }
 
-int card_of_queue(const Queue *queue) { return queue->card; }
+int gpu_of_queue(const Queue *queue) { return queue->gpu; }
 
 static int is_blocking(const Queue *queue) { return !(queue->flags & cudaStreamNonBlocking); }
 
 /* The default stream and the blocking ones take turns. */
 static void take_turns(Queue *queue) {
-    Queue *first = &defaults[queue->card];
+    Queue *first = &defaults[queue->gpu];
     if (queue == first) {
         for (Queue *other = queues; other; other = other->next)
-            if (other->card == queue->card && is_blocking(other)) wait_for(queue, other);
+            if (other->gpu == queue->gpu && is_blocking(other)) wait_for(queue, other);
     } else if (is_blocking(queue)) {
         wait_for(queue, first);
     }
@@ -145,13 +145,13 @@ static void take_turns(Queue *queue) {
 Status submit(cudaStream_t stream, Work work) {
     LOCK();
     Queue *queue = queue_of(stream);
-    Status error = queue->magic == QUEUE_MAGIC ? open_card(queue->card) : cudaErrorInvalidResourceHandle;
+    Status error = queue->magic == QUEUE_MAGIC ? open_gpu(queue->gpu) : cudaErrorInvalidResourceHandle;
     if (!error) {
-        trace_line("queue %llu of card %d: work %d, %zu bytes from %p to %p", queue->id, queue->card, work.kind,
+        trace_line("queue %llu of gpu %d: work %d, %zu bytes from %p to %p", queue->id, queue->gpu, work.kind,
                    work.width, (const void *)work.from, (void *)work.to);
         take_turns(queue);
         append(queue, work);
-        /* What goes wrong there is told by the next call, as on a card. */
+        /* What goes wrong there is told by the next call, as on a gpu. */
         if (!settings.lazy) run_until(queue, NULL);
     }
     UNLOCK();
@@ -161,33 +161,33 @@ Status submit(cudaStream_t stream, Work work) {
 Status finish_queue(cudaStream_t stream) {
     LOCK();
     Queue *queue = queue_of(stream);
-    Status error = queue->magic == QUEUE_MAGIC ? open_card(queue->card) : cudaErrorInvalidResourceHandle;
+    Status error = queue->magic == QUEUE_MAGIC ? open_gpu(queue->gpu) : cudaErrorInvalidResourceHandle;
     if (!error) {
         take_turns(queue);
         error = run_until(queue, NULL);
-        trim_pools(queue->card);
+        trim_pools(queue->gpu);
     }
     UNLOCK();
     return fail(error);
 }
 
-Status finish_card(int card) {
+Status finish_gpu(int gpu) {
     LOCK();
-    Status error = open_card(card);
+    Status error = open_gpu(gpu);
     for (Queue *queue = queues; queue && !error; queue = queue->next)
-        if (queue->card == card) error = run_until(queue, NULL);
-    if (!error) error = run_until(&defaults[card], NULL);
-    trim_pools(card);
+        if (queue->gpu == gpu) error = run_until(queue, NULL);
+    if (!error) error = run_until(&defaults[gpu], NULL);
+    trim_pools(gpu);
     UNLOCK();
     return fail(error);
 }
 
-size_t queued_work(int card) {
+size_t queued_work(int gpu) {
     size_t count = 0;
     LOCK();
     for (Queue *queue = queues; queue; queue = queue->next)
-        for (Work *work = queue->card == card ? queue->head : NULL; work; work = work->next) count++;
-    for (Work *work = defaults[card].head; work; work = work->next) count++;
+        for (Work *work = queue->gpu == gpu ? queue->head : NULL; work; work = work->next) count++;
+    for (Work *work = defaults[gpu].head; work; work = work->next) count++;
     UNLOCK();
     return count;
 }
@@ -195,11 +195,11 @@ size_t queued_work(int card) {
 /* ---- streams ----------------------------------------------------------------------------------------- */
 
 Status cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority) {
-    Status error = open_card(current_card);
+    Status error = open_gpu(current_gpu);
     if (error) return error;
     Queue *queue = calloc(1, sizeof *queue);
     LOCK();
-    *queue = (Queue){.magic = QUEUE_MAGIC, .card = current_card, .flags = flags, .priority = priority, .id = next_id++};
+    *queue = (Queue){.magic = QUEUE_MAGIC, .gpu = current_gpu, .flags = flags, .priority = priority, .id = next_id++};
     queue->next = queues;
     queues = queue;
     UNLOCK();
@@ -257,8 +257,8 @@ Status cudaStreamGetId(cudaStream_t stream, unsigned long long *id) {
     return cudaSuccess;
 }
 
-Status cudaStreamGetDevice(cudaStream_t stream, int *card) {
-    *card = queue_of(stream)->card;
+Status cudaStreamGetDevice(cudaStream_t stream, int *gpu) {
+    *gpu = queue_of(stream)->gpu;
     return cudaSuccess;
 }
 
@@ -296,10 +296,10 @@ Status cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, voi
 /* ---- events ------------------------------------------------------------------------------------------ */
 
 Status cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
-    Status error = open_card(current_card);
+    Status error = open_gpu(current_gpu);
     if (error) return error;
     Event *event = calloc(1, sizeof *event);
-    *event = (Event){.magic = EVENT_MAGIC, .card = current_card, .flags = flags};
+    *event = (Event){.magic = EVENT_MAGIC, .gpu = current_gpu, .flags = flags};
     *out = (cudaEvent_t)event;
     return cudaSuccess;
 }
@@ -320,8 +320,8 @@ Status cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigne
     LOCK();
     Event *event = (Event *)handle;
     Queue *queue = queue_of(stream);
-    int wrong = event->magic != EVENT_MAGIC || queue->magic != QUEUE_MAGIC || event->card != queue->card;
-    Status error = wrong ? cudaErrorInvalidResourceHandle : open_card(queue->card);
+    int wrong = event->magic != EVENT_MAGIC || queue->magic != QUEUE_MAGIC || event->gpu != queue->gpu;
+    Status error = wrong ? cudaErrorInvalidResourceHandle : open_gpu(queue->gpu);
     if (!error) {
         take_turns(queue);
         release(event->last);
@@ -362,7 +362,7 @@ Status cudaEventSynchronize(cudaEvent_t handle) {
     Record *record = ((Event *)handle)->last;
     Status error = ruin();
     if (!error && record && !record->is_done) error = run_until(record->queue, record);
-    if (record) trim_pools(record->queue->card);
+    if (record) trim_pools(record->queue->gpu);
     UNLOCK();
     return fail(error);
 }

@@ -10,11 +10,11 @@ import arraybridge
 from arraybridge import Device
 from arraybridge.frameworks.accelerators import DeviceDetails, Holding
 from arraybridge.frameworks.base import Devices, Memory, Runtime, component
-from arraybridge.frameworks.registry import Facts
+from arraybridge.frameworks.registry import FrameworkMetadata
 
 __version__ = "3.2.1"
 
-CARD = Device("gpu", 0, "a slate")
+GPU = Device("gpu", 0, "a slate")
 
 
 class Slate:
@@ -34,11 +34,13 @@ class Slate:
 
 
 class SlatesRuntime(Runtime):
-    facts = Facts("slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",))
+    facts = FrameworkMetadata(
+        "slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",)
+    )
 
 
 class SlatesMemory(Memory):
-    def card_of(self, device: Device) -> DeviceDetails:
+    def device_details(self, device: Device) -> DeviceDetails:
         return DeviceDetails(device.name, total=1 << 30)
 
     def free_memory_of(self, device: Device) -> int:
@@ -53,7 +55,7 @@ class SlatesDevices(Devices):
         return x.device
 
     def available(self) -> tuple[Device, ...]:
-        return (Device("cpu"), CARD)
+        return (Device("cpu"), GPU)
 
 
 class SlatesFramework(arraybridge.Framework):
