@@ -178,7 +178,7 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "declared as torch": (lambda: convert_memory(X, "torch", "numpy"), SourceMismatchError, ""),
     "'pytorch' is no framework": (to("pytorch", X), UnknownFrameworkError, "did you mean 'torch'"),
     "gpu_id=-1": (to("torch", X, gpu_id=-1), ValueError, ""),
-    "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "write it as"),
+    "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "Pass 'cpu', "),
     "not both": (to("torch", X, gpu_id=0, device="cpu"), ValueError, ""),
     "is a decorator and has no 'nn'": (lambda: arraybridge.torch.nn, AttributeError, ""),  # type: ignore[attr-defined]
     "no common namespace": (lambda: arraybridge.array_namespace(X, to("torch", X)()), TypeError, ""),

@@ -33,7 +33,12 @@ from arraybridge.types import FrameworkLike, GpuId
 
 
 class BlockError(MemoryConversionError, ValueError):
-    """A function did not give the block that was declared: another shape, another dtype, or no array."""
+    """A function returned another shape or dtype than declared, or not an array.
+
+    Also a ``ValueError``. Declare the result, as in this example, or cast it in the function::
+
+        map_blocks(fn, x, dtype="float32", drop_axis=(1, 2))
+    """
 
 
 #: Dtypes that JAX narrows by default.

@@ -114,7 +114,7 @@ def _plugins() -> dict[str, EntryPoint]:
 def metadata_of(name: str) -> FrameworkMetadata:
     """What is known of a framework without importing it.
 
-    >>> facts("jax").modules
+    >>> metadata_of("jax").modules
     ('jax', 'jaxlib')
     """
     if name in _instances:

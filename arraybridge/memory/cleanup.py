@@ -44,7 +44,13 @@ own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
 class SharedPoolError(MemoryConversionError, RuntimeError):
-    """An error of `share_gpu_memory`: CuPy cannot allocate from another framework's pool."""
+    """CuPy holds memory of its own pool, so it cannot use PyTorch's pool.
+
+    Also a ``RuntimeError``. Call `share_gpu_memory` before the first CuPy array::
+
+        arraybridge.share_gpu_memory("torch")
+        x = cupy.zeros(3)
+    """
 
 
 # -- freeing caches ----------------------------------------------------------------------------------
@@ -231,11 +237,16 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
 
 
 class Coexistence(NamedTuple):
-    """The result of `coexist`. It prints one line per variable.
+    """The result of `coexist`; it prints one line per variable.
 
     Attributes:
-        environment: The variables that it set, with their values.
-        too_late: The frameworks that had already opened their devices and do not read the variables.
+        environment: The environment variables that were set, with their values.
+        too_late: The frameworks that had already initialized their devices.
+
+    Example:
+        >>> print(Coexistence({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, ("jax",)))
+        XLA_PYTHON_CLIENT_PREALLOCATE=false
+        too late for jax
     """
 
     environment: dict[str, str]

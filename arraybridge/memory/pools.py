@@ -26,7 +26,17 @@ __all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
 
 class PoolLimitError(MemoryConversionError, ValueError):
-    """An error for a buffer that does not fit within the limit of its pool."""
+    """A buffer does not fit into the limit of its `BufferPool`.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> pool = BufferPool(max_bytes=10)
+        >>> pool.take((10,), "float64", "numpy")
+        Traceback (most recent call last):
+            ...
+        arraybridge.memory.pools.PoolLimitError: ...
+    """
 
 
 # -- reusable arrays -----------------------------------------------------------------------------------

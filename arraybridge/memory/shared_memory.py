@@ -38,7 +38,18 @@ _ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
 
 
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
-    """An error for a shared array whose memory was freed before it arrived, or is not accessible here."""
+    """The memory of a shared array was freed before the array arrived, or another process cannot map it.
+
+    Also a ``RuntimeError``.
+
+    Example:
+        >>> import pickle
+        >>> location = pickle.dumps(shared((100, 100), "float32"))  # nothing keeps the array
+        >>> pickle.loads(location)
+        Traceback (most recent call last):
+            ...
+        arraybridge.memory.shared_memory.SharedMemoryGoneError: ...
+    """
 
 
 class Segment:
