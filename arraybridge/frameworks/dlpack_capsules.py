@@ -26,6 +26,7 @@ _VERSIONED_OFFSET = 32
 # Offset of DLTensor.device.device_type, after the data pointer.
 _DEVICE_OFFSET = 8
 # The flags are the last 8 bytes before the tensor.
+_NEWEST_VERSION = (1, 0)
 _FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -83,10 +84,23 @@ def from_extended(exported: Any) -> np.ndarray:
     Raises:
         NotImplementedError: If it holds another dtype.
     """
-    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    code = _code_of(exported)
+    name = _DLPACK_NAMES.get(code.value)
     if name is None:
         raise NotImplementedError
-    return from_capsule(exported, np_dtype(name))
+    code.value = _UNSIGNED
+    return np.from_dlpack(Importable(exported)).view(np_dtype(name))
+
+
+def export(x: Any) -> Any:
+    """Return the capsule of a producer in host memory, if possible a versioned one.
+
+    Only a versioned capsule states whether its memory may be written to.
+    """
+    try:
+        return x.__dlpack__(max_version=_NEWEST_VERSION)
+    except TypeError:  # a producer from before DLPack 1.0
+        return x.__dlpack__()
 
 
 def from_any_capsule(exported: Any) -> np.ndarray:
@@ -112,9 +126,10 @@ def capsule(view: np.ndarray) -> Any:
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
+    """Return a NumPy view of a capsule of host memory, the extended dtypes included.
 
-    NumPy makes it read-only, since such a capsule cannot say that it may be written to.
+    The view of an unversioned capsule is read-only, because such a capsule cannot state that its memory may
+    be written to.
     """
     if name_of(dtype) in DLPACK_CODES:
         _code_of(exported).value = _UNSIGNED
@@ -126,5 +141,5 @@ def from_dlpack(x: Any) -> np.ndarray:
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError):  # NumPy has no such dtype
-        exported = x.__dlpack__()
+        exported = export(x)
         return from_capsule(exported, np_dtype(_DLPACK_NAMES[_code_of(exported).value]))

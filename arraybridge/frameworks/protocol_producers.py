@@ -249,7 +249,7 @@ def _open_extended(x: Any) -> np.ndarray:
 
 
 def _import_extended(x: Any) -> np.ndarray:
-    return dlpack_capsules.from_extended(x.__dlpack__())
+    return dlpack_capsules.from_extended(dlpack_capsules.export(x))
 
 
 def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:

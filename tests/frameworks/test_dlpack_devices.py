@@ -151,6 +151,37 @@ def test_extended_dtypes_are_read_through_the_host(dtype: str) -> None:
         assert (data.bits(result), data.dtype_name(result)) == (data.bits(tensor), dtype)
 
 
+class OnHost(Producer):
+    """Host memory, of a library that nobody knows."""
+
+    device = 1
+
+    def __dlpack__(self, **wish: Any) -> Any:
+        return self.array.__dlpack__(**wish)
+
+
+class OnHostWithoutVersions(OnHost):
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float32"])
+def test_writable_host_memory_of_every_dtype_is_shared(dtype: str) -> None:
+    torch = require("torch")
+    tensor = torch.arange(6).to(getattr(torch, dtype))
+    for target in ("numpy", "torch"):
+        for x in (OnHost(tensor), OnHost(tensor)):  # the second one has a plan
+            assert explain(x, target).shares_memory
+            result = convert_memory(x, target)
+            assert data.address(result) == tensor.data_ptr()
+            assert (data.bits(result), data.dtype_name(result)) == (data.bits(tensor), dtype)
+            assert target == "torch" or result.flags.writeable
+    # An unversioned capsule cannot state that its memory may be written to.
+    unknown = OnHostWithoutVersions(tensor)
+    assert convert_memory(unknown, "torch").data_ptr() != tensor.data_ptr()
+    assert not convert_memory(unknown, "numpy").flags.writeable
+
+
 def test_a_copy_is_requested_and_made_once() -> None:
     x = Newest(np.arange(64.0))
     for _ in range(2):
