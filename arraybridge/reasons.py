@@ -62,6 +62,7 @@ class Reason(StrEnum):
     SEPARATE_COLUMNS = auto()
     MASKED_STORAGE = auto()
     CHUNKED_STORAGE = auto()
+    PACKED_BITS = auto()
     CARRIER_COPIES = auto()
     LIBRARY_COPIES = auto()
     NUMPY_SCALAR = auto()
@@ -187,9 +188,10 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.SEPARATE_MEMORY: "{0.device} has separate memory",
     Reason.UNREADABLE_DEVICE: "no framework here reads memory on {0.source_device}",
     Reason.FILE: "it is read from {0.source}",
-    Reason.SEPARATE_COLUMNS: "the columns of the table are separate arrays",
+    Reason.SEPARATE_COLUMNS: "the columns of the table are not adjacent in memory",
     Reason.MASKED_STORAGE: "{0.source} stores {0.source_dtype} with a mask",
-    Reason.CHUNKED_STORAGE: "{0.source} stores it in chunks or packed bits",
+    Reason.CHUNKED_STORAGE: "{0.source} stores it in several chunks",
+    Reason.PACKED_BITS: "{0.source} stores booleans as bits",
     Reason.CARRIER_COPIES: "{0.source} returns a copy of its pixels",
     Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
     Reason.NUMPY_SCALAR: "a NumPy scalar has no memory to share",

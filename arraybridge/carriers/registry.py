@@ -180,6 +180,10 @@ def _own_carrier(root: str) -> Carrier | None:
             from arraybridge.carriers.tables import Polars
 
             return Polars()
+        case "pyarrow":
+            from arraybridge.carriers.arrow import Arrow
+
+            return Arrow()
         case "keras" | "flax":
             from arraybridge.carriers.variables import Variables
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
+from arraybridge.carriers.carrier import Carrier, Unread, is_of, unsupported_contents_error
 from arraybridge.reasons import Cause, Reason
 
 
@@ -90,28 +90,106 @@ def _is_number(dtype: Any) -> bool:
     return getattr(dtype, "kind", "O") in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
 
 
+#: Name of a numeric dtype of polars → the name of NumPy's. NumPy has no integers of 128 bits.
+_NUMBERS = {
+    "Boolean": "bool",
+    **{f"{kind}{bits}": f"{kind}{bits}".lower() for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)},
+    **{f"Float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+
+
 class Polars(Carrier):
-    """Series of numbers."""
+    """Series of numbers or of arrays of numbers, and tables of one numeric dtype."""
 
     expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
-        if not is_of(x, "polars", "Series"):
-            return False
-        return bool(x.dtype.is_integer() or x.dtype.is_float() or x.dtype == sys.modules["polars"].Boolean)
+        if is_of(x, "polars", "DataFrame"):
+            dtypes = set(x.dtypes)
+            return len(dtypes) == 1 and str(dtypes.pop()) in _NUMBERS
+        return is_of(x, "polars", "Series") and str(_element_dtype(x.dtype)) in _NUMBERS
 
     def array(self, x: Any) -> Any:
-        if x.null_count():
-            instead = "pass {}, with a value of your choice, or {}"
-            raise unsupported_contents_error(
-                "a series of polars with nulls", instead, "{x}.fill_null(0)", "{x}.drop_nulls()"
-            )
+        _check_nulls(x)
         try:
             return x.to_numpy(allow_copy=False)
         except RuntimeError:
-            return x.to_numpy(), Cause(Reason.CHUNKED_STORAGE, source="polars")
+            pass
+        is_table = is_of(x, "polars", "DataFrame")
+        dtype = x.dtypes[0] if is_table else x.dtype
+        name = _NUMBERS[str(_element_dtype(dtype))]
+        shape = x.shape if is_table else (len(x), *_array_shape(dtype))
+        return Unread(shape, name, x.to_numpy), _why_copied(x, name)
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
+        if array.dtype.isbuiltin == 2:  # of ml_dtypes, in which polars sees objects
+            return array
+        if is_of(x, "polars", "DataFrame"):
+            columns = [polars.Series(name, array[:, i]) for i, name in enumerate(x.columns)]
+            return array if columns[0].dtype == polars.Object else polars.DataFrame(columns)
         like = polars.Series(x.name, array)
-        return array if like.dtype == polars.Object else like
+        return array if _element_dtype(like.dtype) == polars.Object else like
+
+
+def _element_dtype(dtype: Any) -> Any:
+    """Return the dtype of the elements of polars' arrays, and any other dtype unchanged."""
+    while isinstance(dtype, sys.modules["polars"].Array):
+        dtype = dtype.inner
+    return dtype
+
+
+def _array_shape(dtype: Any) -> tuple[int, ...]:
+    """Return the shape of each row of an ``Array`` column; ``()`` for numbers."""
+    return dtype.shape if isinstance(dtype, sys.modules["polars"].Array) else ()
+
+
+def _why_copied(x: Any, name: str) -> Cause:
+    if name == "bool":
+        return Cause(Reason.PACKED_BITS, source="polars")
+    if is_of(x, "polars", "DataFrame") and max(x.n_chunks("all")) == 1:
+        return Cause(Reason.SEPARATE_COLUMNS)
+    return Cause(Reason.CHUNKED_STORAGE, source="polars")
+
+
+def _check_nulls(x: Any) -> None:
+    """Raise `ArrayNotSupportedError` for nulls, with expressions that work for the places where they are."""
+    is_table = is_of(x, "polars", "DataFrame")
+    dtype = x.dtypes[0] if is_table else x.dtype
+    shape = _array_shape(dtype)
+    has_nulls = any(x.null_count().row(0)) if is_table else x.null_count() > 0
+    what = f"a {'table' if is_table else 'series'} of polars with nulls"
+    fill = f"fill_null({False if _NUMBERS[str(_element_dtype(dtype))] == 'bool' else 0})"
+    if not shape:
+        if has_nulls:
+            instead = "pass {}, with a value of your choice, or {}"
+            raise unsupported_contents_error(what, instead, f"{{x}}.{fill}", "{x}.drop_nulls()")
+        return
+    depth = _depth_of_nulls(x.drop_nulls())
+    if depth is None:
+        if has_nulls:
+            raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
+        return
+    what = f"{what} inside its arrays"
+    rows = '[row for row in {x}.to_list() if "None" not in str(row)]'
+    complete = f"polars.Series({rows}, dtype={{x}}.dtype)"
+    if depth < len(shape):
+        raise unsupported_contents_error(what, "pass {}, without the rows that have nulls", complete)
+    dropped = ".drop_nulls()" if has_nulls else ""
+    filled = f"{{x}}{dropped}{'.explode()' * len(shape)}.{fill}.reshape({(-1, *shape)})"
+    instead = "pass {}, with a value of your choice, or {}, without the rows that have nulls"
+    raise unsupported_contents_error(what, instead, filled, complete)
+
+
+def _depth_of_nulls(x: Any) -> int | None:
+    """Return the level of the outermost nulls inside the arrays of a series, 1 for their elements; or None.
+
+    ``null_count`` leaves out all but the rows.
+    """
+    for depth in range(1, len(_array_shape(x.dtype)) + 1):
+        if not len(x):
+            return None
+        x = x.explode()
+        if x.null_count():
+            return depth
+    return None

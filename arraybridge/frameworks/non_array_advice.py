@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,31 +126,9 @@ def _has_nulls(x: Any) -> bool:
 
 
 def _of_polars(x: Any) -> Advice:
-    if hasattr(x, "collect"):  # a LazyFrame
-        return Advice("pass {}", ("{x}.collect().to_numpy()",))
-    if hasattr(x, "columns"):
-        schema = dict(x.collect_schema())
-        names = [name for name, dtype in schema.items() if dtype.is_numeric()]
-        if len(names) == len(schema):
-            return Advice("pass {}", ("{x}.to_numpy()",))
-        return _item(names)
-    kind = str(x.dtype).partition("(")[0]
-    if kind == "Struct":
-        (name, *_) = x.struct.fields
-        return Advice("its rows are structs; pass one of their fields, {}", (_field_of(name),))
-    if kind == "Object":
-        return Advice("it holds objects of Python; convert them with convert_tree(x.to_list(), target)")
-    if x.dtype.is_nested():
-        return Advice("its rows are lists; pass their elements in one array, {}", ("{x}.explode()",))
-    if kind == "String":
-        return Advice("it holds text; pass the numbers of its distinct texts, {}", ('{x}.rank("dense")',))
-    if x.dtype.is_decimal():
-        return Advice("pass {}, which rounds its decimals", ("{x}.cast(float)",))
-    return Advice("pass the integers behind its values, {}", ("{x}.to_physical()",))
+    from arraybridge.frameworks.polars_advice import advice_for_polars
 
-
-def _field_of(name: str) -> str:
-    return f"{{x}}.struct.field({literal(repr(name))})"
+    return advice_for_polars(x)
 
 
 def _of_xarray(x: Any) -> Advice:
@@ -195,13 +174,53 @@ def _of_pydicom(x: Any) -> Advice:
 
 
 def _of_datasets(x: Any) -> Advice:
+    kind = type(x).__name__
     if isinstance(x, dict):
         return _of_container(x)
-    if type(x).__name__ == "Column":
-        return _of_array_like(x)
-    columns = ((name, getattr(kind, "dtype", "")) for name, kind in x.features.items())
-    names = [name for name, dtype in columns if dtype.startswith(("int", "uint", "float", "bool"))]
-    return _wrapped(_item(names), "np.asarray({})")
+    if kind == "IterableColumn":
+        return Advice("it is read row by row; convert its rows one at a time")
+    if kind == "Column":
+        if hasattr(x.source, "with_format"):
+            return _of_formatted(x.source, x.column_name, "{x}.source", "{x}.column_name")
+        of_field = Advice("pass {}", ("np.array({x}[:])",))
+        return of_field if _fits(lambda: x[:]) else Advice("it holds no numbers")
+    find = _of_formatted if hasattr(x, "num_rows") else _of_row_by_row
+    numbers = ("int", "uint", "float", "bool")
+    features = x.features or {}
+    for name in sorted(features, key=lambda name: not _dtype_of(features[name]).startswith(numbers)):
+        advice = find(x, name, "{x}", literal(repr(name)))
+        if advice.expressions:
+            return replace(advice, text="it holds several arrays; pass one of its columns, {}")
+    return Advice("it holds no numbers; pass an object that does")
+
+
+def _of_formatted(x: Any, name: str, subject: str, key: str) -> Advice:
+    """Return the advice for a column of a data set that is stored as Arrow."""
+    from arraybridge.frameworks.arrow_advice import advice_for_values, converts
+
+    column = x.with_format("arrow")[name]
+    arrow = f'{subject}.with_format("arrow")[{key}]'
+    if converts(column):
+        return Advice("pass {}", (arrow,))
+    if _fits(lambda: x.with_format("numpy")[name][:]):
+        return Advice("pass {}", (f'{subject}.with_format("numpy")[{key}][:]',))
+    return advice_for_values(column).about(arrow)
+
+
+def _of_row_by_row(x: Any, name: str, subject: str, key: str) -> Advice:
+    """Return the advice for a column of a data set that is read row by row."""
+    feature = x.features[name]
+    while getattr(feature, "length", 0) > 0:  # of lists of one length
+        feature = feature.feature
+    dtype = _dtype_of(feature)
+    if not dtype.startswith(("int", "uint", "float", "bool")):
+        return Advice("it holds no numbers")
+    return Advice("pass {}", (f'np.array(list({subject}[{key}]), "{dtype}")',))
+
+
+def _dtype_of(feature: Any) -> str:
+    """Return the dtype of a feature of a data set; ``""`` for lists and structs."""
+    return str(getattr(feature, "dtype", ""))
 
 
 def _of_astropy(x: Any) -> Advice:
@@ -211,18 +230,15 @@ def _of_astropy(x: Any) -> Advice:
 
 
 def _of_pyarrow(x: Any) -> Advice:
-    if hasattr(x, "schema") and hasattr(x, "column_names"):
-        numbers = ("int", "uint", "float", "double", "halffloat", "bool")
-        names = [field.name for field in x.schema if str(field.type).startswith(numbers)]
-        return _item(
-            names, ".to_numpy(zero_copy_only=False)" if type(x).__name__ == "RecordBatch" else ".to_numpy()"
-        )
-    if _fits(x.to_numpy):
-        return Advice("pass {}, in which integers with nulls are floats", ("{x}.to_numpy()",))
-    return Advice(
-        "pass the numbers of its distinct values, {}",
-        ("{x}.dictionary_encode().combine_chunks().indices.to_numpy()",),
-    )
+    from arraybridge.frameworks.arrow_advice import advice_for_table, advice_for_values
+
+    if hasattr(x, "schema") and hasattr(x, "columns"):
+        return advice_for_table(x)
+    if hasattr(x, "type") and hasattr(x, "null_count"):
+        return advice_for_values(x)
+    if hasattr(x, "as_py") and _fits(x.as_py):
+        return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
+    return _of_array_like(x)
 
 
 def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
@@ -232,10 +248,6 @@ def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
         return advice
 
     return find
-
-
-def _wrapped(advice: Advice, form: str) -> Advice:
-    return Advice(advice.text, tuple(form.format(one) for one in advice.expressions))
 
 
 #: Root module of a class, or of the first of its bases that is in here → the advice for its objects.

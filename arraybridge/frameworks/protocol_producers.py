@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,15 @@ def is_protocol_producer(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
     if issubclass(type(x), (type, *_NO_NUMBERS)):
         return False
-    return any(offers(x, protocol) for protocol in _PROTOCOLS)
+    return any(offers(x, protocol) for protocol in _PROTOCOLS) and not _is_arrow_without_numbers(x)
+
+
+def _is_arrow_without_numbers(x: Any) -> bool:
+    """Return whether ``x`` is a pyarrow array without numbers, which still offers ``__dlpack__``."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is None or not issubclass(type(x), getattr(pyarrow, "Array", ())):
+        return False
+    return not (pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type))
 
 
 def offers(x: Any, protocol: str) -> bool:

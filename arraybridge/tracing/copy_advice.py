@@ -205,6 +205,7 @@ WITHOUT_ADVICE = frozenset(
         Reason.SEPARATE_COLUMNS,
         Reason.MASKED_STORAGE,
         Reason.CHUNKED_STORAGE,
+        Reason.PACKED_BITS,
         Reason.CARRIER_COPIES,
         Reason.LIBRARY_COPIES,
         Reason.NUMPY_SCALAR,
