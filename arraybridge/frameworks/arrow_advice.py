@@ -37,11 +37,14 @@ def advice_for_table(x: Any) -> Advice:
         one = "column.to_numpy()" if hasattr(x, "to_batches") else "column.to_numpy(zero_copy_only=False)"
         what = "its columns have several types; pass {}, in the dtype that NumPy chooses for all of them"
         return Advice(what, (f"np.column_stack([{one} for column in {{x}}.columns])",))
-    for i in sorted(range(len(types)), key=lambda i: (not _is_number(types[i]), i)):
-        column = advice_for_values(x.column(i)) if not converts(x.column(i)) else Advice("", ("{x}",))
+    what = "it holds several arrays; pass one of its columns, {}"
+    for i in range(len(types)):
+        if converts(x.column(i)):
+            return Advice(what, (_column(x, i),))
+    for i in sorted(range(len(types)), key=lambda i: not _is_number(types[i])):
+        column = advice_for_values(x.column(i))
         if column.expressions:
-            expression = column.expressions[0].format(x=_column(x, i))
-            return Advice("it holds several arrays; pass one of its columns, {}", (expression,))
+            return Advice(what, (column.expressions[0].replace("{x}", _column(x, i)),))
     return _NO_NUMBERS
 
 

@@ -238,7 +238,7 @@ def _of_pyarrow(x: Any) -> Advice:
         return advice_for_values(x)
     if hasattr(x, "as_py") and _fits(x.as_py):
         return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
-    return _of_array_like(x)
+    return _of_array_like(x) if hasattr(type(x), "__array__") else _ANY_ARRAY
 
 
 def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:

@@ -25,7 +25,9 @@ def _of_frame(x: Any) -> Advice:
     if x.width and all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in x.dtypes):
         what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
         return Advice(what, ("{x}.cast(float).to_numpy()",))
-    columns = sorted(x.iter_columns(), key=lambda column: not _is_number(column.dtype))
+    columns = sorted(
+        x.iter_columns(), key=lambda column: (not _converts(column), not _is_number(column.dtype))
+    )
     for column in columns:
         code = _code_for(column)
         if code is not None:
@@ -68,6 +70,13 @@ def _converts(x: Any) -> bool:
     while str(x.dtype).startswith("Array") and not x.null_count():
         x = x.explode()
     return _is_number(x.dtype) and not x.null_count()
+
+
+def _rank(column: Any) -> int:
+    """Return the order in which columns are named: those that convert, other numbers, all others."""
+    if _converts(column):
+        return 0
+    return 1 if _is_number(column.dtype) else 2
 
 
 def _code_for(x: Any) -> str | None:
