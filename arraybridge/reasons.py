@@ -40,6 +40,7 @@ class Reason(StrEnum):
 
     # -- writes that would go wrong
     READ_ONLY = auto()
+    READ_ONLY_FILE_MAP = auto()
     CACHED_SCALAR = auto()
     REPLICATED = auto()
 
@@ -151,6 +152,11 @@ def _read_only(cause: Cause) -> str:
     return f"it is read-only{danger}"
 
 
+def _read_only_file_map(cause: Cause) -> str:
+    danger = f", and {cause.framework} could write to it" if cause.framework else ""
+    return f"it is a read-only map of a file{danger}"
+
+
 def _other_device(cause: Cause) -> str:
     than = f" than {cause.source_device}" if cause.source_device else ""
     return f"{cause.device} is another device{than}"
@@ -174,6 +180,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
     Reason.BYTE_ORDER: "it is in the other byte order",
     Reason.READ_ONLY: _read_only,
+    Reason.READ_ONLY_FILE_MAP: _read_only_file_map,
     Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
     Reason.REPLICATED: "it is replicated over several devices, and {0.framework} could write to one replica",
     Reason.LAZY_VALUES: "its conj or neg bit is set",

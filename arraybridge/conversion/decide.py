@@ -363,7 +363,8 @@ class _Choice:
             guarded = read_only.is_shared_read_only(host_memory.address(memory))
         if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
-            return Cause(Reason.READ_ONLY, framework=target.name)
+            code = Reason.READ_ONLY_FILE_MAP if read_only.is_file_map(memory) else Reason.READ_ONLY
+            return Cause(code, framework=target.name)
         return None
 
     def _replica_objection(self) -> Cause | None:

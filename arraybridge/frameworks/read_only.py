@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from arraybridge.frameworks.dtype_names import EXTENDED, name_of
 from arraybridge.frameworks.protocols import Exported
 
-__all__ = ["is_shared_read_only", "export_read_only", "writable_alias"]
+__all__ = ["is_file_map", "is_shared_read_only", "export_read_only", "writable_alias"]
 
 
 def writable_alias(view: np.ndarray) -> np.ndarray:
@@ -26,6 +27,16 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
     interface = view.__array_interface__
     pointer, _ = interface["data"]
     return np.asarray(Exported(view, __array_interface__={**interface, "data": (pointer, False)}))
+
+
+def is_file_map(view: np.ndarray) -> bool:
+    """Return whether the memory of an array is a map of a file that was opened for reading only."""
+    owner: Any = view
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return isinstance(owner, mmap.mmap) and memoryview(owner).readonly
 
 
 #: Begin and end of the read-only memory that immutable frameworks are lent now, by what keeps it.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import dlpack_capsules, registry
+from arraybridge.frameworks import dlpack_capsules, read_only, registry
 from arraybridge.frameworks.base import Framework, Observation, is_c_contiguous
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.tracing import events
@@ -60,6 +60,7 @@ _COMPILER = "torch._dynamo"
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
 _RESHARDED = Cause(Reason.RESHARDED)
 _READ_ONLY = Cause(Reason.READ_ONLY)
+_READ_ONLY_FILE_MAP = Cause(Reason.READ_ONLY_FILE_MAP)
 _CAPSULE: type = type(np.empty(0).__dlpack__())
 _OF_ANY = Observation()
 
@@ -409,7 +410,7 @@ def _obstacle(
         return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
     keeps_read_only = target.respects_read_only or not target.mutable
     if source.devices.has_only_host and not keeps_read_only and not x.flags.writeable:
-        return _READ_ONLY
+        return _READ_ONLY_FILE_MAP if read_only.is_file_map(x) else _READ_ONLY
     return None
 
 
