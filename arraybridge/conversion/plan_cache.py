@@ -23,7 +23,7 @@ from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
-from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, opener
+from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, importer, opener
 from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
 __all__ = ["plans_by_signature", "declined", "signature_of_call"]
@@ -79,16 +79,29 @@ def _add_plans(
     # A call that passes its target first has tried the fast converter by then.
     has_tried = is_bare and signature[0] is not None and opened is None
     plan = _planned(signature, request, decision, None if has_tried else fast)
-    _add(signature, cls, _after(opened, plan))
+    if opened is not None:
+        direct = importer(opened, decision.target) if decision.route.shares_memory else None
+        plan = _after(opened, plan, direct)
+        fast = plan
+    _add(signature, cls, plan)
     if is_bare:  # regardless of how it was written
-        _add(request.target, cls, fast if opened is None else _after(opened, plan))
+        _add(request.target, cls, fast)
 
 
-def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFunction | None:
-    """Return a plan for arrays of another library, which are opened first."""
-    if opened is None or plan is None:
-        return plan
-    return lambda x: plan(opened(x))
+def _after(opened: FastFunction, plan: FastFunction | None, direct: FastFunction | None) -> FastFunction | None:
+    """Return a plan for arrays of another library, which ``direct`` imports or which are opened first."""
+    if plan is None:
+        return None
+    if direct is None:
+        return lambda x: plan(opened(x))
+
+    def import_or_open(x: Any) -> Any:
+        try:
+            return direct(x)
+        except NotImplementedError:
+            return plan(opened(x))
+
+    return import_or_open
 
 
 def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:

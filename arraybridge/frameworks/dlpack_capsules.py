@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ _DEVICE_OFFSET = 8
 # The flags are the last 8 bytes before the tensor.
 _NEWEST_VERSION = (1, 0)
 _FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
+
+# The flags of a versioned capsule, and of the tensor after them: data, device type, device, axes, dtype code.
+_HEAD = struct.Struct("=QQiiiB")
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
@@ -78,18 +82,15 @@ def is_copied(exported: Any) -> bool:
     return flags & (_IS_COPIED | _IS_READ_ONLY) == _IS_COPIED
 
 
-def from_extended(exported: Any) -> np.ndarray:
-    """Return a NumPy view of a capsule of bfloat16 or float8 in host memory.
-
-    Raises:
-        NotImplementedError: If it holds another dtype.
-    """
-    code = _code_of(exported)
-    name = _DLPACK_NAMES.get(code.value)
-    if name is None:
-        raise NotImplementedError
-    code.value = _UNSIGNED
-    return np.from_dlpack(Importable(exported)).view(np_dtype(name))
+def is_writable_extended(exported: Any) -> bool:
+    """Return whether a capsule states that it holds a writable host array of an extended dtype, not 0-d."""
+    name = _capsule_name(exported)
+    if name is None or b"versioned" not in name:
+        return False
+    flags, _, device_type, _, axes, code = _HEAD.unpack(
+        ctypes.string_at(_capsule_pointer(exported, name) + _VERSIONED_OFFSET - _FLAGS_BEFORE, _HEAD.size)
+    )
+    return device_type == 1 and axes > 0 and code in _DLPACK_NAMES and not flags & _IS_READ_ONLY
 
 
 def export(x: Any) -> Any:
@@ -105,8 +106,12 @@ def export(x: Any) -> Any:
 
 def from_any_capsule(exported: Any) -> np.ndarray:
     """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
-    name = _DLPACK_NAMES.get(_code_of(exported).value)
-    return np.from_dlpack(Importable(exported)) if name is None else from_capsule(exported, np_dtype(name))
+    code = _code_of(exported)
+    name = _DLPACK_NAMES.get(code.value)
+    if name is None:
+        return np.from_dlpack(Importable(exported))
+    code.value = _UNSIGNED
+    return np.from_dlpack(Importable(exported)).view(np_dtype(name))
 
 
 def capsule(view: np.ndarray) -> Any:

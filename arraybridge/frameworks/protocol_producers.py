@@ -18,6 +18,7 @@ from arraybridge.reasons import Cause, Reason
 __all__ = [
     "FOREIGN_HOST",
     "framework_of_producer",
+    "importer",
     "is_protocol_producer",
     "is_on_gpu",
     "offers_on_instance",
@@ -250,18 +251,42 @@ def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
 
 
 def _open_host_memory(x: Any) -> np.ndarray:
-    return _open(x, np.from_dlpack)
+    opened: np.ndarray = _open(x, np.from_dlpack)
+    return opened
 
 
 def _open_extended(x: Any) -> np.ndarray:
-    return _open(x, _import_extended)
+    opened: np.ndarray = _open(x, _import_extended)
+    return opened
 
 
 def _import_extended(x: Any) -> np.ndarray:
-    return dlpack_capsules.from_extended(dlpack_capsules.export(x))
+    return dlpack_capsules.from_any_capsule(dlpack_capsules.export(x))
 
 
-def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:
+def importer(opened: Callable[[Any], np.ndarray], target: Framework) -> Callable[[Any], Any] | None:
+    """Return a function that imports arrays of extended dtypes without a NumPy view; None if there is none.
+
+    The view takes as long as the import by PyTorch. The function raises `NotImplementedError` for others.
+    """
+    import_from = target.fast_path.fast_import
+    if opened is not _open_extended or import_from is None or not target.mutable or target.alignment > 1:
+        return None
+
+    def import_writable(x: Any) -> Any:
+        return import_from(_open(x, _export_writable))
+
+    return import_writable
+
+
+def _export_writable(x: Any) -> Any:
+    exported = dlpack_capsules.export(x)
+    if not dlpack_capsules.is_writable_extended(exported):
+        raise NotImplementedError
+    return exported
+
+
+def _open(x: Any, read: Callable[[Any], Any]) -> Any:
     try:
         if x.__dlpack_device__()[0] == 1:
             return read(x)

@@ -182,6 +182,34 @@ def test_writable_host_memory_of_every_dtype_is_shared(dtype: str) -> None:
     assert not convert_memory(unknown, "numpy").flags.writeable
 
 
+def test_plans_of_extended_dtypes_look_at_each_array() -> None:
+    torch = require("torch")
+    jnp = require("jax").numpy
+    brain = torch.arange(6).to(torch.bfloat16)
+    for _ in range(3):
+        for array in (
+            *(brain, brain[::2], brain[:0], brain[1], brain.reshape(2, 3).T, torch.arange(6.0)),
+            *(jnp.arange(6, dtype="bfloat16"), np.arange(6)[::-1], torch.ones(3, dtype=torch.bool)),
+        ):
+            x = OnHost(array)
+            for copy in (None, False, True):
+                if copy is False and isinstance(array, np.ndarray):
+                    continue  # it has to be copied
+                route = explain(x, "torch", copy=copy)
+                result = convert_memory(x, "torch", copy=copy)
+                assert (data.bits(result), data.dtype_name(result)) == (
+                    data.bits(array),
+                    data.dtype_name(array),
+                )
+                if array.ndim and len(array):
+                    shares = result.data_ptr() == data.address(array)
+                    assert shares == route.shares_memory, (array, copy)
+        unknown = OnHost(brain)
+        unknown.device = 8
+        with pytest.raises(CopyRequiredError):
+            convert_memory(unknown, "torch", copy=False)
+
+
 def test_a_copy_is_requested_and_made_once() -> None:
     x = Newest(np.arange(64.0))
     for _ in range(2):
