@@ -111,15 +111,21 @@ class Polars(Carrier):
 
     def array(self, x: Any) -> Any:
         _check_nulls(x)
-        try:
-            return x.to_numpy(allow_copy=False)
-        except RuntimeError:
-            pass
         is_table = is_of(x, "polars", "DataFrame")
         dtype = x.dtypes[0] if is_table else x.dtype
         name = _NUMBERS[str(_element_dtype(dtype))]
+        is_chunked = (max(x.n_chunks("all")) if is_table else x.n_chunks()) > 1
+        if name == "bool":
+            cause = Cause(Reason.PACKED_BITS, source="polars")
+        elif is_chunked:
+            cause = Cause(Reason.CHUNKED_STORAGE, source="polars")
+        else:
+            try:
+                return x.to_numpy(allow_copy=False)
+            except RuntimeError:
+                cause = Cause(Reason.SEPARATE_COLUMNS)
         shape = x.shape if is_table else (len(x), *_array_shape(dtype))
-        return Unread(shape, name, x.to_numpy), _why_copied(x, name)
+        return Unread(shape, name, x.to_numpy), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
@@ -144,14 +150,6 @@ def _array_shape(dtype: Any) -> tuple[int, ...]:
     return dtype.shape if isinstance(dtype, sys.modules["polars"].Array) else ()
 
 
-def _why_copied(x: Any, name: str) -> Cause:
-    if name == "bool":
-        return Cause(Reason.PACKED_BITS, source="polars")
-    if is_of(x, "polars", "DataFrame") and max(x.n_chunks("all")) == 1:
-        return Cause(Reason.SEPARATE_COLUMNS)
-    return Cause(Reason.CHUNKED_STORAGE, source="polars")
-
-
 def _check_nulls(x: Any) -> None:
     """Raise `ArrayNotSupportedError` for nulls, with expressions that work for the places where they are."""
     is_table = is_of(x, "polars", "DataFrame")
@@ -165,11 +163,11 @@ def _check_nulls(x: Any) -> None:
             instead = "pass {}, with a value of your choice, or {}"
             raise unsupported_contents_error(what, instead, f"{{x}}.{fill}", "{x}.drop_nulls()")
         return
+    if not has_nulls and (not len(x) or not all(shape) or not x.reshape((-1,)).null_count()):
+        return
     depth = _depth_of_nulls(x.drop_nulls())
     if depth is None:
-        if has_nulls:
-            raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
-        return
+        raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
     what = f"{what} inside its arrays"
     rows = '[row for row in {x}.to_list() if "None" not in str(row)]'
     complete = f"polars.Series({rows}, dtype={{x}}.dtype)"
