@@ -154,18 +154,23 @@ def _check_nulls(x: Any) -> None:
     """Raise `ArrayNotSupportedError` for nulls, with expressions that work for the places where they are."""
     is_table = is_of(x, "polars", "DataFrame")
     dtype = x.dtypes[0] if is_table else x.dtype
-    shape = _array_shape(dtype)
-    has_nulls = any(x.null_count().row(0)) if is_table else x.null_count() > 0
-    what = f"a {'table' if is_table else 'series'} of polars with nulls"
-    fill = f"fill_null({False if _NUMBERS[str(_element_dtype(dtype))] == 'bool' else 0})"
-    if not shape:
-        if has_nulls:
-            instead = "pass {}, with a value of your choice, or {}"
-            raise unsupported_contents_error(what, instead, f"{{x}}.{fill}", "{x}.drop_nulls()")
+    has_null_rows = any(x.null_count().row(0)) if is_table else x.null_count() > 0
+    if _array_shape(dtype):
+        _check_arrays(x, has_null_rows=has_null_rows)
+    elif has_null_rows:
+        what = f"a {'table' if is_table else 'series'} of polars with nulls"
+        instead = "pass {}, with a value of your choice, or {}"
+        raise unsupported_contents_error(what, instead, f"{{x}}{_fill(dtype)}", "{x}.drop_nulls()")
+
+
+def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
+    """Raise the error for nulls of an ``Array`` column, whose ``null_count`` leaves out all but the rows."""
+    shape = _array_shape(x.dtype)
+    has_elements = len(x) > 0 and all(shape)
+    if not has_null_rows and not (has_elements and x.reshape((-1,)).null_count()):
         return
-    if not has_nulls and (not len(x) or not all(shape) or not x.reshape((-1,)).null_count()):
-        return
-    depth = _depth_of_nulls(x.drop_nulls())
+    what = "a series of polars with nulls"
+    depth = _depth_of_nulls(x.drop_nulls()) if has_elements else None
     if depth is None:
         raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
     what = f"{what} inside its arrays"
@@ -173,17 +178,21 @@ def _check_nulls(x: Any) -> None:
     complete = f"polars.Series({rows}, dtype={{x}}.dtype)"
     if depth < len(shape):
         raise unsupported_contents_error(what, "pass {}, without the rows that have nulls", complete)
-    dropped = ".drop_nulls()" if has_nulls else ""
-    filled = f"{{x}}{dropped}{'.explode()' * len(shape)}.{fill}.reshape({(-1, *shape)})"
+    dropped = ".drop_nulls()" if has_null_rows else ""
+    elements = f"{{x}}{dropped}{'.explode()' * len(shape)}"
     instead = "pass {}, with a value of your choice, or {}, without the rows that have nulls"
-    raise unsupported_contents_error(what, instead, filled, complete)
+    raise unsupported_contents_error(
+        what, instead, f"{elements}{_fill(x.dtype)}.reshape({(-1, *shape)})", complete
+    )
+
+
+def _fill(dtype: Any) -> str:
+    """Return the code that fills the nulls of numbers of a dtype."""
+    return f".fill_null({False if str(_element_dtype(dtype)) == 'Boolean' else 0})"
 
 
 def _depth_of_nulls(x: Any) -> int | None:
-    """Return the level of the outermost nulls inside the arrays of a series, 1 for their elements; or None.
-
-    ``null_count`` leaves out all but the rows.
-    """
+    """Return the level of the outermost nulls inside the arrays of a series, from 1 on, or None."""
     for depth in range(1, len(_array_shape(x.dtype)) + 1):
         if not len(x):
             return None

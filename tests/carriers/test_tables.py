@@ -361,6 +361,27 @@ def test_a_number_array_of_arrow_is_still_read_through_dlpack() -> None:
         ab.to_numpy(pyarrow.array([1, None], pyarrow.int32()))
 
 
+def test_lists_without_elements() -> None:
+    for x in (
+        pyarrow.array([[], []], pyarrow.list_(pyarrow.int32(), 0)),
+        pyarrow.chunked_array([[[]], [[]]], pyarrow.list_(pyarrow.int32(), 0)),
+        polars.Series([[], []], dtype=polars.Array(polars.Int32, 0)),
+    ):
+        assert ab.to_numpy(x).shape == (2, 0)
+        assert ab.to_numpy(x).dtype == np.int32
+        restored = same(x)
+        assert type(restored) is type(x)
+        assert ab.to_numpy(restored).shape == (2, 0)
+    for x in (
+        pyarrow.array([[], None], pyarrow.list_(pyarrow.int32(), 0)),
+        polars.Series([[], None], dtype=polars.Array(polars.Int32, 0)),
+    ):
+        with pytest.raises(ArrayNotSupportedError) as caught:
+            ab.to_numpy(x)
+        (expression,) = caught.value.expressions
+        assert ab.to_numpy(eval(expression, {"x": x})).shape == (1, 0)  # noqa: S307
+
+
 # ---- fuzz --------------------------------------------------------------------------------------------
 
 SHAPES = ((0,), (1,), (7,), (0, 2), (5, 3), (4, 1), (3, 2, 2), (9, 3))
