@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,7 +189,7 @@ def _of_datasets(x: Any) -> Advice:
     for name in sorted(features, key=lambda name: not _dtype_of(features[name]).startswith(numbers)):
         advice = find(x, name, "{x}", literal(repr(name)))
         if advice.expressions:
-            return replace(advice, text="it holds several arrays; pass one of its columns, {}")
+            return advice._replace(text="it holds several arrays; pass one of its columns, {}")
     return Advice("it holds no numbers; pass an object that does")
 
 
