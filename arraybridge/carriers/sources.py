@@ -28,7 +28,9 @@ class _ToRead(NumpyFramework):
     def to_host(self, x: Any) -> np.ndarray:
         values = np.asarray(x[...])
         return (
-            host_memory.fresh(values) if isinstance(x, np.ndarray) or not values.flags.writeable else values
+            host_memory.aligned_copy(values)
+            if isinstance(x, np.ndarray) or not values.flags.writeable
+            else values
         )
 
     host_view = copy = to_host

@@ -183,7 +183,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         DtypeNotSupportedError: no such dtype is known.
     """
-    name = dtype_names.word_of(dtype)
+    name = dtype_names.name_of_any(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
@@ -195,7 +195,7 @@ def dtype_name(dtype: Any) -> str:
 
 def is_dtype(word: Any) -> bool:
     """Whether this is a dtype, by name or of any framework."""
-    return dtype_names.word_of(word) in _DTYPES
+    return dtype_names.name_of_any(word) in _DTYPES
 
 
 # -- how ---------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class _Choice:
         if objection and (self.cast is None or target.cannot_view(memory)):
             if not target.alignment:  # it copies by itself
                 return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
-            copy = host_memory.fresh if target.alignment > 1 else host_memory.compact
+            copy = host_memory.aligned_copy if target.alignment > 1 else host_memory.contiguous_copy
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
@@ -526,7 +526,9 @@ def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Memory that nobody else refers to, in a form that the target can view."""
-    return memory if not target.alignment or not target.cannot_view(memory) else host_memory.fresh(memory)
+    return (
+        memory if not target.alignment or not target.cannot_view(memory) else host_memory.aligned_copy(memory)
+    )
 
 
 def _conversion_error(

@@ -11,10 +11,10 @@ from arraybridge.types import Device, DeviceLike, GpuId
 
 __all__ = [
     "Placement",
-    "gpu_index_of",
     "check_gpu_id",
     "check_placement",
     "freest_device",
+    "gpu_index_of",
     "resolve_device",
     "shares_gpus",
     "target_device",

@@ -26,7 +26,7 @@ from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, importer, opener
 from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
-__all__ = ["plans_by_signature", "declined", "signature_of_call"]
+__all__ = ["declined", "plans_by_signature", "signature_of_call"]
 
 #: Form → type of the array → the plan, a function of the array.
 plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()

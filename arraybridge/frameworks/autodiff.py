@@ -19,17 +19,17 @@ import numpy as np
 from arraybridge.errors import GradientError
 
 __all__ = [
+    "NOT_DIFFERENTIABLE",
+    "NO_STATE",
     "Autodiff",
     "Body",
     "Call",
-    "Linear",
-    "NOT_DIFFERENTIABLE",
-    "NO_STATE",
-    "Shape",
     "Extent",
     "Function",
     "Leaf",
+    "Linear",
     "Operation",
+    "Shape",
     "merged",
     "overlaps",
     "picked",

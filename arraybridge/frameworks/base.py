@@ -436,7 +436,7 @@ class Batching(Component):
         """Return ``x[start:stop]`` along ``axis``, as a view if the framework has views."""
         framework = self.framework
         values = framework.to_host(x)[_rows(axis, len(framework.shape(x)), start, stop)]
-        return framework.from_host(host_memory.fresh(values), framework.devices.device_of(x))
+        return framework.from_host(host_memory.aligned_copy(values), framework.devices.device_of(x))
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         """Return a new array that joins arrays of one device along ``axis``."""
@@ -452,7 +452,7 @@ class Batching(Component):
         if namespace is None:
             host = on_host([self.framework.to_host(x) for x in arrays], axis)
             return self.framework.from_host(
-                host_memory.fresh(host), self.framework.devices.device_of(arrays[0])
+                host_memory.aligned_copy(host), self.framework.devices.device_of(arrays[0])
             )
         with self.framework.runtime.device_guard(arrays[0]):
             return getattr(namespace, name)(arrays, axis=axis)
@@ -461,7 +461,9 @@ class Batching(Component):
         """Return the arrays along the first axis, as views if the framework has views."""
         framework = self.framework
         device = framework.devices.device_of(x)
-        return [framework.from_host(host_memory.fresh(plane), device) for plane in framework.to_host(x)]
+        return [
+            framework.from_host(host_memory.aligned_copy(plane), device) for plane in framework.to_host(x)
+        ]
 
     def output_buffer(self, part: Any, shape: tuple[int, ...]) -> Any:
         """Return an empty array like ``part`` with another shape, to which parts are assigned by index.
@@ -472,7 +474,7 @@ class Batching(Component):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         """Return an uninitialized array."""
-        return self.framework.from_host(host_memory.packed(shape, dtype_names.np_dtype(dtype)), device)
+        return self.framework.from_host(host_memory.aligned_empty(shape, dtype_names.np_dtype(dtype)), device)
 
     def reinterpret(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a view of the first bytes of ``memory`` as another array; None without such views."""
@@ -634,7 +636,7 @@ class Framework(ABC):
 
     def to_host(self, x: Any) -> np.ndarray:
         """Return a copy of the values in host memory that nothing else refers to, complete on return."""
-        return host_memory.fresh(self.host_view(x))
+        return host_memory.aligned_copy(self.host_view(x))
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         """Return an array on ``device`` with the values of ``view``.
@@ -646,7 +648,7 @@ class Framework(ABC):
         then `Devices.to_device` for another device.
         """
         if device != CPU:
-            on_host = self.from_host(host_memory.fresh(view) if self.cannot_view(view) else view, CPU)
+            on_host = self.from_host(host_memory.aligned_copy(view) if self.cannot_view(view) else view, CPU)
             return self.devices.to_device(on_host, device)
         capsule = dlpack_capsules.capsule(view)
         return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
@@ -678,7 +680,7 @@ class Framework(ABC):
     def cast(self, x: Any, dtype: str) -> Any:
         """Return ``x`` cast to another dtype by the rules of this framework."""
         values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
-        return self.from_host(host_memory.fresh(values), self.devices.device_of(x))
+        return self.from_host(host_memory.aligned_copy(values), self.devices.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Raise for a dtype or a rank that this framework does not have.

@@ -268,7 +268,7 @@ class CupyFramework(Framework):
     # -- host memory ------------------------------------------------------------------------------
 
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
-        host = host_memory.packed(x.shape, x.dtype)
+        host = host_memory.aligned_empty(x.shape, x.dtype)
         with on_gpu(x.device.id):
             # Blocks until the copy, ordered after this thread's current stream, has arrived.
             return x.get(out=host) if x.size else host

@@ -10,7 +10,7 @@ import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
 
-__all__ = ["PLAIN", "dtype_of", "np_dtype", "word_of"]
+__all__ = ["PLAIN", "dtype_of", "name_of_any", "np_dtype"]
 
 #: The dtypes of numbers that NumPy has itself.
 PLAIN = frozenset(
@@ -50,7 +50,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name))
 
 
-def word_of(dtype: Any) -> str:
+def name_of_any(dtype: Any) -> str:
     """What a dtype is called that is given by name, as NumPy takes it, or as a framework's own."""
     if isinstance(dtype, (type, np.dtype)):
         with suppress(TypeError):
@@ -69,7 +69,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     if isinstance(dtype, np.dtype):
         return dtype
     try:
-        return np.dtype(dtype) if isinstance(dtype, type) else np_dtype(word_of(dtype))
+        return np.dtype(dtype) if isinstance(dtype, type) else np_dtype(name_of_any(dtype))
     except DtypeNotSupportedError:
         raise
     except (TypeError, ValueError, SyntaxError) as error:  # NumPy parses "f4,," as Python code

@@ -13,7 +13,15 @@ import numpy as np
 from arraybridge.frameworks.dtype_names import dtype_of
 from arraybridge.frameworks.read_only import writable_alias
 
-__all__ = ["MAX_RANK", "address", "aligned", "compact", "extents", "fresh", "packed"]
+__all__ = [
+    "MAX_RANK",
+    "address",
+    "aligned",
+    "aligned_copy",
+    "aligned_empty",
+    "contiguous_copy",
+    "parse_shape",
+]
 
 #: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
 ALIGNMENT = 64
@@ -39,7 +47,7 @@ def address(view: np.ndarray) -> int:
         return int(view.ctypes.data)
 
 
-def extents(shape: Any) -> tuple[int, ...]:
+def parse_shape(shape: Any) -> tuple[int, ...]:
     """A shape as NumPy takes it: a whole number, or several.
 
     Raises:
@@ -79,10 +87,10 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     elements = dtype_of(dtype)
     if elements.hasobject:
         raise ValueError(f"dtype={elements} holds Python objects, which no other framework can share")
-    return packed(extents(shape), elements)
+    return aligned_empty(parse_shape(shape), elements)
 
 
-def packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An uninitialised C-contiguous array, aligned to `ALIGNMENT` bytes.
 
     The memory is NumPy's, since NumPy asks the kernel for huge pages from 4 MiB up and torch does not,
@@ -93,10 +101,10 @@ def packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return np.ndarray(shape, dtype, memory, start)
 
 
-def fresh(view: np.ndarray) -> np.ndarray:
+def aligned_copy(view: np.ndarray) -> np.ndarray:
     """A C-contiguous copy in native byte order, aligned to `ALIGNMENT` bytes."""
     dtype = view.dtype
-    result = packed(view.shape, dtype if dtype.isnative else dtype.newbyteorder("="))
+    result = aligned_empty(view.shape, dtype if dtype.isnative else dtype.newbyteorder("="))
     is_large = view.nbytes >= _LARGE and not view.flags.c_contiguous
     if is_large and dtype.isnative and dtype.itemsize in (1, 2, 4, 8):
         # What torch copies of other layouts is there up to seven times as fast (2-D, transposed).
@@ -111,9 +119,9 @@ def fresh(view: np.ndarray) -> np.ndarray:
     return result
 
 
-def compact(view: np.ndarray) -> np.ndarray:
+def contiguous_copy(view: np.ndarray) -> np.ndarray:
     """A C-contiguous copy in native byte order, for a framework that minds no alignment beyond NumPy's."""
     dtype = view.dtype
     if view.nbytes >= _LARGE:
-        return fresh(view)
+        return aligned_copy(view)
     return np.array(view, order="C") if dtype.isnative else view.astype(dtype.newbyteorder("="), order="C")

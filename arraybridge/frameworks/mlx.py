@@ -116,7 +116,7 @@ class MlxFramework(Framework):
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         if not view.dtype.isnative or any(step < 0 for step in view.strides):
-            view = host_memory.fresh(view)  # MLX takes neither
+            view = host_memory.aligned_copy(view)  # MLX takes neither
         with mx.stream(_DEVICES[device.kind]):
             # Without its dtype, float64 would come in as float32 and complex128 as complex64.
             return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))

@@ -180,7 +180,7 @@ class NumpyFramework(Framework):
 
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
-            return host_memory.compact(x)  # which the others can share, where it is large
+            return host_memory.contiguous_copy(x)  # which the others can share, where it is large
         return x.copy()
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:

@@ -139,7 +139,7 @@ class PaddleFramework(Framework):
         return int(x.size) * int(x.element_size())
 
     def to_host(self, x: Any) -> np.ndarray:
-        return host_memory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+        return host_memory.aligned_copy(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
     def copy(self, x: Any) -> Any:
         return self.devices.to_device(x, self.devices.device_of(x))

@@ -17,13 +17,13 @@ from arraybridge.reasons import Cause, Reason
 
 __all__ = [
     "FOREIGN_HOST",
+    "check_readable_without_copy",
     "framework_of_producer",
     "importer",
     "is_protocol_producer",
     "is_on_gpu",
     "offers_on_instance",
     "opener",
-    "check_readable_without_copy",
     "unknown_array",
 ]
 
@@ -187,7 +187,7 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
                 continue
             is_copy = dlpack_capsules.is_copied(capsule)
             view = dlpack_capsules.from_any_capsule(capsule)
-            memory = read_only.writable_alias(view) if is_copy else host_memory.compact(view)
+            memory = read_only.writable_alias(view) if is_copy else host_memory.contiguous_copy(view)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  # third-party code may raise anything

@@ -140,7 +140,7 @@ class BufferPool:
                 if not has_views:
                     memory = owner.batching.empty(extents, name, device)
                 elif device == CPU:
-                    memory = host_memory.packed((nbytes,), np.dtype(np.uint8))
+                    memory = host_memory.aligned_empty((nbytes,), np.dtype(np.uint8))
                 else:
                     memory = owner.batching.empty((max(1, nbytes),), "uint8", device)
                 buffer = _Buffer(place, nbytes, owner, memory)
@@ -237,7 +237,7 @@ def _parse_request(
             f"{owner.name} arrays are immutable, so their memory cannot be reused. Pass framework='numpy',"
             " 'torch' or 'cupy'."
         )
-    extents = host_memory.extents(shape)
+    extents = host_memory.parse_shape(shape)
     with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)

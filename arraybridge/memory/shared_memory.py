@@ -334,7 +334,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
         elements = np.dtype("float64") if dtype is None else dtype_names.dtype_of(dtype)
-        source = np.broadcast_to(np.empty((), elements), host_memory.extents(x))
+        source = np.broadcast_to(np.empty((), elements), host_memory.parse_shape(x))
     registry.framework("numpy").check(source)
     try:
         segment = make_segment(Segment.HEAD + source.nbytes)

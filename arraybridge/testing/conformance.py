@@ -233,7 +233,7 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
 
 def _at(values: np.ndarray, offset: int) -> np.ndarray:
     """Return a C-contiguous copy at an address ``offset`` bytes after a multiple of 64."""
-    memory = host_memory.packed((values.nbytes + 64,), np.dtype(np.uint8))
+    memory = host_memory.aligned_empty((values.nbytes + 64,), np.dtype(np.uint8))
     result = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
     result[...] = values
     return result
@@ -270,7 +270,9 @@ class Subject:
         """Return an array of the framework with these values, created without a conversion."""
         if self._make is not None:
             return self._make(values)
-        return self.framework.from_host(host_memory.fresh(values), self.framework.devices.default_device())
+        return self.framework.from_host(
+            host_memory.aligned_copy(values), self.framework.devices.default_device()
+        )
 
     def to(self, values: Any, **options: Any) -> Any:
         """Convert an array to the framework."""
