@@ -25,7 +25,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
 from arraybridge.frameworks.accelerators import itself
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
-from arraybridge.frameworks.base import Framework, refusals
+from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
@@ -66,16 +66,16 @@ class Decision:
     convert: Callable[[Any], Any]
 
     @property
-    def refusals(self) -> tuple[type[Exception], ...]:
+    def conversion_errors(self) -> tuple[type[Exception], ...]:
         """What the two frameworks raise for what they cannot take."""
-        return refusals(self.source, self.target)
+        return conversion_errors(self.source, self.target)
 
     def __call__(self) -> Any:
         try:
             return self.convert(self.data)
         except MemoryConversionError:
             raise
-        except self.refusals as error:
+        except self.conversion_errors as error:
             if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
                 raise
             raise _conversion_error(self.source, self.target, self.route.method, error) from error
@@ -224,7 +224,7 @@ class _Choice:
     is_replica: bool = False
     nbytes: int = 0
     #: Why its values cannot be read where they are, or None.
-    must_copy: Cause | None = None
+    copy_reason: Cause | None = None
 
     def in_place(self) -> Decision:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
@@ -252,7 +252,7 @@ class _Choice:
             self._choose_replica()
             shape = source.shape(self.array)
             self.nbytes = source.nbytes(self.array)
-            self.must_copy = as_cause(source.interchange.must_copy(self.array))
+            self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
             if source is not target and source.autodiff.requires_grad(self.array):
                 self._leave_the_graph()
             dtype = source.dtype_name(self.array)
@@ -262,7 +262,7 @@ class _Choice:
             return self._between_devices(shape)
         except MemoryConversionError:
             raise
-        except refusals(source, target) as error:
+        except conversion_errors(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
             raise _conversion_error(source, target, "", error) from error
@@ -331,7 +331,7 @@ class _Choice:
         source = self.source
         target = self.target
         device = self.device
-        if self.must_copy:
+        if self.copy_reason:
             return self._through_the_host()
         view: Callable[[Any], np.ndarray] = source.host_view
         memory = view(self.array)
@@ -398,8 +398,8 @@ class _Choice:
                 device=str(self.device),
             )
             return source.to_host, 1, cause
-        if self.must_copy:
-            return source.to_host, 1, self.must_copy
+        if self.copy_reason:
+            return source.to_host, 1, self.copy_reason
         return source.host_view, 0, None
 
     def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
@@ -449,8 +449,8 @@ class _Choice:
         target = self.target
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
-        if self.must_copy:
-            return self.must_copy
+        if self.copy_reason:
+            return self.copy_reason
         if objection := self._replica_objection():
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:

@@ -22,7 +22,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks.base import CPU, refusals
+from arraybridge.frameworks.base import CPU, conversion_errors
 from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, importer, opener
 from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
@@ -31,7 +31,7 @@ __all__ = ["declined", "plans_by_signature", "signature_of_call"]
 #: Form → type of the array → the plan, a function of the array.
 plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
-declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
+declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *conversion_errors())
 _declining = Lock()
 
 # Form and type of the array → facts → what was decided for them.
@@ -57,7 +57,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
     if request.gpu_id is not None:
         return
     with _declining:
-        declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
+        declined = tuple(dict.fromkeys((*declined, *decision.conversion_errors)))
     with suppress(TypeError):  # an option that cannot be a key
         _add_plans(signature, type(data), opened, request, decision)
 

@@ -44,9 +44,9 @@ __all__ = [
     "Observation",
     "Runtime",
     "component",
-    "find_or_host",
+    "conversion_errors",
+    "find_device_or_host",
     "is_c_contiguous",
-    "refusals",
 ]
 
 CPU = Device("cpu", 0)
@@ -126,11 +126,11 @@ class Observation:
     """How a trace reads arrays around calls of other libraries. The defaults fit any framework."""
 
     #: Whether an array on the host may still be computed when a call returns it.
-    computes_later: ClassVar[bool] = False
+    is_asynchronous: ClassVar[bool] = False
     #: Whether its own calls accept arrays of any strides.
     has_strides: ClassVar[bool] = False
     #: Whether its calls narrow 64-bit dtypes by default.
-    narrows: ClassVar[bool] = False
+    narrows_64_bit: ClassVar[bool] = False
 
     def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
         """Return dtype, bytes, address and device of an array.
@@ -319,7 +319,7 @@ class Interchange(Component):
         """Return the address of the first element of an array on an accelerator; 0 if it is unknown."""
         return 0
 
-    def must_copy(self, x: Any) -> Cause | str | None:
+    def copy_reason(self, x: Any) -> Cause | str | None:
         """Return why the values cannot be read where they are, or None; `to_host` and `copy` copy them.
 
         A framework from another package may return its own text, which follows "because".
@@ -509,7 +509,7 @@ class FastPath(Component):
         return ()
 
     #: ``(x, alignment)`` → the plan key of a host array for a target with that alignment. Arrays with equal
-    #: keys have equal results of `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
+    #: keys have equal results of `check`, `device_of`, `copy_reason`, `requires_grad`, `supports` and
     #: `cannot_view`. Raises for an array that is not in host memory.
     plan_key: Any = None
     #: A function that returns the NumPy view of a host array.
@@ -762,7 +762,7 @@ def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
         return None
-    exact = wider(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
+    exact = wider_dtype(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
     if exact is not None and exact in same:
         return Cast(exact, keeps_values=is_sub_byte(dtype))
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
@@ -776,7 +776,7 @@ def _kind_of_dtype(dtype: str) -> str:
     return "complex" if dtype.startswith("complex") else "floating"
 
 
-def find_or_host(framework: Framework, device: Device) -> Device:
+def find_device_or_host(framework: Framework, device: Device) -> Device:
     """``device``, if the framework has it; under ``settings(missing_gpu="host")`` the CPU instead of a GPU.
 
     Raises:
@@ -792,7 +792,7 @@ def find_or_host(framework: Framework, device: Device) -> Device:
         return CPU
 
 
-def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
+def conversion_errors(*frameworks: Framework) -> tuple[type[Exception], ...]:
     """What these frameworks raise for an array that they do not take."""
     own = (error for one in frameworks for error in one.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
@@ -864,7 +864,7 @@ def sub_byte_dtype_error(framework: Framework, dtype: str) -> DtypeNotSupportedE
         " of less than a byte in another way",
         source_type=framework.name,
         reason=f"each library packs {dtype} in another way",
-        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider(dtype)}")',)),
+        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider_dtype(dtype)}")',)),
     )
 
 
@@ -873,7 +873,7 @@ def is_sub_byte(dtype: str) -> bool:
     return _SUB_BYTE.match(dtype) is not None
 
 
-def wider(dtype: str) -> str:
+def wider_dtype(dtype: str) -> str:
     """Return the dtype that holds every value of a dtype whose elements take less than a byte each."""
     if dtype.startswith("float"):
         return "float32"

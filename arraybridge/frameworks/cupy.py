@@ -152,7 +152,7 @@ class CupyInterchange(Interchange):
 
     # -- values -----------------------------------------------------------------------------------
 
-    def must_copy(self, x: cupy.ndarray) -> Cause | None:
+    def copy_reason(self, x: cupy.ndarray) -> Cause | None:
         with on_gpu(x.device.id):  # the question opens the current one
             is_managed = x.__dlpack_device__()[0] == _MANAGED
         return Cause(Reason.MANAGED_MEMORY) if is_managed else None
@@ -284,7 +284,7 @@ class CupyFramework(Framework):
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
         with on_gpu(x.device.id):
-            if not self.interchange.must_copy(x):
+            if not self.interchange.copy_reason(x):
                 return x.copy()
             with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
                 return x.copy()

@@ -76,7 +76,7 @@ class NumpyFastPath(FastPath):
 class NumpyInterchange(Interchange):
     framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
 
-    def must_copy(self, x: np.ndarray) -> Cause | None:
+    def copy_reason(self, x: np.ndarray) -> Cause | None:
         return self.framework._copied
 
     def check_cast(self, source: str, dtype: str) -> None:

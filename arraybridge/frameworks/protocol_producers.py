@@ -10,7 +10,7 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, error_text
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
-from arraybridge.frameworks.base import CPU, Framework, refusals, unsupported_array_error
+from arraybridge.frameworks.base import CPU, Framework, conversion_errors, unsupported_array_error
 from arraybridge.frameworks.non_array_advice import advice_for
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.reasons import Cause, Reason
@@ -24,7 +24,7 @@ __all__ = [
     "is_on_gpu",
     "offers_on_instance",
     "opener",
-    "unknown_array",
+    "unknown_array_error",
 ]
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
@@ -147,7 +147,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
             continue
         try:
             return target, target.interchange.import_from(x, FOREIGN_HOST, CPU)
-        except refusals(target) as error:
+        except conversion_errors(target) as error:
             if failed is None:
                 instead = f"{name} cannot read it here ({error_text(error)}); copy it to the host first"
                 failed = error
@@ -300,7 +300,7 @@ def _open(x: Any, read: Callable[[Any], Any]) -> Any:
 # -- what is no array ------------------------------------------------------------------------------------
 
 
-def unknown_array(x: Any) -> UnknownArrayError:
+def unknown_array_error(x: Any) -> UnknownArrayError:
     """Return the error for an object that is not an array, with what would help."""
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, error_text, nearest, warn
-from arraybridge.frameworks.base import Framework, find_or_host
+from arraybridge.frameworks.base import Framework, find_device_or_host
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
 from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
 
@@ -459,7 +459,7 @@ def _candidates(cls: type) -> Iterator[Framework]:
 
 def _native_device(device: Device, name: FrameworkLike) -> Any:
     owner = framework(name)
-    return owner.devices.native_device(find_or_host(owner, device))
+    return owner.devices.native_device(find_device_or_host(owner, device))
 
 
 def _read_device(x: Any) -> Device | None:

@@ -20,7 +20,7 @@ from arraybridge.batches import Joined
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, note_on, text_of
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import refusals
+from arraybridge.frameworks.base import conversion_errors
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.memory.oom_recognition import chain, is_oom, is_oom_error
@@ -422,7 +422,7 @@ class _Recovery:
         """Return the arguments for these rows."""
         try:
             return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
-        except refusals(*loaded()) as error:
+        except conversion_errors(*loaded()) as error:
             if is_oom_error(error):
                 raise
             raise CannotSplitError(

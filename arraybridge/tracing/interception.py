@@ -119,7 +119,7 @@ class Conversion:
         if was == now:
             return None
         is_narrowed = self.wanted in ("", was) and was in _WIDE_DTYPES and now not in _WIDE_DTYPES
-        if is_narrowed and self.observation.narrows:
+        if is_narrowed and self.observation.narrows_64_bit:
             return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
         return Cause(Reason.NATIVE_CAST, dtype=now)
 
@@ -230,7 +230,7 @@ class _Call:
         if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
             return
         # Between GPUs, other calls are ordered by streams and do not wait.
-        if self._reads_on_host or (owner.runtime.observation.computes_later and owner.name != self._library):
+        if self._reads_on_host or (owner.runtime.observation.is_asynchronous and owner.name != self._library):
             with owner.runtime.observation.unobserved():
                 events.wait_for(owner, x)
 
@@ -403,7 +403,7 @@ def _obstacle(
     source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
 ) -> Cause | None:
     """Return why no call could have shared the memory of ``x``, or None."""
-    obstacle = _RESHARDED if spread else as_cause(source.interchange.must_copy(x))
+    obstacle = _RESHARDED if spread else as_cause(source.interchange.copy_reason(x))
     if obstacle is not None:
         return obstacle
     if together and (address or 0) % (target.alignment or 1):
