@@ -16,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import hardware
-from arraybridge.frameworks.registry import framework_names, usable
+from arraybridge.frameworks.registry import framework_names, load_or_none
 from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -110,7 +110,7 @@ def _can_run(examples: doctest.DocTest) -> bool:
     name = examples.name.rpartition(".")[2].removeprefix("to_")
     if name not in framework_names():
         return True
-    framework = usable(name)
+    framework = load_or_none(name)
     return framework is not None and len(framework.devices.available()) > 0
 
 

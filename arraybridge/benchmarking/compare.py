@@ -108,7 +108,7 @@ def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, run
         return Comparison(cpu, on(gpu, args), "transfers are included")
     target = framework_for_numpy_code(gpu)
     if target is None and any(source_of(x)[0].devices.has_only_host for x in arrays_of(args)):
-        names = ", ".join(registry.for_numpy_code())
+        names = ", ".join(registry.numpy_like_names())
         return Comparison(
             cpu, None, f"none of {names} is installed for the GPU, so only the CPU was measured"
         )

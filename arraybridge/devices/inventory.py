@@ -97,7 +97,7 @@ def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | No
         return loaded()
     if isinstance(framework, str):
         if framework == "all":
-            return [one for one in map(registry.usable, registry.framework_names()) if one is not None]
+            return [one for one in map(registry.load_or_none, registry.framework_names()) if one is not None]
         return [registry.framework(framework)]
     return [registry.framework(name) for name in framework]
 
@@ -187,7 +187,7 @@ def gpu_available() -> bool:
 
 def framework_for_numpy_code(device: Device) -> str | None:
     """Return the first framework that has the device and runs functions written for NumPy, or None."""
-    usable = (registry.usable(name) for name in registry.for_numpy_code())
+    usable = (registry.load_or_none(name) for name in registry.numpy_like_names())
     for one in usable:
         if one is not None and device in one.devices.visible_devices():
             return one.name

@@ -68,7 +68,7 @@ def _framework_for(device: Device) -> str:
     if chosen_device() is None:
         return "numpy"  # the user did not choose this GPU, and no installed framework supports it
     raise DeviceNotFoundError(
-        f"None of {', '.join(registry.for_numpy_code())} is installed with a device {device}, and other"
+        f"None of {', '.join(registry.numpy_like_names())} is installed with a device {device}, and other"
         " frameworks have no namespace.",
         reason=f"no array namespace for {device}",
         advice="Install one of them for this device, or call use_device('cpu').",

@@ -142,7 +142,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
     failed: Exception | None = None
     instead = "install cupy or torch, which can read it"
     for name in _CUDA_READERS:
-        target = registry.usable(name)
+        target = registry.load_or_none(name)
         if target is None:
             continue
         try:
@@ -230,7 +230,7 @@ def _is_readable(kind: int) -> bool:
     """Whether a framework here reads memory of this DLPack device type."""
     if kind not in _CUDA_TYPES:
         return _reader_of(kind) is not None
-    readers = (registry.usable(name) for name in _CUDA_READERS)
+    readers = (registry.load_or_none(name) for name in _CUDA_READERS)
     return any(one is not None and any(d.kind == "gpu" for d in one.devices.available()) for one in readers)
 
 

@@ -22,7 +22,6 @@ __all__ = [
     "FrameworkMetadata",
     "can_find",
     "find_owner",
-    "for_numpy_code",
     "framework",
     "framework_name",
     "framework_names",
@@ -30,12 +29,13 @@ __all__ = [
     "instances",
     "is_imported",
     "is_installed",
+    "load_or_none",
     "loaded",
     "metadata_of",
+    "names_by_module",
+    "numpy_like_names",
     "register",
-    "roots",
     "unregister",
-    "usable",
     "version_of",
 ]
 
@@ -136,13 +136,13 @@ def framework_names() -> list[str]:
     return list(dict.fromkeys((*BUILT_IN, *_instances, *_plugins())))
 
 
-def for_numpy_code() -> list[str]:
+def numpy_like_names() -> list[str]:
     """Names of the frameworks on whose arrays functions written for NumPy run, the nearest to NumPy first."""
     return [name for name in framework_names() if metadata_of(name).runs_numpy_code]
 
 
 @cache
-def roots() -> dict[str, tuple[str, ...]]:
+def names_by_module() -> dict[str, tuple[str, ...]]:
     """Root module of an array's class → the frameworks to ask, so that a look at an object imports none."""
     names: dict[str, tuple[str, ...]] = {}
     for one in (*BUILT_IN.values(), *map(_metadata_of, _instances.values())):
@@ -270,7 +270,7 @@ def unregister(name: str) -> None:
 
 def _forget() -> None:
     """What was known of types, devices and calls, as far as it rests on which frameworks there are."""
-    roots.cache_clear()
+    names_by_module.cache_clear()
     empty_caches()
 
 
@@ -383,7 +383,7 @@ def loaded(name: str | None = None) -> list[Framework]:
     """
     names = dict.fromkeys((*BUILT_IN, *_instances)) if name is None else [name]
     ready = (
-        usable(one)
+        load_or_none(one)
         for one in names
         if one in _instances or (one in BUILT_IN and is_imported(*BUILT_IN[one].packages))
     )
@@ -394,7 +394,7 @@ def loaded(name: str | None = None) -> list[Framework]:
 _loaded: dict[int, list[Framework]] = new_cache()
 
 
-def loaded_now() -> list[Framework]:
+def loaded_cached() -> list[Framework]:
     """Return the same as `loaded`, kept until the process imports another module: 0.1 µs instead of 10."""
     count = len(sys.modules)
     frameworks = _loaded.get(count)
@@ -404,7 +404,7 @@ def loaded_now() -> list[Framework]:
     return frameworks
 
 
-def usable(name: str) -> Framework | None:
+def load_or_none(name: str) -> Framework | None:
     """That framework, None where it does not load; tried once, since a failing import may take seconds."""
     if name in _instances:
         return _instances[name]
@@ -447,11 +447,11 @@ def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
     # Without `_top_level`, since every conversion of a carrier does this: 0.3 µs less for eight bases.
     for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
-        if root not in roots() and root != "builtins":
+        if root not in names_by_module() and root != "builtins":
             for name in _plugins():  # may it own arrays of this root? It has their name, or is imported
                 if name not in _instances and (name == root or is_imported(*metadata_of(name).packages)):
-                    usable(name)
-        yield from map(framework, roots().get(root, ()))
+                    load_or_none(name)
+        yield from map(framework, names_by_module().get(root, ()))
 
 
 # -- by other objects of a framework -------------------------------------------------------------------
@@ -464,7 +464,7 @@ def _native_device(device: Device, name: FrameworkLike) -> Any:
 
 def _read_device(x: Any) -> Device | None:
     """The device that the object of a framework stands for; None for what is none. Imports no framework."""
-    names = roots().get(_top_level(type(x).__module__), ())
+    names = names_by_module().get(_top_level(type(x).__module__), ())
     readings = (framework(name).devices.read_device(x) for name in names)
     return next((device for device in readings if device is not None), None)
 

@@ -171,7 +171,7 @@ def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
 
 def _worth_asking(backend: str | None) -> list[str]:
     """The frameworks to ask for a card. Without a driver none is worth the seconds that its import takes."""
-    names = registry.for_numpy_code() if backend is None else [backend]
+    names = registry.numpy_like_names() if backend is None else [backend]
     if sys.platform == "darwin":
         has_driver = platform.machine() == "arm64"
     else:  # an AMD card, or NVIDIA ones

@@ -114,7 +114,7 @@ def gpu(
     if name is not None and registry.metadata_of(name).runs_numpy_code is False:
         raise ValueError(
             f"backend={name!r} does not run NumPy-style functions on a card;"
-            f" pass one of {', '.join(registry.for_numpy_code())}"
+            f" pass one of {', '.join(registry.numpy_like_names())}"
         )
     if split_axis is not None:
         whole_number("split_axis", split_axis)
