@@ -30,10 +30,10 @@ __all__ = [
     "Linear",
     "Operation",
     "Shape",
-    "merged",
+    "modified_argument_error",
     "overlaps",
-    "picked",
-    "writes_to_argument",
+    "substitute",
+    "select",
 ]
 
 #: A function from a flat list of the callee's arrays to another one.
@@ -149,13 +149,13 @@ class Autodiff:
         """Return the values of ``x`` without their graph, in the same memory."""
         return x
 
-    def follows(self, x: Any) -> bool:
+    def is_tracked(self, x: Any) -> bool:
         """Whether a graph, tape or tracer follows this array, in this thread."""
         return False
 
-    def stays_in_thread(self, x: Any) -> bool:
+    def is_bound_to_thread(self, x: Any) -> bool:
         """Whether something follows ``x`` that does not follow it into another thread."""
-        return self.follows(x)
+        return self.is_tracked(x)
 
     def prepare(self, x: Any) -> Any:
         """An array that keeps its values, where that costs nothing: the value of a variable, for one."""
@@ -169,9 +169,9 @@ class Autodiff:
         """A number that changes with each write to the array, where the framework counts them."""
         return 0
 
-    def is_smooth(self, x: Any) -> bool:
+    def is_differentiable(self, x: Any) -> bool:
         """Whether its dtype can be differentiated."""
-        return _is_smooth(x.dtype)
+        return _is_differentiable(x.dtype)
 
     def span(self, x: Any) -> Extent:
         """Its memory; (0, 0) where nobody knows."""
@@ -190,7 +190,7 @@ class Autodiff:
         versions = list(map(self.version, arrays))
         results = body(arrays)
         if list(map(self.version, arrays)) != versions:
-            raise writes_to_argument(label)
+            raise modified_argument_error(label)
         return results
 
     def linearize(
@@ -206,7 +206,7 @@ class Autodiff:
         """
         raise unpredictable_shapes_error(label, "its framework cannot run without values")
 
-    def admit(self, x: Any, label: str) -> None:
+    def check_argument(self, x: Any, label: str) -> None:
         """Refuse an array that could not keep its values here."""
 
     def random_state(self) -> np.ndarray:
@@ -238,7 +238,7 @@ NO_STATE = np.zeros(0, np.uint8)
 
 
 @functools.cache
-def _is_smooth(dtype: Any) -> bool:
+def _is_differentiable(dtype: Any) -> bool:
     return re.search("float|complex", str(dtype)) is not None
 
 
@@ -310,12 +310,12 @@ class Call:
 # -- lists ---------------------------------------------------------------------------------------------
 
 
-def picked(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
+def select(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
     """Those that are chosen; there may be further values."""
     return [x for x, c in zip(values, chosen, strict=False) if c]
 
 
-def merged(values: Sequence[Any], replaced: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
+def substitute(values: Sequence[Any], replaced: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
     """The values, with the replacements in place of those that are replaced."""
     following: Iterator[Any] = iter(replacements)
     return [next(following) if r else x for x, r in zip(values, replaced, strict=True)]
@@ -342,7 +342,7 @@ def unpredictable_shapes_error(label: str, why: object) -> GradientError:
     )
 
 
-def forward_mode(label: str, instead: str) -> GradientError:
+def forward_mode_error(label: str, instead: str) -> GradientError:
     return GradientError(
         "gradients across frameworks support only reverse mode.",
         reason="forward mode",
@@ -351,7 +351,7 @@ def forward_mode(label: str, instead: str) -> GradientError:
     )
 
 
-def writes_to_argument(label: str) -> GradientError:
+def modified_argument_error(label: str) -> GradientError:
     return GradientError(
         "it writes to an argument, or the argument was changed after the call, and the backward pass reads it"
         " again.",

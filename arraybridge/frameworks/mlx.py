@@ -146,12 +146,12 @@ class MlxAutodiff(autodiff.Autodiff):
         self._framework = framework
 
     def requires_grad(self, x: Any) -> bool:
-        return self.follows(x)
+        return self.is_tracked(x)
 
     def detach(self, x: Any) -> Any:
         return self._framework.copy(x)  # mx.stop_gradient(x) would be part of the graph
 
-    def follows(self, x: Any) -> bool:
+    def is_tracked(self, x: Any) -> bool:
         # What a transformation follows keeps its graph when it is computed; there is no other sign.
         self._framework.interchange.block_until_ready(x)
         graph = io.StringIO()
@@ -166,19 +166,20 @@ class MlxAutodiff(autodiff.Autodiff):
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearize(arrays)
-        if not any(operation.active) or not any(map(self.is_smooth, results)):
+        if not any(operation.active) or not any(map(self.is_differentiable, results)):
             return results  # a custom function without results ends the process
 
         def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
             xs = _listed(xs)
             smooth = [
-                c if self.is_smooth(y) else None for c, y in zip(_listed(cotangents), results, strict=True)
+                c if self.is_differentiable(y) else None
+                for c, y in zip(_listed(cotangents), results, strict=True)
             ]
             gradients = operation.gradients(xs, smooth, linear)
             return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, gradients, strict=True)]
 
         def raise_forward_mode_error(*_: Any) -> Any:
-            raise autodiff.forward_mode(operation.label, "mx.grad or mx.vjp")
+            raise autodiff.forward_mode_error(operation.label, "mx.grad or mx.vjp")
 
         def constant(*_: Any) -> Any:
             return results
@@ -193,16 +194,16 @@ class MlxAutodiff(autodiff.Autodiff):
     ) -> tuple[list[Any], autodiff.Linear]:
         state = self.random_state()
         results = body(list(map(self.prepare, arrays)))
-        inner = any(map(self.follows, arrays))
-        captures = not inner and any(map(self.follows, results))
+        inner = any(map(self.is_tracked, arrays))
+        captures = not inner and any(map(self.is_tracked, results))
         captured = "an array that is differentiated and none of its arguments" if captures else ""
-        inputs = autodiff.picked(arrays, active)
+        inputs = autodiff.select(arrays, active)
 
         def pull(cotangents: list[Any]) -> list[Any]:
             """It runs again for each pullback, since `mx.vjp` wants the cotangents at once."""
 
             def smooth(*values: Any) -> list[Any]:
-                results = body(autodiff.merged(list(map(self.prepare, arrays)), active, values))
+                results = body(autodiff.substitute(list(map(self.prepare, arrays)), active, values))
                 outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
                 # mx.vjp loses the cotangent of a result that is there twice, as it is or as
                 # y.reshape(y.shape).

@@ -158,10 +158,10 @@ class PaddleAutodiff(autodiff.Autodiff):
     def detach(self, x: Any) -> Any:
         return x.detach()
 
-    def follows(self, x: Any) -> bool:
+    def is_tracked(self, x: Any) -> bool:
         return not x.stop_gradient and paddle.is_grad_enabled()
 
-    def stays_in_thread(self, x: Any) -> bool:
+    def is_bound_to_thread(self, x: Any) -> bool:
         return False
 
     def span(self, x: Any) -> autodiff.Extent:
@@ -177,13 +177,13 @@ class PaddleAutodiff(autodiff.Autodiff):
         # Paddle looks whether a tensor was written to for its own operations alone.
         read_again = set(map(id, operation.read_again(results, linear)))
         results = [y.clone() if id(y) in read_again else y for y in results]
-        if not any(operation.active) or not any(map(self.is_smooth, results)):
+        if not any(operation.active) or not any(map(self.is_differentiable, results)):
             return results
         versions = list(map(self.version, arrays))
 
         def pull_back(cotangents: tuple[Any, ...]) -> list[Any]:
             if versions != list(map(self.version, arrays)):
-                raise autodiff.writes_to_argument(operation.label)
+                raise autodiff.modified_argument_error(operation.label)
             _engine.runs = True
             try:
                 return _joined(operation.gradients(arrays, cotangents, linear), operation.active)
@@ -206,7 +206,7 @@ class PaddleAutodiff(autodiff.Autodiff):
 
         alive = weakref.ref(pull_back)
         label = operation.label
-        constant = [y for y in results if not self.is_smooth(y)]
+        constant = [y for y in results if not self.is_differentiable(y)]
         inputs = _joined(arrays, operation.active)
         # As iterators, since tensors among the arguments would be written to.
         results = _AppliedLayer.apply(pull_back, iter(results), iter(constant), *inputs)
@@ -224,7 +224,7 @@ class PaddleAutodiff(autodiff.Autodiff):
             inner = any(not x.stop_gradient for x in arrays)
             arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
-        inputs = autodiff.picked(arrays, active)
+        inputs = autodiff.select(arrays, active)
         pull = functools.partial(_pull, results, inputs, inner)
         return results, autodiff.Linear(pull, _captured(results, inputs))
 
@@ -249,7 +249,7 @@ def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
     the layer is not told for which; the gradient of `paddle.concat` is.
     """
     groups: dict[Any, list[Any]] = {}
-    for x in autodiff.picked(arrays, active):
+    for x in autodiff.select(arrays, active):
         groups.setdefault(x.dtype, []).append(x.reshape([-1]))
     return [first if not more else paddle.concat([first, *more]) for first, *more in groups.values()]
 

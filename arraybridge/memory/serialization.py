@@ -76,7 +76,7 @@ class _Pickler(pickle.Pickler):
         if owner is None:
             return NotImplemented
         # A leaf of PyTorch or Paddle has no graph behind it.
-        if owner.autodiff.follows(obj) and not getattr(obj, "is_leaf", False):
+        if owner.autodiff.is_tracked(obj) and not getattr(obj, "is_leaf", False):
             raise GradientError(
                 f"Cannot send an array of {owner.name} that is part of an autograd graph: its graph stays in"
                 " the process that created it.",
