@@ -23,7 +23,7 @@ from arraybridge.errors import (
     nearest,
 )
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
@@ -219,7 +219,7 @@ class _Choice:
     #: The array as it was passed, if ``array`` is a part of it: the tensor without its graph, or one replica.
     original: Any = None
     #: The function that makes ``array`` of ``original``.
-    prepare: Callable[[Any], Any] = itself
+    prepare: Callable[[Any], Any] = identity
     #: Whether ``array`` is one of several replicas, which have to stay equal.
     is_replica: bool = False
     nbytes: int = 0
@@ -235,11 +235,11 @@ class _Choice:
             if not source.dtype_name(array).startswith(_NUMBERS):
                 source.check(array)
             source.supports(self.cast, source.shape(array))
-            return self._decision(self._copying, 0, SAME_OBJECT, itself)  # the cast makes the copy
+            return self._decision(self._copying, 0, SAME_OBJECT, identity)  # the cast makes the copy
         if self.request.copy:
             source.interchange.check_copy(array)
             return self._decision(self._copying, 1, COPY_REQUESTED, source.copy)
-        return self._decision("same", 0, SAME_OBJECT, itself)
+        return self._decision("same", 0, SAME_OBJECT, identity)
 
     def elsewhere(self) -> Decision:
         """Another framework or device: refuse what cannot go there exactly; else choose the route."""
@@ -299,7 +299,7 @@ class _Choice:
         if self.request.copy:
             return self._decision(self._copying, 1, COPY_REQUESTED, self.source.copy)
         cause = Cause(Reason.REPLICA_ON_DEVICE, device=str(self.device))
-        return self._decision("view", 0, cause, itself)
+        return self._decision("view", 0, cause, identity)
 
     def _leave_the_graph(self) -> None:
         source = self.source

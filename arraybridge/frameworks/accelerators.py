@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
 
-__all__ = ["DeviceDetails", "GpuMemory", "Holding", "StreamEvent", "Streams", "itself"]
+__all__ = ["DeviceDetails", "GpuMemory", "Holding", "StreamEvent", "Streams", "identity"]
 
 
-def itself(x: Any) -> Any:
+def identity(x: Any) -> Any:
     return x
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from arraybridge.errors import literal
 from arraybridge.frameworks import dtype_names, host_memory
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -52,8 +52,8 @@ class NumpyDevices(Devices):
 
 class NumpyFastPath(FastPath):
     framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
-    fast_view = staticmethod(itself)
-    fast_from_view = staticmethod(itself)
+    fast_view = staticmethod(identity)
+    fast_from_view = staticmethod(identity)
 
     def fast_types(self) -> tuple[type, ...]:
         return tuple(self.framework.classes)

@@ -19,7 +19,7 @@ from arraybridge.conversion.convert import convert_memory, explain
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError, first_line
 from arraybridge.formatting import Contents, Table
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.oom_recovery import split_and_retry
 from arraybridge.testing.simulated_oom import inject_oom
@@ -593,7 +593,7 @@ def splitting(s: Subject, axis: int) -> None:
     if axis < len(shape) and shape[axis] > 2:
         arrays = [s.make(values) for values in expected]
         with inject_oom(s.name, above_rows=2):
-            joined = split_and_retry(itself, arrays, axis=axis)
+            joined = split_and_retry(identity, arrays, axis=axis)
         for result, values in zip(joined, expected, strict=True):
             _same(s.read(result), values)
         if s.framework.mutable:
