@@ -53,7 +53,7 @@ def collected(*steps: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lender", "ended_on", "kept"),
+    ("exporter", "ended_on", "kept"),
     [
         (Queue(1), 1, False),
         # In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first.
