@@ -175,7 +175,9 @@ def test_an_existing_name_is_replaced_on_request_only() -> None:
     first = register(FakeGpuFramework())
     second = FakeGpuFramework()
     for again in (first, second):
-        problem = "^Cannot register CardFramework: the name 'cards' belongs to a registered CardFramework"
+        problem = (
+            "^Cannot register FakeGpuFramework: the name 'cards' belongs to a registered FakeGpuFramework"
+        )
         with pytest.raises(ValueError, match=problem + fix):
             register(again)
     assert arraybridge.framework("cards") is first
