@@ -109,7 +109,7 @@ def of_plain_arrays(x: Any) -> Any:
     return x
 
 
-NO_DTYPE = "torch has no dtype float128; nothing was converted, since any other dtype could lose values."
+NO_DTYPE = "torch has no dtype float128; nothing was converted, because any other dtype could lose values."
 
 
 @pytest.mark.skipif(np.dtype("g").name != "float128", reason="long double is float64 here")
@@ -176,7 +176,7 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "copy=False": (to("torch", X[::-1], copy=False), CopyRequiredError, "copy=None"),
     "declared as torch": (lambda: convert_memory(X, "torch", "numpy"), SourceMismatchError, ""),
-    "'pytorch' is no framework": (to("pytorch", X), UnknownFrameworkError, "did you mean 'torch'"),
+    "'pytorch' is not a known framework": (to("pytorch", X), UnknownFrameworkError, "did you mean 'torch'"),
     "gpu_id=-1": (to("torch", X, gpu_id=-1), ValueError, ""),
     "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "Pass 'cpu', "),
     "not both": (to("torch", X, gpu_id=0, device="cpu"), ValueError, ""),
