@@ -1,4 +1,4 @@
-"""DLPack capsules of host memory: made, read, and inspected."""
+"""Functions that create, read and inspect DLPack capsules of host memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DLPACK_NAMES = {code: name for name, code in DLPACK_CODES.items()}
 _UNSIGNED = 1
 # Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
 _CODE_OFFSET = 20
-# Of DLTensor.byte_offset, after the dtype and pointers to shape and strides.
+# Offset of DLTensor.byte_offset, after the dtype and pointers to shape and strides.
 _BYTES_OFFSET = 40
-# DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
+# DLManagedTensorVersioned has version, manager_ctx, deleter and flags (8 bytes each) before the tensor.
 _VERSIONED_OFFSET = 32
 
 # Offset of DLTensor.device.device_type, after the data pointer.
@@ -42,13 +42,16 @@ _capsule_name.argtypes = [ctypes.py_object]
 
 
 def _tensor_of(exported: Any) -> int:
-    """Address of the DLTensor, which begins with its data pointer, in a capsule not consumed yet."""
+    """Return the address of the DLTensor in a capsule that was not consumed yet."""
     name = _capsule_name(exported)
     return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
 
 
 def capsule_address(exported: Any) -> int:
-    """Address of the first element that a capsule lends, of OpenCL the handle; 0 where it is consumed."""
+    """Return the address of the first element in a capsule; 0 if the capsule was consumed.
+
+    For OpenCL memory, this is the handle of the buffer.
+    """
     if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
         return 0
     data, offset = (
@@ -58,6 +61,7 @@ def capsule_address(exported: Any) -> int:
 
 
 def _code_of(exported: Any) -> ctypes.c_uint8:
+    """Return the DLPack dtype code of a capsule, as a reference through which it can be changed."""
     return ctypes.c_uint8.from_address(_tensor_of(exported) + _CODE_OFFSET)
 
 
@@ -70,12 +74,12 @@ def device_type_of(exported: Any) -> int:
     if type(exported).__name__ != "PyCapsule":
         raise TypeError(f"__dlpack__ returned {type(exported).__name__}, not a DLPack capsule")
     if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
-        raise TypeError("__dlpack__ returned a capsule that was consumed already")
+        raise TypeError("__dlpack__ returned a capsule that was already consumed")
     return ctypes.c_int32.from_address(_tensor_of(exported) + _DEVICE_OFFSET).value
 
 
 def is_copied(exported: Any) -> bool:
-    """Return whether a capsule states that it holds a copy, to which nothing else refers."""
+    """Return whether a capsule states that it holds a copy that nothing else refers to."""
     if b"versioned" not in (_capsule_name(exported) or b""):
         return False
     flags = ctypes.c_uint64.from_address(_tensor_of(exported) - _FLAGS_BEFORE).value
@@ -115,14 +119,16 @@ def from_any_capsule(exported: Any) -> np.ndarray:
 
 
 def capsule(view: np.ndarray) -> Any:
-    """The DLPack capsule of an array, as a writable one, the extended dtypes of ``ml_dtypes`` included.
+    """Return the DLPack capsule of an array, including the extended dtypes of ``ml_dtypes``.
 
-    NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
-    unsigned integers, and the capsule's dtype code is set to what they are.
+    The capsule is writable even if the array is read-only. NumPy does not export extended dtypes, although
+    DLPack has codes for them. They are exported as unsigned integers, and the capsule's dtype code is then
+    corrected.
     """
     if not view.flags.writeable:
         view = writable_alias(view)
-    code = DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None  # of ml_dtypes
+    # isbuiltin is 2 for dtypes of ml_dtypes.
+    code = DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None
     if code is None:
         return view.__dlpack__()
     exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
@@ -142,7 +148,7 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def from_dlpack(x: Any) -> np.ndarray:
-    """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
+    """Return the result of `np.from_dlpack`, also for producers with extended dtypes."""
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError):  # NumPy has no such dtype
