@@ -163,7 +163,7 @@ CL = "pyclesperanto"
 #: Words of a heading on the page on troubleshooting: what raises it, the error, and a part of what to do.
 EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "NumPy arrays live on the host": (lambda: arraybridge.to_gpu(X), DEVICE, '(x, "cupy", 0)'),
-    "an object of type list is no array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
+    "an object of type list is not an array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
     "pyclesperanto has no dtype float64": (to(CL, X), DTYPE, "float32"),
     "dtype object": (to("torch", np.array([None])), DTYPE, "numeric"),
     "a masked array of numpy": (to("torch", np.ma.masked_equal(X, 0)), REFUSED, "filled"),

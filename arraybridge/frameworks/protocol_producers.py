@@ -1,4 +1,4 @@
-"""Arrays of libraries that arraybridge does not know, through the protocols that they offer."""
+"""Arrays of unknown libraries, which are converted through the array protocols that they support."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = [
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 
-# DLPack device types: kDLCPU, kDLCUDAHost (pinned), kDLROCMHost can be read by the processor.
+# DLPack device types that the CPU can read: kDLCPU, kDLCUDAHost (pinned) and kDLROCMHost.
 _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
 #: The frameworks that read CUDA memory of any library, in the order in which they are tried.
 _CUDA_READERS = ("cupy", "torch")
 
 
-#: Host memory of other libraries, once it was opened as a NumPy array.
+#: The framework of foreign host memory that was opened as a NumPy array.
 FOREIGN_HOST = NumpyFramework()
 
 
 class _Fetched(NumpyFramework):
-    """NumPy arrays that a producer's library copied to the host on request; nothing else refers to them."""
+    """NumPy arrays that a producer's library copied to the host, and that nothing else refers to."""
 
     def to_host(self, x: np.ndarray) -> np.ndarray:
         return x
@@ -54,7 +54,7 @@ _SCALAR = NumpyFramework(Cause(Reason.NUMPY_SCALAR))
 
 
 def is_protocol_producer(x: Any) -> bool:
-    """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
+    """Return whether ``x`` supports an array protocol. NumPy scalars do if they are numbers."""
     if issubclass(type(x), (type, *_NO_NUMBERS)):
         return False
     return any(offers(x, protocol) for protocol in _PROTOCOLS) and not _is_arrow_without_numbers(x)
@@ -69,22 +69,22 @@ def _is_arrow_without_numbers(x: Any) -> bool:
 
 
 def offers(x: Any, protocol: str) -> bool:
-    """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
+    """Return whether ``x`` or its class has an attribute, without calling ``__getattr__``."""
     try:
         return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
     except (RecursionError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001  # of the object's own attributes
+    except Exception:  # noqa: BLE001  # attributes of third-party objects may raise anything
         return False
 
 
 def offers_on_instance(x: Any) -> bool:
-    """Whether ``x`` offers an array protocol that others of its class may lack."""
+    """Return whether ``x`` supports an array protocol that other instances of its class may not support."""
     return any(offers(x, protocol) and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
 
 
 def is_on_gpu(x: Any) -> bool:
-    """Whether the memory of a foreign array is CUDA's."""
+    """Return whether the memory of a foreign array is CUDA memory."""
     kind = None if isinstance(x, np.generic) else _dlpack_kind(x)
     if kind is not None:
         return kind in _CUDA_TYPES
@@ -92,7 +92,7 @@ def is_on_gpu(x: Any) -> bool:
 
 
 def _dlpack_kind(x: Any) -> int | None:
-    """DLPack's number for the kind of memory; None where the array does not tell."""
+    """Return the DLPack device type of an array; None if it does not report one."""
     if not offers(x, "__dlpack_device__"):
         return None
     try:
@@ -107,10 +107,10 @@ def _dlpack_kind(x: Any) -> int | None:
 
 
 def framework_of_producer(x: Any) -> tuple[Framework, Any]:
-    """How to treat an object that offers an array protocol: its framework, and the array to read.
+    """Return the framework and the readable array for an object that supports an array protocol.
 
     Raises:
-        ArrayNotSupportedError: its memory is of a kind that nothing here can read.
+        ArrayNotSupportedError: If no framework here can read its memory.
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
@@ -128,8 +128,8 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
             return _fetched(x, kind)
         return reader, reader.interchange.import_from(x, FOREIGN_HOST, CPU)
     try:
-        of_numpy = offers(x, "__array_interface__")
-        return FOREIGN_HOST, np.asarray(x) if of_numpy else dlpack_capsules.from_dlpack(x)
+        has_interface = offers(x, "__array_interface__")
+        return FOREIGN_HOST, np.asarray(x) if has_interface else dlpack_capsules.from_dlpack(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
         raise unsupported_array_error(
@@ -138,7 +138,7 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
-    """``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
+    """Return ``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
     failed: Exception | None = None
     instead = "install cupy or torch, which can read it"
     for name in _CUDA_READERS:
@@ -162,9 +162,9 @@ def _reader_of(kind: int) -> Framework | None:
 # -- producers on devices that no framework here reads ---------------------------------------------------
 
 _HOST = (1, 0)
-# Keyword arguments of `__dlpack__`, the newest form first: array API 2024, 2023, and producers that
+# Keyword arguments of `__dlpack__`, the newest standard first: array API 2024, 2023, and producers that
 # cannot copy on request.
-_WISHES: tuple[dict[str, Any], ...] = (
+_REQUESTS: tuple[dict[str, Any], ...] = (
     {"dl_device": _HOST, "copy": True, "max_version": (1, 0)},
     {"dl_device": _HOST, "copy": True},
     {"dl_device": _HOST, "max_version": (1, 0)},
@@ -175,13 +175,13 @@ _WISHES: tuple[dict[str, Any], ...] = (
 def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
     """Return a copy of ``x`` in host memory, made by the producer's own library.
 
-    The request says ``copy=True``, because a producer with unified memory may otherwise share it. If the
+    The request has ``copy=True``, because a producer with unified memory may otherwise share it. If the
     capsule does not state that it holds a copy, its values are copied here.
     """
     failed: Exception | None = None
-    for wish in _WISHES if offers(x, "__dlpack__") else ():
+    for request in _REQUESTS if offers(x, "__dlpack__") else ():
         try:
-            capsule = x.__dlpack__(**wish)
+            capsule = x.__dlpack__(**request)
             if dlpack_capsules.device_type_of(capsule) not in _HOST_TYPES:
                 failed = failed or BufferError("it returned memory that is not on the host")
                 continue
@@ -208,7 +208,7 @@ def _named(kind: int) -> str:
 
 
 def check_readable_without_copy(x: Any, target: str) -> None:
-    """Raise `CopyRequiredError` if ``x`` could only be read by a copy that its own library makes."""
+    """Raise `CopyRequiredError` if ``x`` could only be read through a copy that its own library makes."""
     if isinstance(x, np.generic) or not is_protocol_producer(x):
         return
     kind = _dlpack_kind(x)
@@ -227,7 +227,7 @@ def check_readable_without_copy(x: Any, target: str) -> None:
 
 
 def _is_readable(kind: int) -> bool:
-    """Whether a framework here reads memory of this DLPack device type."""
+    """Return whether a framework here reads memory of this DLPack device type."""
     if kind not in _CUDA_TYPES:
         return _reader_of(kind) is not None
     readers = (registry.load_or_none(name) for name in _CUDA_READERS)
@@ -246,7 +246,7 @@ def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
         return None if hasattr(cls, "__dlpack_device__") else np.asarray
     if not hasattr(cls, "__dlpack_device__"):
         return None
-    # NumPy imports neither bfloat16 nor float8, and its error costs more than the import of the capsule.
+    # NumPy imports neither bfloat16 nor float8, and its exception takes longer than importing the capsule.
     return _open_extended if opened.dtype.isbuiltin == 2 else _open_host_memory
 
 
@@ -297,12 +297,12 @@ def _open(x: Any, read: Callable[[Any], Any]) -> Any:
     raise NotImplementedError
 
 
-# -- what is no array ------------------------------------------------------------------------------------
+# -- other objects ---------------------------------------------------------------------------------------
 
 
 def unknown_array_error(x: Any) -> UnknownArrayError:
-    """Return the error for an object that is not an array, with what would help."""
+    """Return the error for an object that is not an array, with advice."""
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
-        f"an object of type {cls} is no array", reason=f"{cls} is no array", advice=advice_for(x)
+        f"an object of type {cls} is not an array", reason=f"{cls} is not an array", advice=advice_for(x)
     )
