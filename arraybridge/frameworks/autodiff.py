@@ -502,6 +502,7 @@ class Call:
     refill: Callable[[Iterator[Any]], Any] = list
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
+        """Run the function with these arrays as the caller's arrays, and return the arrays of its result."""
         following = iter(arrays)
         values = [next(following) if leaf.is_argument else leaf.value for leaf in self.leaves]
         return self.function.run(self, values)

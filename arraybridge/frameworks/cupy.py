@@ -53,7 +53,7 @@ class CupyObservation(Observation):
 class CupyDevices(Devices):
     """The GPUs of CuPy."""
 
-    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def device_of(self, x: cupy.ndarray) -> Device:
         return Device("gpu", x.device.id)
@@ -167,7 +167,7 @@ class CupyInterchange(Interchange):
 class CupyMemory(Memory):
     """CuPy's memory pools, and its out-of-memory errors."""
 
-    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, cupy.cuda.memory.OutOfMemoryError):

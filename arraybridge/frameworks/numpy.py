@@ -57,7 +57,7 @@ class NumpyDevices(Devices):
 class NumpyFastPath(FastPath):
     """Functions for NumPy arrays that need no special handling."""
 
-    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     fast_view = staticmethod(identity)
     fast_from_view = staticmethod(identity)
 
@@ -83,7 +83,7 @@ class NumpyFastPath(FastPath):
 class NumpyInterchange(Interchange):
     """The reasons why NumPy arrays are copied, and the casts that NumPy lacks."""
 
-    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def copy_reason(self, x: np.ndarray) -> Cause | None:
         return self.framework._copied
