@@ -151,7 +151,7 @@ def _join(parts: list[list[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) 
     if dtype.kind == "b" and len(parts) == 1:  # a chunked array takes two thirds of the time of an array
         values: np.ndarray = sys.modules["pyarrow"].chunked_array(parts[0]).to_numpy()
         return values.reshape(shape)
-    memory = host_memory.packed((len(parts), math.prod(shape) // len(parts)), dtype)
+    memory = host_memory.aligned_empty((len(parts), math.prod(shape) // len(parts)), dtype)
     for column, arrays in zip(memory, parts, strict=True):
         start = 0
         for array in arrays:

@@ -117,7 +117,8 @@ def _load_entry_point(root: str) -> Carrier | None:
         carrier: Carrier = point.load()()
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the code of others may raise anything
         warn(
-            f"The entry point {root} = {point.value} in the group {GROUP} fails to load: {error_text(error)}.",
+            f"The entry point {root} = {point.value} in the group {GROUP} cannot be loaded:"
+            f" {error_text(error)}.",
             RuntimeWarning,
         )
         return None

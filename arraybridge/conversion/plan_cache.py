@@ -5,7 +5,8 @@
 3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
    handling. Then it computes the plan key of the array (`FastPath.plan_key`), and runs the function for
    that key.
-4. For the most common calls, which pass only a target, `plans_by_signature` has the fast converter under that name.
+4. For the most common calls, which pass only a target, `plans_by_signature` has the fast converter under
+   that name.
 
 Never cached: arrays whose framework has no plan key, arrays on accelerators, and calls that depend on
 more than the call and the array (``gpu_id="auto"``, a missing GPU).
@@ -88,7 +89,9 @@ def _add_plans(
         _add(request.target, cls, fast)
 
 
-def _after(opened: FastFunction, plan: FastFunction | None, direct: FastFunction | None) -> FastFunction | None:
+def _after(
+    opened: FastFunction, plan: FastFunction | None, direct: FastFunction | None
+) -> FastFunction | None:
     """Return a plan for arrays of another library, which ``direct`` imports or which are opened first."""
     if plan is None:
         return None
