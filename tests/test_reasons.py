@@ -237,7 +237,8 @@ def test_a_plug_in_may_give_its_own_text() -> None:
 def test_a_route_prints_as_before() -> None:
     route: Route = explain(np.ones((2, 2))[::-1], "torch")
     assert str(route) == (
-        "numpy → torch on cpu: copied through host memory (32 B), because torch does not support negative strides."
+        "numpy → torch on cpu: copied through host memory (32 B),"
+        " because torch does not support negative strides."
     )
     assert "advice" not in repr(route)
     assert "code" not in repr(route)
