@@ -32,11 +32,11 @@ __all__ = [
     "Shape",
     "modified_argument_error",
     "overlaps",
-    "substitute",
     "select",
+    "substitute",
 ]
 
-#: A function from a flat list of the callee's arrays to another one.
+#: A function that takes and returns a flat list of the callee's arrays.
 Body = Callable[[list[Any]], list[Any]]
 
 #: The memory range of an array: the address of its first byte and the address after its last byte.

@@ -68,8 +68,8 @@ def version_of(name: str) -> str:
     """Return the installed version of a framework without importing it; ``""`` if it is not installed."""
     from importlib.metadata import distributions  # costs 20 ms
 
-    names = metadata_of(name).distributions
-    return next((found.version for name in names for found in distributions(name=name)), "")
+    candidates = metadata_of(name).distributions
+    return next((found.version for candidate in candidates for found in distributions(name=candidate)), "")
 
 
 def install_command(metadata: FrameworkMetadata, *options: str) -> str:
