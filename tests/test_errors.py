@@ -167,7 +167,11 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "pyclesperanto has no dtype float64": (to(CL, X), DTYPE, "float32"),
     "dtype object": (to("torch", np.array([None])), DTYPE, "numeric"),
     "a masked array of numpy": (to("torch", np.ma.masked_equal(X, 0)), REFUSED, "filled"),
-    "a sparse_coo tensor": (lambda: to("numpy", require("torch").ones(2).to_sparse())(), REFUSED, "to_dense"),
+    "jax.experimental.sparse does not have CSC": (
+        lambda: to("jax", require("scipy.sparse").csc_array((2, 2)))(),
+        REFUSED,
+        "x.tocsr()",
+    ),
     "pyclesperanto cannot hold an array of shape": (to(CL, np.zeros((1, 1, 1, 1), "f4")), REFUSED, "plane"),
     "requires grad": (
         lambda: arraybridge.to_numpy(require("torch").ones(2, requires_grad=True)),

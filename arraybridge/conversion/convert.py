@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plan_cache
-from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
+from arraybridge.conversion.decide import check_options, decide, dtype_name, is_dtype
+from arraybridge.conversion.decision import Request
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.conversion.recorded import convert_and_record
 from arraybridge.errors import DeviceNotFoundError
@@ -145,6 +146,10 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
     ``convert_memory(data, source, target, gpu_id)``. Both also have names, ``source_type`` and
     ``target_type``. A framework is a string such as ``"torch"`` or a `MemoryType` member. `convert` is the
     same function.
+
+    A sparse array of SciPy, PyTorch, JAX, TensorFlow or CuPy becomes the target's sparse array of the same
+    layout. SciPy removes duplicates in place, even in ``max``, ``min``, ``argmax`` and ``power``, and damages
+    an array that shares the memory: call ``data.sum_duplicates()`` first, or pass ``copy=True``.
 
     Args:
         data: An array of any framework and shape, a carrier such as ``xarray.DataArray``, or an object with

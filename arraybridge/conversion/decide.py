@@ -10,27 +10,25 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
+from arraybridge.conversion.decision import Decision, Request, copy_required, graph_required, refused
 from arraybridge.conversion.placement import check_placement, shares_gpus, target_device
+from arraybridge.conversion.sparse import SparseConversion
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
-    CopyRequiredError,
     DtypeNotSupportedError,
-    GradientError,
     MemoryConversionError,
     SourceMismatchError,
     UnknownArrayError,
-    error_text,
     nearest,
 )
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
 from arraybridge.frameworks.accelerators import identity
-from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
 from arraybridge.tracing.route import Method, Route
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.types import Device, FrameworkLike
 
 __all__ = ["dtype_name", "find_source"]
 
@@ -39,46 +37,6 @@ __all__ = ["dtype_name", "find_source"]
 SAME_OBJECT = Cause(Reason.SAME_OBJECT)
 SHARED_HOST_MEMORY = Cause(Reason.SHARED_HOST_MEMORY)
 COPY_REQUESTED = Cause(Reason.COPY_REQUESTED)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Request:
-    """What a call of `convert_memory` says besides its array, as the user gave it."""
-
-    target: FrameworkLike
-    declared: FrameworkLike | None = None
-    gpu_id: GpuId = None
-    device: DeviceLike | None = None
-    copy: bool | None = None
-    dtype: Any = None
-    grad: str = "error"
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Decision:
-    """A route, and what carries it out when it is called."""
-
-    route: Route
-    source: Framework
-    target: Framework
-    data: Any
-    #: May be called with any array of which `decide` would be told the same; `plans` does so.
-    convert: Callable[[Any], Any]
-
-    @property
-    def conversion_errors(self) -> tuple[type[Exception], ...]:
-        """What the two frameworks raise for what they cannot take."""
-        return conversion_errors(self.source, self.target)
-
-    def __call__(self) -> Any:
-        try:
-            return self.convert(self.data)
-        except MemoryConversionError:
-            raise
-        except self.conversion_errors as error:
-            if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
-                raise
-            raise _conversion_error(self.source, self.target, self.route.method, error) from error
 
 
 def decide(data: Any, request: Request) -> Decision:
@@ -115,12 +73,18 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     cast = None if request.dtype is None else dtype_name(request.dtype)
     if cast is not None and cast == source.dtype_name(array):
         cast = None
-    choice = _Choice(request, source, target, array, source_device, device, cast)
+    stays = False
     if source is target and (source_device is device or source_device == device):  # `is`, in most calls
         named = request.device is not None or request.gpu_id is not None
-        if not (named and source.devices.is_scattered(array)):
-            return choice.in_place()
-    return choice.elsewhere()
+        stays = not (named and source.devices.is_scattered(array))
+    if source.sparse.layout(array):
+        place = request.device if request.gpu_id is None else device  # "auto" is one GPU for all parts
+        dtype = None if request.dtype is None else dtype_name(request.dtype)
+        for_parts = replace(request, device=place, gpu_id=None, dtype=dtype)
+        conversion = SparseConversion(source, target, for_parts, decide)
+        return conversion.decision(array, device, stays=stays, cast=cast)
+    choice = _Choice(request, source, target, array, source_device, device, cast)
+    return choice.in_place() if stays else choice.elsewhere()
 
 
 def check_options(request: Request) -> Request:
@@ -265,7 +229,7 @@ class _Choice:
         except conversion_errors(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
-            raise _conversion_error(source, target, "", error) from error
+            raise refused(source, target, "", error) from error
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:
         """Choose the route by the two devices, and by whether the framework stays the same."""
@@ -305,18 +269,7 @@ class _Choice:
         source = self.source
         target = self.target
         if self.request.grad == "error":
-            through = ""
-            if target.autodiff is not NOT_DIFFERENTIABLE:
-                flow = f"@{target.name}(grad='flow')"
-                through = f", or decorate the function with {flow}, through which its gradients go"
-            cause = Cause(Reason.REQUIRES_GRAD)
-            raise GradientError(
-                f"the {source.name} tensor requires grad, and its graph would end on the way to"
-                f" {target.name}.",
-                reason=cause.text,
-                code=cause.code,
-                advice=f"Pass grad='detach' to convert only its values{through}.",
-            )
+            raise graph_required(source, target)
         self.original = self.array
         self.prepare = source.autodiff.detach
         self.array = source.autodiff.detach(self.array)
@@ -492,14 +445,7 @@ class _Choice:
             cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
             run = _then(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:
-            raise CopyRequiredError(
-                f"copy=False was asked for, but {source.name} → {target.name} on {self.device} must"
-                f" copy this array, because {cause.text}.",
-                method=method,
-                reason=cause.text,
-                code=cause.code,
-                advice="Pass copy=None to allow it.",
-            )
+            raise copy_required(source, target, self.device, method, cause)
         steps = None
         if copies and cause.code in DEPENDS_ON_LAYOUT:
             steps = events.steps(source, self.array)
@@ -528,24 +474,4 @@ def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Memory that nobody else refers to, in a form that the target can view."""
     return (
         memory if not target.alignment or not target.cannot_view(memory) else host_memory.aligned_copy(memory)
-    )
-
-
-def _conversion_error(
-    source: Framework, target: Framework, method: str, error: Exception
-) -> MemoryConversionError:
-    """What a framework raised, under a name of ours."""
-    reason = error_text(error)
-    how = f" by the route {method!r}" if method else ""
-    advice = "Convert to numpy first to see which side refuses."
-    if source.devices.has_only_host or target.devices.has_only_host:
-        refusing = source.name if target.devices.has_only_host else target.name
-        advice = f"It is {refusing} that refuses; pass a plain, dense copy of the array."
-    return MemoryConversionError(
-        f"{source.name} → {target.name} failed{how} ({reason}).",
-        source_type=source.name,
-        target_type=target.name,
-        method=method,
-        reason=reason,
-        advice=advice,
     )

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import suppress
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from arraybridge.carriers.registry import carrier_of
-from arraybridge.conversion.decide import Decision, Request
+from arraybridge.conversion.decide import decide
+from arraybridge.conversion.decision import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, conversion_errors
@@ -57,6 +59,15 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
             return
     if request.gpu_id is not None:
         return
+    if decision.route.layout:
+        by_parts = decision.convert_by_parts
+        if by_parts is None or opened is not None:
+            return
+
+        def convert(x: Any) -> Any:
+            return by_parts(x, _convert_part)
+
+        decision = replace(decision, convert=convert)
     with _declining:
         declined = tuple(dict.fromkeys((*declined, *decision.conversion_errors)))
     with suppress(TypeError):  # an option that cannot be a key
@@ -86,7 +97,24 @@ def _add_plans(
         fast = plan
     _add(signature, cls, plan)
     if is_bare:  # regardless of how it was written
-        _add(request.target, cls, fast)
+        has_only_plan = fast is None and plan is decision.convert
+        _add(request.target, cls, plan if has_only_plan else fast)
+
+
+def _convert_part(x: Any, request: Request) -> Any:
+    """Return a part of a sparse array, converted by its plan."""
+    dtype = request.dtype
+    device = request.device
+    copy = request.copy
+    signature = (None, request.target, None, copy, type(copy), dtype, type(dtype), request.grad, device)
+    is_bare = copy is None and dtype is None and device is None and request.grad == "error"
+    try:
+        return plans_by_signature[request.target if is_bare else signature][type(x)](x)
+    except declined:
+        decision = decide(x, request)
+    result = decision()
+    store_plan(signature, request, x, decision)
+    return result
 
 
 def _after(
@@ -122,6 +150,8 @@ def _planned(
     """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
     source = decision.source
     target = decision.target
+    if decision.route.layout and source.sparse.has_own_classes:
+        return decision.convert  # every array of the class is sparse
     plan_key = source.fast_path.plan_key
     alignment = target.alignment
     if plan_key is None or not _depends_on_plan_key_only(request, decision):

@@ -6,7 +6,7 @@ import time
 from threading import current_thread, get_ident
 from typing import Any
 
-from arraybridge.conversion.decide import Decision
+from arraybridge.conversion.decision import Decision
 from arraybridge.tracing import events
 from arraybridge.tracing.records import ConversionRecord
 from arraybridge.tracing.trace_log import ActiveLogs
@@ -31,8 +31,9 @@ def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
     object.__setattr__(route, "seconds", seconds)
     steps = None
     array = None
-    if route.copies:
+    if route.copies and not route.layout:
         steps = events.steps(decision.source, decision.data)
+    if route.copies:
         array = events.same_array(decision.data)
     record = ConversionRecord(
         began, seconds, current_thread().name, get_ident(), events.site(), route, steps, array

@@ -52,6 +52,7 @@ from arraybridge.types import Device, GpuId, new_cache, remember
 PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
 _TOO_LITTLE = "it takes in too little to look for a card"
+_SPARSE = "sparse arrays stay on the CPU"
 #: What takes less on the CPU is done there before a card has begun.
 QUICK = 50e-6
 _DONE_BEFORE = "it is done on the CPU before a card has begun"
@@ -196,6 +197,7 @@ class Arguments:
         kinds: list[Any] = [tuple(self.named)]
         self.nbytes = 0
         self.in_numpy = True
+        self.has_sparse = False
         self._exact: Any = None
         values = (*self.batch, *self.named.values())
         is_flat = all(type(x) is np.ndarray for x in values)
@@ -208,6 +210,7 @@ class Arguments:
                 kinds.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
                 nbytes = owner.nbytes(data)
                 self.in_numpy = False
+                self.has_sparse = self.has_sparse or bool(owner.sparse.layout(data))
             else:
                 kinds.append(_kind_of_leaf(x))
                 continue
@@ -349,6 +352,8 @@ class Offload:
 
         ``cpu`` is the time that the call takes on the CPU, if that is known.
         """
+        if call.has_sparse:
+            return _SPARSE
         if call.in_numpy and not _found and call.nbytes < PROBE_BYTES and (cpu or 0.0) < PROBE_SECONDS:
             return _TOO_LITTLE
         gpu = self._gpu()

@@ -43,11 +43,14 @@ from arraybridge.frameworks.base import (
     component,
     is_c_contiguous,
     is_sub_byte,
+    nbytes_of_parts,
+    refuse_sparse,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_dtype_error,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
+from arraybridge.frameworks.jax.sparse import JaxSparse, is_sparse
 from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -194,7 +197,14 @@ class JaxDevices(Devices):
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
             return _as_device(_default_device())
-        devices = x.sharding.device_set
+        try:
+            devices = x.sharding.device_set
+        except AttributeError:
+            if not is_sparse(x):
+                raise
+            # jax.tree.map puts any object in the place of the values.
+            values = jax.tree_util.tree_leaves(x)[:1]
+            return self.device_of(values[0]) if values and isinstance(values[0], jax.Array) else CPU
         return _as_device(min(devices, key=_identifier) if len(devices) > 1 else next(iter(devices)))
 
     def replica(self, x: jax.Array, device: Device) -> jax.Array | None:
@@ -244,6 +254,10 @@ class JaxDevices(Devices):
     def is_scattered(self, x: jax.Array) -> bool:
         if isinstance(x, jax.core.Tracer):
             return False  # jax >= 0.10: a tracer has no attribute ``sharding``
+        if is_sparse(x):
+            return any(
+                self.is_scattered(one) for one in jax.tree_util.tree_leaves(x) if isinstance(one, jax.Array)
+            )
         return len(x.sharding.device_set) > 1
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -386,6 +400,7 @@ class JaxFramework(Framework):
     mutable = False
     dtypes = _DTYPES
     autodiff = jax_autodiff.AUTODIFF
+    sparse = JaxSparse()
     interchange = component(JaxInterchange)
     runtime = component(JaxRuntime)
     devices = component(JaxDevices)
@@ -394,9 +409,11 @@ class JaxFramework(Framework):
     fast_path = component(JaxFastPath)
 
     def owns(self, x: Any) -> bool:
-        return isinstance(x, jax.Array)
+        return isinstance(x, jax.Array) or is_sparse(x)
 
     def check(self, x: jax.Array) -> None:
+        if is_sparse(x):
+            raise refuse_sparse(self, x)
         if isinstance(x, jax.core.Tracer):
             raise unsupported_array_error(
                 self, "a traced value", "it has no values yet; convert outside jax.jit, jax.grad and jax.vmap"
@@ -417,6 +434,8 @@ class JaxFramework(Framework):
         return dtype_names.name_of(x.dtype)
 
     def nbytes(self, x: jax.Array) -> int:
+        if is_sparse(x):
+            return nbytes_of_parts(self, x)
         return x.size * x.dtype.itemsize  # x.nbytes halves 64-bit dtypes where x64 is off (jax 0.7)
 
     def host_view(self, x: jax.Array) -> np.ndarray:
@@ -447,6 +466,8 @@ class JaxFramework(Framework):
             return jax.dlpack.from_dlpack(protocols.Importable(capsule), device=native)
 
     def copy(self, x: jax.Array) -> jax.Array:
+        if is_sparse(x):
+            return jax.tree_util.tree_map(self.copy, x)
         with _x64(True):
             return jax.block_until_ready(jnp.copy(x))
 

@@ -35,6 +35,8 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_c_contiguous,
+    nbytes_of_parts,
+    refuse_sparse,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
@@ -42,6 +44,7 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
+from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -139,6 +142,7 @@ class TensorflowInterchange(Interchange):
 
 class TensorflowDevices(Devices):
     def device_of(self, x: Any) -> Device:
+        x = x.values if isinstance(x, tf.SparseTensor) else x
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
         return _named_device(name) if name else CPU
 
@@ -280,6 +284,7 @@ class TensorflowFramework(Framework):
     mutable = False
     dtypes = _DTYPES
     autodiff = tensorflow_autodiff.AUTODIFF
+    sparse = TensorflowSparse()
     interchange = component(TensorflowInterchange)
     devices = component(TensorflowDevices)
     memory = component(TensorflowMemory)
@@ -299,7 +304,7 @@ class TensorflowFramework(Framework):
                 self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values"
             )
         if isinstance(x, tf.SparseTensor):
-            raise unsupported_array_error(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense({x})")
+            raise refuse_sparse(self, x)
         if isinstance(x, tf.IndexedSlices):
             raise unsupported_array_error(
                 self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})"
@@ -318,6 +323,8 @@ class TensorflowFramework(Framework):
         return tuple(_known_shape(x))
 
     def nbytes(self, x: Any) -> int:
+        if isinstance(x, tf.SparseTensor):
+            return nbytes_of_parts(self, x)
         return x.dtype.size * (_known_shape(x).num_elements() or 0)  # None: ragged, or not known yet
 
     def host_view(self, x: Any) -> np.ndarray:

@@ -34,12 +34,15 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_sub_byte,
+    nbytes_of_parts,
+    refuse_sparse,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
 )
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.observation import TorchObservation
+from arraybridge.frameworks.torch.sparse import TorchSparse
 from arraybridge.frameworks.torch.streams import TorchStreams, on_device
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
@@ -383,7 +386,9 @@ class TorchFastPath(FastPath):
     def plan_key(self, x: torch.Tensor, alignment: int) -> Hashable:
         if not x.is_cpu or x.is_nested:
             raise NotImplementedError
-        address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
+        if x.layout is not torch.strided and self.framework.sparse.layout(x):
+            return x.layout, x.requires_grad
+        address = x.data_ptr()  # raises where there is no memory
         if address < _LOWEST:
             raise NotImplementedError
         layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
@@ -430,6 +435,7 @@ class TorchFramework(Framework):
     dtypes = frozenset(DTYPES)
     streams = TorchStreams() if _DLPACK_DEVICE else Streams()
     autodiff = torch_autodiff.AUTODIFF
+    sparse = TorchSparse()
     interchange = component(TorchInterchange)
     runtime = component(TorchRuntime)
     devices = component(TorchDevices)
@@ -446,6 +452,8 @@ class TorchFramework(Framework):
             raise unsupported_array_error(
                 self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]"
             )
+        if self.sparse.layout(x):
+            raise refuse_sparse(self, x)
         if x.layout is not torch.strided:
             raise unsupported_array_error(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
         if x.is_quantized:
@@ -476,6 +484,8 @@ class TorchFramework(Framework):
         return str(x.dtype).removeprefix("torch.")
 
     def nbytes(self, x: torch.Tensor) -> int:
+        if x.layout is not torch.strided and self.sparse.layout(x):
+            return nbytes_of_parts(self, x)
         return x.numel() * x.element_size()
 
     def host_view(self, x: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,106 @@
+"""What a conversion is asked for, what was decided about it, and the errors that decisions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from arraybridge.errors import CopyRequiredError, GradientError, MemoryConversionError, error_text
+from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
+from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.reasons import Cause, Reason
+from arraybridge.tracing.route import Method, Route
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+
+__all__ = ["Decision", "Request", "copy_required", "graph_required", "refused"]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """What a call of `convert_memory` says besides its array, as the user gave it."""
+
+    target: FrameworkLike
+    declared: FrameworkLike | None = None
+    gpu_id: GpuId = None
+    device: DeviceLike | None = None
+    copy: bool | None = None
+    dtype: Any = None
+    grad: str = "error"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Decision:
+    """A route, and what carries it out when it is called."""
+
+    route: Route
+    source: Framework
+    target: Framework
+    data: Any
+    #: May be called with any array of which `decide` would be told the same; `plans` does so.
+    convert: Callable[[Any], Any]
+    #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
+    #: dense arrays, and for sparse ones that are converted as a whole.
+    convert_by_parts: Callable[[Any, Callable[[Any, Request], Any]], Any] | None = None
+
+    @property
+    def conversion_errors(self) -> tuple[type[Exception], ...]:
+        """What the two frameworks raise for what they cannot take."""
+        return conversion_errors(self.source, self.target)
+
+    def __call__(self) -> Any:
+        try:
+            return self.convert(self.data)
+        except MemoryConversionError:
+            raise
+        except self.conversion_errors as error:
+            if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
+                raise
+            raise refused(self.source, self.target, self.route.method, error) from error
+
+
+def graph_required(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:
+    """Return the error for an array whose graph would end at the conversion."""
+    through = ""
+    if target.autodiff is not NOT_DIFFERENTIABLE and not is_sparse:
+        flow = f"@{target.name}(grad='flow')"
+        through = f", or decorate the function with {flow}, through which its gradients go"
+    cause = Cause(Reason.REQUIRES_GRAD)
+    return GradientError(
+        f"the {source.name} tensor requires grad, and its graph would end on the way to {target.name}.",
+        reason=cause.text,
+        code=cause.code,
+        advice=f"Pass grad='detach' to convert only its values{through}.",
+    )
+
+
+def copy_required(
+    source: Framework, target: Framework, device: Device, method: Method, cause: Cause
+) -> CopyRequiredError:
+    """Return the error for ``copy=False`` if a copy is necessary."""
+    return CopyRequiredError(
+        f"copy=False was asked for, but {source.name} → {target.name} on {device} must"
+        f" copy this array, because {cause.text}.",
+        method=method,
+        reason=cause.text,
+        code=cause.code,
+        advice="Pass copy=None to allow it.",
+    )
+
+
+def refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
+    """Return the error for what a framework raised, chained to it by the caller."""
+    reason = error_text(error)
+    how = f" by the route {method!r}" if method else ""
+    advice = "Convert to numpy first to see which side refuses."
+    if source.devices.has_only_host or target.devices.has_only_host:
+        refusing = source.name if target.devices.has_only_host else target.name
+        advice = f"It is {refusing} that refuses; pass a plain, dense copy of the array."
+    return MemoryConversionError(
+        f"{source.name} → {target.name} failed{how} ({reason}).",
+        source_type=source.name,
+        target_type=target.name,
+        method=method,
+        reason=reason,
+        advice=advice,
+    )
