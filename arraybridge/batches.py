@@ -90,7 +90,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
         owner, data = source_of(tree)
         try:
             if owner.sparse.layout(data):
-                return sparse_rows.part(owner, data, axis, start, stop)
+                return sparse_rows.slice_axis(owner, data, axis, start, stop)
             return owner.batching.slice_axis(data, axis, start, stop)
         except MemoryConversionError as error:
             if place:
@@ -321,7 +321,7 @@ class _Column(_Node):
         owner, data, self.properties = of.metadata(first, place)
         shape = list(owner.shape(data))
         shape[of.axis] = of.rows
-        is_sparse = bool(self.stored_facts["layouts"])
+        is_sparse = bool(self.properties["layouts"])
         self.buffer = None if is_sparse else owner.batching.output_buffer(data, tuple(shape))
         self.parts: dict[int, Any] = {}
 

@@ -10,7 +10,7 @@ from arraybridge.errors import Advice, CannotSplitError
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.sparse import Layout, SparseParts
 
-__all__ = ["concatenate", "part"]
+__all__ = ["concatenate", "slice_axis"]
 
 #: Compressed layouts without blocks, and the axis along which their pointers go.
 _AXES = {Layout.CSR: 0, Layout.CSC: 1}
