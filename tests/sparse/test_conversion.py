@@ -50,7 +50,7 @@ def index_addresses(x: Any) -> list[int]:
     if getattr(x, "format", "") == "coo":
         return [int(axis.ctypes.data) for axis in x.coords]
     if framework_of(x) == "jax":  # np.asarray copies a matrix whose columns are contiguous
-        arrays = (x.indices,) if hasattr(x, "sum_duplicates") else (x.indices, x.indptr)
+        arrays = (x.indices, x.indptr) if hasattr(x, "indptr") else (x.indices,)
         return [array.unsafe_buffer_pointer() for array in arrays]
     return [int(index.ctypes.data) for index in read(x).indices]
 

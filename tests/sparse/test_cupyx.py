@@ -227,7 +227,7 @@ def test_matrices_of_a_gpu_are_split_by_rows(gpus: SparseGpus) -> None:
 
     x = made("numpy", random_contents("csr", shape=(10, 8), count=30))
     y = convert_memory(x, "cards")
-    part = sparse_rows.part(gpus, y, 0, 2, 7)
+    part = sparse_rows.slice_axis(gpus, y, 0, 2, 7)
     assert read(convert_memory(part, "numpy")).bits() == read(x[2:7]).bits()
     with pytest.raises(arraybridge.ArrayNotSupportedError, match="sparse CSR"):
         arraybridge.pinned(y)
