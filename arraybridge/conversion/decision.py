@@ -1,4 +1,4 @@
-"""What a conversion is asked for, what was decided about it, and the errors that decisions share."""
+"""Requests and decisions of conversions, and the errors that several decisions raise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Decision", "Request", "copy_required", "graph_required", "refused"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """What a call of `convert_memory` says besides its array, as the user gave it."""
+    """The arguments of a call of `convert_memory`, except its array, as the user passed them."""
 
     target: FrameworkLike
     declared: FrameworkLike | None = None
@@ -31,13 +31,13 @@ class Request:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Decision:
-    """A route, and what carries it out when it is called."""
+    """A route, and the function that performs the conversion."""
 
     route: Route
     source: Framework
     target: Framework
     data: Any
-    #: May be called with any array of which `decide` would be told the same; `plans` does so.
+    #: Also converts any other array for which `decide` would make this decision. The plan cache relies on it.
     convert: Callable[[Any], Any]
     #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
     #: dense arrays, and for sparse ones that are converted as a whole.
@@ -45,7 +45,7 @@ class Decision:
 
     @property
     def conversion_errors(self) -> tuple[type[Exception], ...]:
-        """What the two frameworks raise for what they cannot take."""
+        """The exceptions that the two frameworks raise for arrays that they do not support."""
         return conversion_errors(self.source, self.target)
 
     def __call__(self) -> Any:
@@ -60,14 +60,15 @@ class Decision:
 
 
 def graph_required(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:
-    """Return the error for an array whose graph would end at the conversion."""
+    """Return the error for an array that requires grad, whose graph the conversion would drop."""
     through = ""
     if target.autodiff is not NOT_DIFFERENTIABLE and not is_sparse:
         flow = f"@{target.name}(grad='flow')"
-        through = f", or decorate the function with {flow}, through which its gradients go"
+        through = f", or decorate the function with {flow}, which preserves gradients"
     cause = Cause(Reason.REQUIRES_GRAD)
     return GradientError(
-        f"the {source.name} tensor requires grad, and its graph would end on the way to {target.name}.",
+        f"the {source.name} tensor requires grad, and its graph would end in the conversion to"
+        f" {target.name}.",
         reason=cause.text,
         code=cause.code,
         advice=f"Pass grad='detach' to convert only its values{through}.",
@@ -79,23 +80,23 @@ def copy_required(
 ) -> CopyRequiredError:
     """Return the error for ``copy=False`` if a copy is necessary."""
     return CopyRequiredError(
-        f"copy=False was asked for, but {source.name} → {target.name} on {device} must"
-        f" copy this array, because {cause.text}.",
+        f"copy=False was passed, but {source.name} → {target.name} on {device} must copy this array,"
+        f" because {cause.text}.",
         method=method,
         reason=cause.text,
         code=cause.code,
-        advice="Pass copy=None to allow it.",
+        advice="Pass copy=None to allow the copy.",
     )
 
 
 def refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
-    """Return the error for what a framework raised, chained to it by the caller."""
+    """Return the error of this package for an exception of a framework."""
     reason = error_text(error)
-    how = f" by the route {method!r}" if method else ""
-    advice = "Convert to numpy first to see which side refuses."
+    how = f" with method {method!r}" if method else ""
+    advice = "Convert it to NumPy first to find out which framework raises the error."
     if source.devices.has_only_host or target.devices.has_only_host:
-        refusing = source.name if target.devices.has_only_host else target.name
-        advice = f"It is {refusing} that refuses; pass a plain, dense copy of the array."
+        failing = source.name if target.devices.has_only_host else target.name
+        advice = f"The error is from {failing}. Pass a plain, dense copy of the array."
     return MemoryConversionError(
         f"{source.name} → {target.name} failed{how} ({reason}).",
         source_type=source.name,
