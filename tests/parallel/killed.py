@@ -28,7 +28,7 @@ def main() -> None:
         if thread is not threading.main_thread():
             thread.join(20)
     name, _, rest = words.partition(":")
-    exit_code = rest.partition(", with ")[2].partition(";")[0]
+    exit_code = rest.partition(" ended with ")[2].partition(" while ")[0]
     maps = Path("/proc/self/maps").read_text(encoding="ascii")
     print(name, exit_code, "threads", threading.active_count() - 1, "maps", maps.count("memfd:arraybridge"))
 

@@ -188,7 +188,7 @@ def test_the_host_instead_of_a_missing_gpu(jax_devices: Any) -> None:
     for fn in (abs, same):
         with (
             arraybridge.settings(missing_gpu="host"),
-            pytest.warns(arraybridge.MissingGpuWarning, match="gpu:97 is not available"),
+            pytest.warns(arraybridge.MissingGpuWarning, match="gpu:97"),
         ):
             results = list(device_map(fn, [np.ones(2)], ["gpu:97"]))
         assert str(arraybridge.device_of(results[0])) == "cpu"
