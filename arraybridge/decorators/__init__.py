@@ -1,6 +1,6 @@
-"""Running a user's function in its framework: decorators, dtype conversion of results, slices.
+"""The decorators that run a function in its framework, and the functions for stacks of slices.
 
-On a card each thread has a stream of its own: a decorated function runs on it, after what its arguments wait
-for, and what follows waits for it. Libraries that launch their kernels on CUDA's default stream need
-``stream=False``: the function then runs on the stream of its caller. docs/kernels.md shows which these are.
+On a GPU, each thread has a separate stream. A decorated function runs on it and waits for pending work on its
+arguments; work that uses the results waits for the function. Libraries that launch kernels on the default
+CUDA stream need ``stream=False``, which runs the function on the caller's stream. See docs/kernels.md.
 """

@@ -1,4 +1,4 @@
-"""Calls of decorated functions: convert the arguments, call the function, restore its result."""
+"""Calls of decorated functions, with converted arguments and results."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 #: A function that converts one array.
 Change = Callable[[Any], Any]
-#: `DecoratedCall.__call__` for torch.compile, which runs it outside of its graphs; made at the first use.
+#: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created at the first use.
 _untraced: list[Callable[..., Any]] = []
 
 
 class DecoratedCall:
-    """Calls a function. This class converts nothing; its subclasses convert arguments and results.
+    """A decorated function that converts nothing. Subclasses convert arguments and results.
 
     Only the function and the options are pickled.
 
     Attributes:
-        fn: the function.
-        options: those of its decorator.
-        label: the function's name in traces and errors.
-        skip: the number of arguments that are never converted: 1 for ``self`` or ``cls``, otherwise 0.
+        fn: The function.
+        options: The options of its decorator.
+        label: The name of the function in traces and errors.
+        skip: The number of arguments that are never converted: 1 for ``self`` or ``cls``, otherwise 0.
     """
 
     __slots__ = ("fn", "label", "native_results", "options", "recovers", "skip", "splits")
 
     fn: Callable[..., Any]
     options: DecoratorOptions
-    #: Types of results that are returned as they are, without a call of `restore_result`.
+    #: Types of results that are returned unchanged, without a call of `restore_result`.
     native_results: Container[type]
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
@@ -93,11 +93,12 @@ class DecoratedCall:
         self.prepare()
 
     def prepare(self) -> None:
-        """Derive from the function and the options what every call needs."""
+        """Set the attributes that depend on the function and the options."""
 
     # -- a call ------------------------------------------------------------------------------------
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function and return its result for the caller."""
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
             # torch.compile cannot trace conversions, since traced tensors have no memory.
             if not _untraced:
@@ -105,7 +106,7 @@ class DecoratedCall:
                 _untraced.append(torch.untraced(DecoratedCall.__call__))
             return _untraced[0](self, args, kwargs)
         if not open_logs:
-            # `run`, without the call.
+            # The body of `run`, inlined.
             result = self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
             if type(result) in self.native_results:
                 return result
@@ -124,7 +125,7 @@ class DecoratedCall:
     # -- its parts ---------------------------------------------------------------------------------
 
     def run(self, args: Args, kwargs: Kwargs) -> Any:
-        """Return the function's result; with recovery, call it again if memory runs out."""
+        """Return the result of the function. With recovery, call it again if memory runs out."""
         return self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
 
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
@@ -135,26 +136,29 @@ class DecoratedCall:
         """Return the result for the caller, given the arguments that the caller passed.
 
         Raises:
-            ValueError: the result breaks the contract.
+            ValueError: If the result breaks the contract.
         """
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
     def checked(self, result: Any, contract: Callable[[Any], Any]) -> Any:
-        """Return a result that keeps the contract.
+        """Return a result that satisfies the contract.
 
         Raises:
-            ValueError: it breaks the contract.
+            ValueError: If it breaks the contract.
         """
         verdict = contract(result)
-        # A contract that raises by itself need not return anything.
+        # None is accepted, since contracts that raise, such as assertions, return nothing.
         if verdict is not None and not verdict:
-            raise ValueError(f"{self.label}(): the result breaks its contract {name_of(contract)}")
+            raise ValueError(
+                f"{self.label}(): The result breaks its contract {name_of(contract)}, which returned a false"
+                " value. Correct the function or its contract."
+            )
         return result
 
     # -- recovery ----------------------------------------------------------------------------------
 
     def _recovered(self, args: Args, kwargs: Kwargs) -> Any:
-        """Attempt again, or in parts, if memory runs out; also in the conversion of arguments."""
+        """Call again, or in parts, if memory runs out, including in the conversion of arguments."""
         options = self.options
         splits = self.splits
         gpu: Any = None
@@ -162,7 +166,7 @@ class DecoratedCall:
             gpu = gpu_index_of(options.gpu_id)
         if self.skip and splits:
             args = (*map(fixed, args[: self.skip]), *args[self.skip :])  # self is never split
-        # By position: keywords cost 0.4 us per call here.
+        # Positional arguments, since keywords cost 0.4 µs per call here.
         result = recovered(
             self.attempt,
             (args, kwargs),
@@ -180,17 +184,17 @@ class DecoratedCall:
 
 
 class ConvertingCall(DecoratedCall):
-    """Calls a function of one framework with the arrays of any.
+    """A decorated function of one framework that accepts arrays of any framework.
 
     Attributes:
-        body: the function, or what calls it plane by plane.
-        arguments: converts one array argument.
-        results: converts the results if the first argument does not decide about them.
-        native_arguments: types of arguments that need no conversion.
-        uses_own_stream: whether the function runs on a stream of this thread; None before the first array,
-            since the framework is not imported before.
-        is_direct: whether calls without arrays can call ``body`` without selecting a device or a stream.
-        direct_types: types of the first argument for which ``body`` can be called directly, too, because no
+        body: The function, or `call_by_planes` of it.
+        arguments: The conversion of array arguments.
+        results: The conversion of results that does not depend on the first argument.
+        native_arguments: Types of arguments that need no conversion.
+        uses_own_stream: Whether the function runs on a separate stream of this thread. None before the first
+            array, because the framework is not imported before.
+        is_direct: Whether calls without arrays can call ``body`` without selecting a device or a stream.
+        direct_types: Types of the first argument for which ``body`` can also be called directly, because no
             device is selected for calls with arrays.
     """
 
@@ -211,6 +215,7 @@ class ConvertingCall(DecoratedCall):
     )
 
     def prepare(self) -> None:
+        """Set the attributes that do not depend on the imported framework."""
         fn = self.fn
         options = self.options
         self.skip = int(takes_self(fn))
@@ -232,7 +237,7 @@ class ConvertingCall(DecoratedCall):
         self.changes_dtype = self.restores_dtype or self.results.dtype is not None
 
     def _learn(self, framework: Framework) -> None:
-        """Note, at the first array, which types the framework has and whether it has streams."""
+        """Set the attributes that depend on the framework, at the first call with an array."""
         options = self.options
         types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
         self.uses_own_stream = options.stream and framework.streams.has_streams
@@ -250,7 +255,7 @@ class ConvertingCall(DecoratedCall):
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
         """Convert the arguments and call the function once."""
         converted, named = self.convert_arguments(args, kwargs)
-        # As `call` does for most arguments, in 0.05 µs less.
+        # Like `call` for most arguments, but 0.05 µs faster.
         if self.is_direct or (converted and type(converted[0]) in self.direct_types):
             return self.body(*converted, **named) if named else self.body(*converted)
         return self.call(converted, named)
@@ -258,10 +263,10 @@ class ConvertingCall(DecoratedCall):
     # -- the arguments -----------------------------------------------------------------------------
 
     def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs]:
-        """Return the arguments with their arrays converted; ``self`` and `fixed` values are passed on.
+        """Return the arguments with their arrays converted, except for ``self`` and `fixed` values.
 
         Raises:
-            MemoryConversionError: an array cannot be converted; the message names the argument.
+            MemoryConversionError: If an array cannot be converted. The message names the argument.
         """
         skip = self.skip
         convert = self.convert_argument
@@ -288,7 +293,7 @@ class ConvertingCall(DecoratedCall):
                     has_other = True
                     values.append(map_arrays(self._unmarked(value), convert))
         except FrameworkNotInstalledError:
-            raise  # it is missing for every argument
+            raise  # without the argument: the framework is missing for all of them
         except MemoryConversionError as error:
             error.add_call(_argument(self.fn, args, kwargs, len(values)))
             _advise_by_options(error, self.options.framework)
@@ -301,14 +306,14 @@ class ConvertingCall(DecoratedCall):
         return values, named
 
     def _unmarked(self, x: Any) -> Any:
-        """Return the value of an argument that is marked as `fixed`, which only a split call may have."""
+        """Return the value of an argument that is marked as `fixed`, which only split calls accept."""
         return plain(x) if self.splits else x
 
     def _check_others(self, args: Args, kwargs: Kwargs, values: list[Any], has_array: bool) -> bool:
-        """Return whether there is an array, in containers too.
+        """Return whether there is an array, including arrays in containers.
 
         Raises:
-            UnknownArrayError: there is none, or with ``strict``, and an object offers ``__array__``.
+            UnknownArrayError: If there is none, or with ``strict``, and an object has ``__array__``.
         """
         has_array = has_array or first_array(values[self.skip :]) is not None
         if self.options.strict or not has_array:
@@ -320,7 +325,7 @@ class ConvertingCall(DecoratedCall):
     # -- the function ------------------------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Kwargs) -> Any:
-        """Call the function where its arguments are; without arrays, on the device of the decorator."""
+        """Call the function on the device of its arguments; without arrays, on that of the decorator."""
         if len(args) > self.skip and kinds.get(type(args[self.skip])) is ARRAY:  # in most calls
             first = args[self.skip]
         else:
@@ -344,7 +349,7 @@ class ConvertingCall(DecoratedCall):
         return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
 
     def _call_without_arrays(self, args: Any, kwargs: Kwargs) -> Any:
-        """Call the function with its device selected, on which it creates arrays."""
+        """Call the function with the device of the decorator selected, so that it creates arrays there."""
         if self.placement.is_named:
             framework = registry.framework(self.options.framework)
             device = self.placement.resolve(framework)
@@ -356,11 +361,11 @@ class ConvertingCall(DecoratedCall):
     # -- the result --------------------------------------------------------------------------------
 
     def restore_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Return the result with its arrays converted, as the options and the first array argument say.
+        """Return the result, converted according to the options and the first array argument.
 
         Raises:
-            MemoryConversionError: an array cannot be converted; the message names its place in the result.
-            ValueError: the result breaks the contract.
+            MemoryConversionError: If an array cannot be converted. The message names its place in the result.
+            ValueError: If the result breaks the contract.
         """
         try:
             if self.restores_input or self.restores_dtype:
@@ -369,7 +374,7 @@ class ConvertingCall(DecoratedCall):
                     result = self._restored(result, first)
                 else:
                     result = ResultConversion(self._deliver_to(first), self._dtype_for(first)).tree(result)
-            elif open_logs:  # which record arrays that stay as they are, too
+            elif open_logs:  # without `unchanged`, since traces also record arrays that need no conversion
                 result = ResultConversion(self.results.deliver, self.results.dtype).tree(result)
             elif type(result) not in self.results.unchanged:
                 result = self.results.tree(result)
@@ -383,7 +388,7 @@ class ConvertingCall(DecoratedCall):
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
     def _restored(self, result: Any, first: Any) -> Any:
-        """Return one array for a caller whose first array argument is ``first``, or None."""
+        """Return one array, converted for a caller whose first array argument is ``first``, or None."""
         if type(result) is type(first) and _are_together(result, first):
             return result
         return self._deliver_to(first)(result)
@@ -401,7 +406,7 @@ class ConvertingCall(DecoratedCall):
 
 
 def _are_together(x: Any, y: Any) -> bool:
-    """Return whether two objects of a type are arrays of a framework on one device; False in a trace."""
+    """Return whether two objects of the same type are arrays on the same device; False inside a trace."""
     if open_logs or kinds.get(type(x)) is not ARRAY:
         return False
     owner = registry.find_owner(x)
@@ -418,15 +423,15 @@ def _unchanged(x: Any) -> Any:
 
 
 class ArrayConverter:
-    """Converts single arrays as `convert_memory` does, by a cached plan if there is one.
+    """The conversion of single arrays by `convert_memory`, or by a cached plan if there is one.
 
     Attributes:
-        target: the framework to convert to.
-        source: the framework that arrays must be of; None for any.
-        dtype, grad, device: as for `convert_memory`.
-        placement: where the function runs.
-        uses_accelerator: whether the options name an accelerator.
-        may_stay: whether arrays of the target need no conversion, apart from their device.
+        target: The framework to convert to.
+        source: The framework that arrays must have; None for any.
+        dtype, grad, device: As for `convert_memory`.
+        placement: The device on which the function runs.
+        uses_accelerator: Whether the options name an accelerator.
+        may_stay: Whether arrays of the target need no conversion, apart from their device.
     """
 
     __slots__ = (
@@ -445,7 +450,7 @@ class ArrayConverter:
         self.target = target
         self.placement = options.placement
         self.dtype = options.dtype
-        #: Never "flow": `Flow` replaces it.
+        #: Never "flow", because `Flow` replaces it.
         self.grad: Any = options.grad
         self.source = options.required_source
         self.uses_accelerator = options.uses_accelerator
@@ -457,7 +462,7 @@ class ArrayConverter:
         self.signature = target if signature == plan_cache.signature_of_call(None, target) else signature
 
     def convert(self, x: Any) -> Any:
-        """Return an array converted: to the device of the options if that is a CPU, otherwise to any."""
+        """Return an array, converted; to the device of the options if that is a CPU, otherwise to any."""
         if not open_logs:
             try:
                 return plans_by_signature[self.signature][type(x)](x)
@@ -468,7 +473,7 @@ class ArrayConverter:
         )
 
     def current(self) -> Change:
-        """Return the conversion for one call, to the accelerator or the worker on whose device it runs."""
+        """Return the conversion for one call, to the accelerator or the device of the worker."""
         device = None
         if self.uses_accelerator:
             device = self.placement.resolve(registry.framework(self.target))
@@ -480,7 +485,7 @@ class ArrayConverter:
 
 
 class _DeviceConverter:
-    """Converts single arrays to one device of a framework."""
+    """The conversion of single arrays to one device of a framework."""
 
     __slots__ = ("converter", "device", "framework", "may_stay")
 
@@ -510,12 +515,12 @@ class _DeviceConverter:
 
 
 def first_array(values: Iterable[Any]) -> Any:
-    """The first array among these values, in containers too; None where there is none."""
+    """Return the first array among these values, including those in containers; None if there is none."""
     for value in values:
         kind = kinds.get(type(value)) or kind_of(value)
         if kind is ARRAY:
             return value
-        if kind is TREE:  # of most lists the first item is an array, and no other has to be looked at
+        if kind is TREE:  # for a list, stop at the first array, which is the first item of most lists
             array = first_array(value if type(value) is list else leaves_of(value))
             if array is not None:
                 return array
@@ -523,14 +528,14 @@ def first_array(values: Iterable[Any]) -> Any:
 
 
 def _check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:
-    """Raise for an argument that is not an array but offers ``__array__``, such as a table of several dtypes.
+    """Raise if an argument is not an array but has ``__array__``, such as a table of several dtypes.
 
-    Otherwise the function would run with an object that its framework does not know.
+    Without this check, the function would run with an object that its framework does not accept.
     """
     for place, value in enumerate((*args, *kwargs.values())):
         for leaf in leaves_of(value) if place >= skip else ():
-            offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
-            if offers_one and kind_of(leaf) is not ARRAY:
+            has_protocol = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
+            if has_protocol and kind_of(leaf) is not ARRAY:
                 error = unknown_array(leaf)
                 error.add_call(_argument(fn, args, kwargs, place))
                 raise error
@@ -539,7 +544,7 @@ def _check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwarg
 def _check_all_converted(
     fn: Callable[..., Any], args: Args, kwargs: Kwargs, values: list[Any], skip: int, framework: str
 ) -> None:
-    """Raise if a converted argument has an array in a container that is not traversed or rebuilt."""
+    """Raise if a converted argument has an array in a container that cannot be traversed or rebuilt."""
     for place, value in enumerate(values[skip:], skip):
         for leaf in leaves_of(value):
             remains = kind_of(leaf) is ARRAY and not registry.framework(framework).owns(leaf)
@@ -557,7 +562,10 @@ def _check_all_converted(
 
 
 def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:
-    """An argument as the function names it, for a message; keywords have the places after the others."""
+    """Return the description of an argument for a message, with its name in the signature.
+
+    ``place`` counts positional arguments first, then keyword arguments.
+    """
     names: list[str] = []
     with suppress(TypeError, ValueError):  # a callable written in C may have no signature
         for parameter in inspect.signature(fn).parameters.values():
@@ -570,18 +578,18 @@ def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) ->
 
 
 def _advise_by_options(error: MemoryConversionError, name: str) -> None:
-    """Advise which option of the decorator ``name`` lets it convert the argument."""
+    """Set the advice to the option of the decorator ``name`` with which the argument can be converted."""
     if error.cast is not None:
         error.advise(error.cast.by_decorator(name))
     elif isinstance(error, SourceMismatchError):
-        error.advise(Advice("Leave strict=True out to have it detected."))
+        error.advise(Advice("Remove strict=True to detect the framework automatically."))
 
 
 def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:
     """Call ``fn`` on a separate stream of this thread, on the device of ``array``.
 
-    That stream first waits for the caller's stream, which afterwards waits for it. The results can be read
-    and freed on the caller's stream. The arguments are kept until that stream waits.
+    The separate stream first waits for the caller's stream. After the call, the caller's stream waits for the
+    separate one, so that the results can be read and freed on it. The arguments stay alive until then.
     """
     with framework.streams.stream(framework.devices.device_of(array)):
         result = fn(*args, **kwargs)

@@ -1,20 +1,21 @@
-"""Converting the dtype of a result, on request and by a rule that is written down.
+"""Conversion of the dtype of results.
 
-The rule, for each pair of dtypes:
+The rule for each pair of dtypes:
 
 ==================  ==========================================================================
-floating → integer  ``round((x - min) / (max - min) * (hi - lo) + lo)``: the range of the data,
-                    ``min`` to ``max``, fills the range of the dtype, ``lo`` to ``hi``, rounded to
-                    the nearest, halves to even. Where all values are equal, all become ``lo``.
-integer → integer   the same numbers; one that the dtype does not have is refused. Bool counts as
-                    an integer of 0 and 1.
-any → floating      a cast, as the framework of the array does it.
-floating → bool     refused, and so is what is complex to anything real.
+floating → integer  ``round((x - min) / (max - min) * (hi - lo) + lo)``: scales the range of the
+                    data, ``min`` to ``max``, to the range of the dtype, ``lo`` to ``hi``. Rounds
+                    to the nearest integer, and halves to the even one. If all values are equal,
+                    all become ``lo``.
+integer → integer   Keeps the values. Raises `ArrayNotSupportedError` for values outside the range
+                    of the dtype. Bool counts as an integer dtype with the values 0 and 1.
+any → floating      Casts as the framework of the array does.
+floating → bool     Raises `DtypeNotSupportedError`, and so does complex to any real dtype.
 ==================  ==========================================================================
 
-A dtype that the array has already leaves it as it is. NaN and infinity have no place in the range of an
-integer dtype and are refused. What becomes integers is read and scaled by NumPy on the host, in float64, and
-goes back to where the array lives; a cast stays there.
+Arrays that have the dtype already are unchanged. NaN and infinity cannot become integers and raise
+`ArrayNotSupportedError`. NumPy scales values to integers on the host, in float64; the result returns to the
+device of the array. Casts run on that device.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ DtypeConversionName: TypeAlias = Literal[
 
 
 class DtypeConversion(Enum):
-    """Which dtype the arrays of a result are to have; by default they keep what the function made.
+    """The dtype of the arrays in a result. By default, they keep the dtype that the function returns.
 
-    The docstring of `arraybridge.decorators.dtype_conversion` states the rule by which the values follow.
+    The docstring of `arraybridge.decorators.dtype_conversion` states how the values are converted.
 
     >>> DtypeConversion("uint8")
     <DtypeConversion.UINT8: 'uint8'>
@@ -59,7 +60,7 @@ class DtypeConversion(Enum):
 
     #: The dtype of the first array argument.
     PRESERVE_INPUT = "preserve"
-    #: What the function made. The default.
+    #: The dtype that the function returns. The default.
     NATIVE_OUTPUT = "native"
     UINT8 = "uint8"
     UINT16 = "uint16"
@@ -73,7 +74,7 @@ class DtypeConversion(Enum):
 
     @property
     def numpy_dtype(self) -> type[np.generic] | None:
-        """NumPy's type of that dtype; None where it is that of an array.
+        """The NumPy scalar type of the dtype; None if the dtype depends on an array.
 
         >>> DtypeConversion.UINT8.numpy_dtype
         <class 'numpy.uint8'>
@@ -84,16 +85,16 @@ class DtypeConversion(Enum):
 
 
 def convert_dtype(x: Any, dtype: str) -> Any:
-    """``x`` with another dtype, by the rule above, in its framework and on its device.
+    """Return ``x`` with another dtype, by the rule above, in the same framework and on the same device.
 
     Args:
-        x: an array of any framework, any shape.
-        dtype: NumPy's name of a dtype.
+        x: An array of any framework and any shape.
+        dtype: The NumPy name of a dtype.
 
     Raises:
-        DtypeNotSupportedError: bool or complex stand against it, or the framework has no such dtype.
-        ArrayNotSupportedError: the values do: NaN or infinity on the way to integers, a number outside the
-            range of the dtype, or an array that is traced and has no values.
+        DtypeNotSupportedError: If there is no rule for these dtypes, or the framework has no such dtype.
+        ArrayNotSupportedError: If ``x`` is traced, has values outside the range of the dtype, or has NaN or
+            infinity and the dtype is an integer dtype.
 
     >>> import numpy as np
     >>> convert_dtype(np.array([0.0, 0.25, 1.0]), "uint8")
@@ -107,8 +108,9 @@ def convert_dtype(x: Any, dtype: str) -> Any:
     owner.supports(dtype, owner.shape(x))
     turns_real = source.startswith("complex") and not dtype.startswith("complex")
     if turns_real or (dtype == "bool" and not _is_integer(source)):
-        reason = f"there is no rule for {source}; take real parts, or compare with a number, in the function"
-        raise _conversion_error(DtypeNotSupportedError, owner, dtype, reason)
+        fix = "a comparison, such as abs(x) > 0.5" if dtype == "bool" else "the real part, such as x.real"
+        reason = f"there is no rule for {source}"
+        raise _conversion_error(DtypeNotSupportedError, owner, dtype, reason, f"Return {fix}.")
     if not _is_integer(dtype) or 0 in owner.shape(x):
         with owner.runtime.x64_context():
             return owner.cast(x, dtype)
@@ -122,7 +124,7 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.ndarray:
-    """Integers as they are, where the dtype has them; floating numbers scaled into its range."""
+    """Return integers with the same values, and floating-point values scaled to the range of the dtype."""
     lo, hi = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     values = x if _is_integer(source) else x.astype(np.float64)
     least = values.min().item()
@@ -130,19 +132,21 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
     if _is_integer(source):
         if lo <= least and most <= hi:
             return x.astype(dtype)
-        reason = f"it holds {least} to {most}, and {dtype} {lo} to {hi}; return floating numbers to be scaled"
-        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason)
+        reason = f"its values range from {least} to {most}, those of {dtype} from {lo} to {hi}"
+        fix = f"Return floating-point values, which are scaled to the range of {dtype}."
+        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason, fix)
     if not np.isfinite(most - least):
-        reason = "it holds NaN or infinity, or numbers too far apart to be scaled; nan_to_num replaces them"
-        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason)
+        reason = "it contains NaN or infinity, or its values are too far apart to be scaled"
+        fix = "Replace them in the function, for example with nan_to_num and clip."
+        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason, fix)
     scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
-    # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
+    # float64 cannot represent hi of the 64-bit dtypes: it rounds up to a number that overflows.
     at_top = scaled >= float(hi)
     return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))
 
 
 def _conversion_error(
-    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str
+    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str, fix: str
 ) -> Exception:
-    words = f"the result cannot become {dtype}: {reason}"
-    return error(words, source_type=owner.name, target_type=owner.name, reason=reason)
+    problem = f"Cannot convert the result to {dtype}: {reason}."
+    return error(problem, source_type=owner.name, target_type=owner.name, reason=reason, advice=fix)

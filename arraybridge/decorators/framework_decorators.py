@@ -1,7 +1,6 @@
-"""The decorators: write a function in one framework, call it with any array.
+"""The decorators of the frameworks, which run a function in one framework and accept arrays of any.
 
-One callable class, `FrameworkDecorator`, and by hand an instance for each framework, so that editors and
-type checkers see them.
+Each decorator is assigned to a name by hand, so that editors and type checkers see it.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperan
 
 
 class FrameworkDecorator:
-    """Runs a function in one framework, whatever arrays it is called with.
+    """A decorator that runs a function in one framework and accepts arrays of any framework.
 
-    Used bare, ``@torch``, or called with options, ``@torch(gpu_id=0)``; see `__call__`.
+    Used without options, ``@torch``, or with options, ``@torch(gpu_id=0)``. See `__call__`.
 
     >>> import numpy as np, arraybridge
     >>> @arraybridge.torch(output_type="input")
@@ -35,7 +34,7 @@ class FrameworkDecorator:
     """
 
     def __init__(self, name: str) -> None:
-        #: The framework that the functions run in.
+        #: The framework in which the functions run.
         self.name = registry.framework_name(name)
 
     def __repr__(self) -> str:
@@ -44,12 +43,13 @@ class FrameworkDecorator:
     def __reduce__(self) -> tuple[Any, ...]:
         return (decorator_of, (self.name,))
 
-    if not TYPE_CHECKING:  # a type checker knows without this that there is no such attribute
+    if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 
         def __getattr__(self, attribute: str) -> NoReturn:
             raise AttributeError(
-                f"arraybridge.{self.name} is a decorator and has no {attribute!r}; import the framework under"
-                f" a name of its own for {self.name}.{attribute}"
+                f"arraybridge.{self.name} is a decorator and has no attribute {attribute!r}. To use"
+                f" {self.name}.{attribute}, import the framework itself, and write the decorator as"
+                f" @arraybridge.{self.name}."
             )
 
     @overload
@@ -62,52 +62,62 @@ class FrameworkDecorator:
     def __call__(
         self, *, output_type: FrameworkLike, **options: Unpack[DecoratorKeywords]
     ) -> Callable[[Callable[P, Any]], Decorated[P, Any]]: ...
-    def __call__(self, *fn: Any, **options: Any) -> Any:  # the options are listed one by one
-        """Decorate a function, or take the options and return the decorator that does.
+    def __call__(self, *fn: Any, **options: Any) -> Any:
+        """Decorate a function, or return a decorator with these options.
 
-        Arrays among the arguments, in containers too, are converted to the framework; the function runs; the
-        arrays of its result are converted to ``output_type``, NumPy's scalars likewise. All else passes.
+        A call of the decorated function converts the arrays in its arguments to the framework, calls the
+        function, and converts the arrays and NumPy scalars in its result to ``output_type``. Containers are
+        traversed. All other values are passed on unchanged.
 
         Args:
-            fn: a function, method, static or class method, coroutine function, partial or object that can be
-                called.
-            output_type: the framework of the results: the decorator's own where left out, ``"input"`` for
-                the framework and the device of the first array among the arguments.
-            **options: those of `DecoratorKeywords`, each of which says what it means.
+            fn: A function, method, static method, class method, coroutine function, partial or callable
+                object.
+            output_type: The framework of the results. Defaults to the framework of the decorator. ``"input"``
+                restores the framework and the device of the first array argument.
+            **options: The options that `DecoratorKeywords` describes.
 
         Returns:
-            a function with the name, docstring, signature and type hints of ``fn``, on which
+            A function with the name, docstring, signature and type hints of ``fn``, and with the attributes
             ``input_memory_type``, ``output_memory_type``, ``execution_memory_type``, ``gpu_id``, ``device``
-            and ``dtype_conversion`` can be read; or a decorator.
+            and ``dtype_conversion``. Without ``fn``, a decorator.
 
         Raises:
-            TypeError: ``fn`` is no function, an option is unknown or of the wrong type.
-            ValueError: ``fn`` is a generator, or an option has no sense; `UnknownFrameworkError` for the name
-                of a framework.
+            TypeError: If ``fn`` is not a function, or an option is unknown or of the wrong type.
+            ValueError: If ``fn`` is a generator, or an option has an invalid value (`UnknownFrameworkError`
+                for an unknown framework).
 
-        A call raises what the function raises, and a `MemoryConversionError` that names the function and the
-        argument, or the place in the result, if an array cannot be converted. A call raises
-        `UnknownArrayError` if no argument is an array, but one offers ``__array__``, such as a table of
-        several dtypes.
+        A call of the decorated function raises the exceptions of the function. It raises a
+        `MemoryConversionError` that names the function and the argument, or the place in the result, if an
+        array cannot be converted, and `UnknownArrayError` if no argument is an array but one has
+        ``__array__``, such as a table of several dtypes.
+
+        >>> import numpy as np, arraybridge
+        >>> double = arraybridge.numpy(lambda x: x * 2)
+        >>> double(np.array([1, 2]))
+        array([2, 4])
         """
         if fn and options:
-            words = f"@{self.name}({', '.join(f'{name}=…' for name in options)})"
+            decorator_text = f"@{self.name}({', '.join(f'{name}=...' for name in options)})"
             raise TypeError(
-                f"@{self.name} takes a function or options, not both; put {words} above the function"
+                f"@{self.name} expects a function or options, not both. Put {decorator_text} above the"
+                " function."
             )
         decorator = _decorator(f"@{self.name}", self.name, options)
         if len(fn) > 1:
-            raise TypeError(f"@{self.name} takes one function, not {len(fn)} arguments; options go by name")
+            raise TypeError(
+                f"@{self.name} expects one function, got {len(fn)} positional arguments. Pass options by"
+                f" keyword, such as @{self.name}(output_type='input')."
+            )
         return decorator(*fn) if fn else decorator
 
 
-# -- the function around the function ------------------------------------------------------------------
+# -- the decorated function ----------------------------------------------------------------------------
 
 
 def _decorator(
     what: str, framework: str, keywords: dict[str, Any], *, converts: bool = True
 ) -> Callable[[Any], Any]:
-    # What a decorated function needs takes a fifth of the time of `import arraybridge`.
+    # This import takes a fifth of the time of `import arraybridge`.
     from arraybridge.decorators.options import checked_options
 
     options = checked_options(framework, keywords, converts=converts)
@@ -116,7 +126,10 @@ def _decorator(
     def make(fn: Any) -> Any:
         for option in ("oom_recovery", "slice_by_slice"):
             if getattr(options, option) and kind_of_function(fn) == "coroutine":
-                raise ValueError(f"{what}({option}=…) repeats calls, and {label_of(fn)} is a coroutine")
+                raise ValueError(
+                    f"{what}({option}=...) calls a function more than once, but {label_of(fn)} is a coroutine"
+                    " function. Decorate a plain function that it calls."
+                )
         wrapper = wrap(fn, call_class(fn, options))
         vars(wrapper).update(
             input_memory_type=options.input_type or options.framework,
@@ -138,7 +151,7 @@ def _class_of_calls(options: DecoratorOptions) -> type[DecoratedCall]:
     if not options.converts:
         return DecoratedCall
     if options.grad == "flow":
-        # Only here: it takes a tenth of the time of `import arraybridge`.
+        # This import takes a tenth of the time of `import arraybridge`.
         from arraybridge.decorators.gradient_flow import FlowingCall
 
         return FlowingCall
@@ -148,17 +161,20 @@ def _class_of_calls(options: DecoratorOptions) -> type[DecoratedCall]:
 def memory_types(
     input_type: FrameworkLike, output_type: FrameworkLike, contract: Callable[[Any], Any] | None = None
 ) -> Callable[[Callable[P, R]], Decorated[P, R]]:
-    """Declare which arrays a function takes and returns; nothing is converted.
+    """Declare the frameworks of the arguments and results of a function, without converting them.
 
     Args:
-        input_type: the framework of the arrays that it takes, readable as ``input_memory_type`` and, since it
-            runs in that framework, as ``execution_memory_type``.
-        output_type: the framework of its results, readable as ``output_memory_type``.
-        contract: is called with the result; where it returns a false value, the call raises `ValueError`.
+        input_type: The framework of the array arguments, in which the function runs. The decorated function
+            has it as ``input_memory_type`` and ``execution_memory_type``.
+        output_type: The framework of the results. The decorated function has it as ``output_memory_type``.
+        contract: A function of the result. If it returns a false value, the call raises `ValueError`.
+
+    Returns:
+        A decorator.
 
     Raises:
-        UnknownFrameworkError: a name is unknown.
-        TypeError: ``contract``, or what is decorated, is no function.
+        UnknownFrameworkError: If a framework is unknown.
+        TypeError: If ``contract`` or the decorated object is not a function.
 
     >>> import numpy as np
     >>> @memory_types("numpy", "numpy")
@@ -172,15 +188,18 @@ def memory_types(
     return _decorator("@memory_types", takes, keywords, converts=False)
 
 
-# -- one for each framework ----------------------------------------------------------------------------
+# -- the instances -------------------------------------------------------------------------------------
 
 
 @cache
 def decorator_of(name: str) -> FrameworkDecorator:
-    """The decorator of a framework, that of a plugin included; always the same object.
+    """Return the decorator of a framework, including frameworks of plugins; always the same object.
+
+    Args:
+        name: The name of the framework, such as ``"torch"``.
 
     Raises:
-        UnknownFrameworkError: there is no framework of that name.
+        UnknownFrameworkError: If there is no framework of that name.
 
     >>> import arraybridge
     >>> arraybridge.framework("torch").decorator is decorator_of("torch") is arraybridge.torch

@@ -1,8 +1,8 @@
-"""``grad="flow"``: a function of one framework, differentiated by callers of others in their own way.
+"""Functions with ``grad="flow"``, which other frameworks can differentiate.
 
-The function is pure in its array arguments, and may run more than once. A call of it is an `Operation` on
-arrays of the caller. Its pullback is an `Operation` on the same arrays and the cotangents, which has a
-pullback itself: derivatives of any order, and every transformation of the caller, need nothing besides.
+The function must be pure in its array arguments, and may run more than once. A call of it is an `Operation`
+on arrays of the caller. Its pullback is an `Operation` on the same arrays and the cotangents, and has a
+pullback itself. This is sufficient for derivatives of any order and for all transformations of the caller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_
 
 # -- a call --------------------------------------------------------------------------------------------
 
-#: Where an array was.
+#: A placeholder for an array in a container.
 _HOLE = object()
 
 
@@ -57,7 +57,7 @@ class _Given:
 
 
 class Flow(autodiff.Function):
-    """Runs a function of one framework for callers of others. It holds no framework's objects."""
+    """A function of one framework that other frameworks call. It holds no objects of a framework."""
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         _check(fn, options)
@@ -73,12 +73,17 @@ class Flow(autodiff.Function):
         self.inside = decorated_call.ConvertingCall(fn, replace(bare, grad="error", output_type=self.name))
         #: Converts arrays of every framework to the callee.
         self.arguments = decorated_call.ArrayConverter(self.name, replace(bare, strict=False))
-        #: What the callee has compiled of it.
+        #: The programs that the callee has compiled, by call.
         self.programs: dict[Any, Any] = {}
-        #: By call: which arguments are constants of the program, where not all numbers can be passed to it.
+        #: For each call, which arguments are constants of the program. Not all numbers can be passed to it.
         self.constants: dict[Any, list[bool]] = {}
 
     def called(self, args: decorated_call.Args, kwargs: decorated_call.Kwargs) -> Any:
+        """Call the function, as an operation of the framework that differentiates the arguments.
+
+        Raises:
+            GradientError: If several other frameworks differentiate the arguments.
+        """
         values, structure = flattened([args[self.skip :], kwargs])
         given = [_Given.of(x) for x in values]
         followed = {one.owner.name for one in given if one.is_followed and one.owner is not None}
@@ -98,11 +103,11 @@ class Flow(autodiff.Function):
         Args:
             caller: The framework whose arrays are differentiated.
             given: The values in the arguments.
-            own: ``self`` of a method; else empty.
+            own: ``self`` of a method, otherwise empty.
             structure: The arguments without their values.
         """
         enter = self.arguments.current()
-        # The caller's arrays are arguments, integers too; those of others are constants.
+        # All arrays of the caller are arguments, including integers. Other arrays are constants.
         arguments = [one for one in given if one.owner is caller]
         arrays = [one.value for one in arguments]
         active = [one.is_followed and caller.autodiff.is_smooth(one.value) for one in arguments]
@@ -120,16 +125,17 @@ class Flow(autodiff.Function):
     def _several_callers(self, followed: set[str]) -> GradientError:
         names = " and ".join(sorted(followed))
         return GradientError(
-            f"arrays of {names} are being differentiated in one call.",
+            f"Arrays of {names} are differentiated in the same call. Only one framework can differentiate"
+            " it.",
             target_type=self.name,
             reason=f"differentiated arrays of {names}",
-            advice="Pass those of one without their graph: x.detach(), tf.stop_gradient(x), a value from"
-            " outside of jax.grad.",
+            advice="Detach the arrays of the other framework, for example with x.detach() or"
+            " tf.stop_gradient(x), or pass a value from outside jax.grad.",
             place=f"{self.label}()",
         )
 
     def run(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
-        """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
+        """Call the function and return the arrays in its result; set ``call.refill`` to restore the rest."""
         framework = registry.framework(self.name)
         positional, kwargs = filled(call.structure, iter(values))
         args = (*call.own, *positional)
@@ -149,7 +155,7 @@ class Flow(autodiff.Function):
         return arrays
 
     def key(self, call: autodiff.Call) -> Any:
-        """What tells a call from those of another structure, to be hashed where all that it knows can be."""
+        """Return a key of the structure of a call. It is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
     def _leaf(self, given: _Given, caller: Framework, enter: decorated_call.Change) -> autodiff.Leaf:
@@ -158,7 +164,10 @@ class Flow(autodiff.Function):
         return autodiff.Leaf(self._argument_value(given.value, enter))
 
     def _argument_value(self, x: Any, enter: decorated_call.Change) -> Any:
-        """What the function is passed for no array of the caller; nobody writes to it before the backward."""
+        """Return the callee's value of an argument that is not an array of the caller.
+
+        Mutable arrays of other frameworks are copied, so that their values are the same in the backward pass.
+        """
         callee = registry.framework(self.name).autodiff
         if kind_of(x) is not ARRAY:
             return callee.plain_value(x)
@@ -171,11 +180,12 @@ class Flow(autodiff.Function):
 
 
 class FlowingCall(decorated_call.DecoratedCall):
-    """Calls a function of one framework with the gradients of others; the results are the caller's arrays."""
+    """A decorated function with gradients of other frameworks. The results are arrays of the caller."""
 
     __slots__ = ("flow",)
 
     def prepare(self) -> None:
+        """Set the function that other frameworks can differentiate."""
         self.flow = Flow(self.fn, self.options)
 
     def attempt(self, args: decorated_call.Args, kwargs: decorated_call.Kwargs) -> Any:
@@ -183,34 +193,42 @@ class FlowingCall(decorated_call.DecoratedCall):
         return self.flow.called(args, kwargs)
 
 
-# -- what is refused -------------------------------------------------------------------------------------
+# -- checks of the options -----------------------------------------------------------------------------
 
 
 def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
     name = options.framework
     kind = kind_of_function(fn)
     what = f'@{name}(grad="flow")'
-    knows = name in registry.BUILT_IN  # those that come with arraybridge are not imported for this
-    if name in _WITHOUT or (not knows and registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE):
-        raise ValueError(f"{what}: {name} has no derivatives; write the function in torch, jax or tensorflow")
+    is_built_in = name in registry.BUILT_IN  # built-in frameworks need not be imported for this check
+    if name in _NOT_DIFFERENTIABLE or (
+        not is_built_in and registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE
+    ):
+        raise ValueError(
+            f"{what} is not supported: {name} has no automatic differentiation. Write the function in torch,"
+            " jax or tensorflow."
+        )
     if kind != "function":
-        raise ValueError(f"{what} takes plain functions, and this is a {kind}; return all results at once")
-    for option, (allowed, instead) in _ALLOWED.items():
+        raise ValueError(
+            f"{what} supports plain functions only, and {label_of(fn)} is a {kind}. Return all results at the"
+            " end of a plain function."
+        )
+    for option, (allowed, fix) in _ALLOWED.items():
         value = getattr(options, option)
         if value not in allowed:
-            raise ValueError(f"{what} cannot be had with {option}={value!r}; {instead}")
+            raise ValueError(f"{what} cannot be combined with {option}={value!r}. {fix}")
 
 
-#: Those that come with arraybridge and have no derivatives.
-_WITHOUT = ("numpy", "cupy", "pyclesperanto")
+#: Built-in frameworks without automatic differentiation.
+_NOT_DIFFERENTIABLE = ("numpy", "cupy", "pyclesperanto")
 
-#: What options may be where gradients flow; and what to do instead of anything else.
+#: For each option, the values that are allowed with ``grad="flow"``, and the fix for other values.
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "output_type": (("input",), "results come back in the caller's framework; leave it out"),
-    "slice_by_slice": ((False,), "loop over the planes inside of the function"),
-    "oom_recovery": ((False, True), "no gradient goes through parts; pass oom_recovery=True"),
-    "dtype": ((None,), "cast inside of the function"),
-    "dtype_conversion": ((DtypeConversion.NATIVE_OUTPUT,), "convert inside of the function"),
+    "output_type": (("input",), "Remove output_type: results are always arrays of the caller's framework."),
+    "slice_by_slice": ((False,), "Loop over the planes inside the function."),
+    "oom_recovery": ((False, True), "Pass oom_recovery=True: gradients do not flow through split batches."),
+    "dtype": ((None,), "Cast inside the function."),
+    "dtype_conversion": ((DtypeConversion.NATIVE_OUTPUT,), "Convert inside the function."),
 }
 
 
@@ -221,13 +239,13 @@ class CallOperation(autodiff.Operation):
     """A pure function of the callee, on arrays of the caller.
 
     Args:
-        call: the function. What it is passed besides has no gradient, and nobody writes to it.
-        caller: the framework that differentiates it.
-        enter: converts a plain array to the callee, to where the function runs.
-        active: which of the arguments are differentiated.
+        call: The function, with its other arguments, which have no gradient and are not written to.
+        caller: The framework that differentiates it.
+        enter: Converts a plain array to the callee, on the device on which the function runs.
+        active: For each argument, whether it is differentiated.
     """
 
-    #: Of the callee's random numbers before it ran first.
+    #: The random state of the callee before the first run.
     state: Any = autodiff.NO_STATE
 
     def __init__(
@@ -245,21 +263,22 @@ class CallOperation(autodiff.Operation):
         self.settings = callee.runtime.thread_settings()
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
-        """The results, and what their pullback may use; without it, the function will run again."""
+        """Return the results, and the residuals for their pullback. Without them, the function runs again."""
         callee = self.callee.autodiff
         self.state = callee.random_state()
         results, linear = callee.linearize(self.body, self._entered(arrays), self.active, self.label)
         self._captured_error(linear.captured)
         results = self._left(results, [arrays[0]] * len(results))
-        if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
+        if self.caller.mutable:  # the backward pass reads the arguments and the captured arrays
             spans = list(map(self.caller.autodiff.span, arrays))
             self._part(results, spans + [callee.span(x) for x, _ in self.versions])
         return results, linear
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """The results as numbers, where the caller's program holds its thread.
+        """Return the results as NumPy arrays, while a program of the caller occupies its thread.
 
-        ``states``: the random state before the first run, unless this is the first, or draws none.
+        ``states`` has the random state before the first run. It is empty for the first run, and for functions
+        that draw no random numbers.
         """
         operation = self
         for state in states:
@@ -268,13 +287,13 @@ class CallOperation(autodiff.Operation):
 
     def _number_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._writes_error()
-        # Though it is read-only, it need not be copied: who writes to an argument is refused.
+        # No copy of read-only arrays is needed, because writing to an argument raises an error.
         entered = self._entered([read_only.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
         return [convert_memory(y, "numpy", grad="detach") for y in results]
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
-        """Run once more, on arrays of the callee, with the random numbers of the first run."""
+        """Run the function again on arrays of the callee, with the random numbers of the first run."""
         callee = self.callee.autodiff
         self._writes_error()
         if self.draws is None:
@@ -283,15 +302,17 @@ class CallOperation(autodiff.Operation):
             return callee.linearize(self.body, arrays, self.active, self.label)
 
     def replaying(self, state: Any) -> Self:
-        """The same, of which the first run began with this random state."""
+        """Return the same operation with this random state before its first run."""
         operation = copy.copy(self)
         operation.state = state
         return operation
 
     def random_state(self) -> np.ndarray:
+        """Return the current random state of the callee."""
         return self.callee.autodiff.random_state()
 
     def predict(self, shapes: list[Shape]) -> list[Shape]:
+        """Return the shapes and dtypes of the results for arguments of these shapes and dtypes."""
         for shape, dtype in shapes:
             self.callee.supports(dtype, shape)
         predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
@@ -304,15 +325,15 @@ class CallOperation(autodiff.Operation):
     def pullback(
         self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
     ) -> tuple[Pullback, list[Any]]:
-        """The operation that gives the gradients of the active arguments, and what to apply it to.
+        """Return the operation that computes the gradients of the active arguments, and its arguments.
 
-        ``cotangents``: one for each result, None where there is none.
+        ``cotangents`` has one for each result; None if there is none.
         """
         operands = [*arrays, *(c for c in cotangents if c is not None)]
         return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
 
     def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Those of the arguments, None for each that is not active, as the caller differentiates them."""
+        """Return the gradients of the arguments as differentiable arrays; None for inactive arguments."""
         pullback, operands = self.pullback(arrays, cotangents, linear)
         if any(pullback.active):
             results = iter(self.caller.autodiff.apply(pullback, operands))
@@ -321,7 +342,7 @@ class CallOperation(autodiff.Operation):
         return [next(results) if a else None for a in self.active]
 
     def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
-        """The results in whose memory the pullback reads, so that nobody may write to them."""
+        """Return the results whose memory the pullback reads, so that they may not be written to."""
         if linear is None:
             return []
         if linear.residuals is None:
@@ -329,12 +350,12 @@ class CallOperation(autodiff.Operation):
         spans = [self.callee.autodiff.span(x) for x in linear.residuals]
         return [y for y in results if overlaps(self.caller.autodiff.span(y), spans)]
 
-    # -- from one framework to the other -------------------------------------------------------------
+    # -- conversion between caller and callee --------------------------------------------------------
 
     def _under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call it under the settings of the forward: a backward may run in any thread."""
+        """Call a function under the settings of the forward pass; a backward pass may run in any thread."""
         context = self.context.copy()
-        if trace_log.open_logs:  # a trace around the backward hears it
+        if trace_log.open_logs:  # a trace around the backward pass records it
             trace_log.record_in_context(context)
         with self.settings():
             return context.run(run, *args)
@@ -345,15 +366,16 @@ class CallOperation(autodiff.Operation):
             self.callee.autodiff.admit(x, self.label)
         return entered
 
-    def _left(self, results: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
-        """The results as arrays of the caller, each on the device of its like."""
-        arrays = [Restoration(like, "detach").array(x) for x, like in zip(results, likes, strict=True)]
+    def _left(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
+        """Return the results as arrays of the caller, each on the device of its example."""
+        pairs = zip(results, examples, strict=True)
+        arrays = [Restoration(example, "detach").array(x) for x, example in pairs]
         for x in arrays:
             self.caller.autodiff.admit(x, self.label)
         return arrays
 
     def _part(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
-        """Copy those arrays that share memory with another one, or with what lies there."""
+        """Copy the arrays that share memory with each other or with these memory ranges."""
         span_of = self.caller.autodiff.span
         for i, x in enumerate(arrays):
             span = span_of(x)
@@ -369,10 +391,10 @@ class CallOperation(autodiff.Operation):
     def _captured_error(self, what: str) -> None:
         if what:
             raise GradientError(
-                f"it depends on {what}, and which would get no gradient.",
+                f"The result depends on {what}, which would get no gradient.",
                 reason="captured",
-                advice="Pass it (as torch.func.functional_call does with the parameters of a module), or its"
-                " values alone.",
+                advice="Pass it as an argument (for the parameters of a module, use"
+                " torch.func.functional_call), or use only its values.",
                 place=f"{self.label}()",
             )
 
@@ -381,10 +403,10 @@ class Pullback(CallOperation):
     """The gradients of the active arguments, as an operation on the arguments and the cotangents.
 
     Args:
-        forward: the operation that it is the pullback of.
-        present: which of its results have a cotangent.
-        arrays: what it will be applied to.
-        linear: what a run has kept; without it, the function runs again.
+        forward: The operation whose pullback this is.
+        present: For each result of ``forward``, whether it has a cotangent.
+        arrays: The arrays to which it will be applied.
+        linear: The residuals of a forward run. Without them, the function runs again.
     """
 
     def __init__(
@@ -405,32 +427,36 @@ class Pullback(CallOperation):
         self.label = forward.label
 
     def body(self, arrays: list[Any]) -> list[Any]:
+        """Return the gradients as arrays of the callee. Run the function again to compute them."""
         count = len(self.forward.active)
         _, linear = self.forward.replaying(self.state).again(arrays[:count])
         return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
-        # Few ask for the next order; it runs again for those who do.
+        """Return the gradients, without residuals."""
+        # No residuals, since higher orders are rare: for those, the pullback runs again.
         return list(self._under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
-        likes = picked(arrays, self.forward.active)
+        examples = picked(arrays, self.forward.active)
         spans = list(map(self.caller.autodiff.span, arrays))
         linear = self.linear
-        self.linear = None  # which the caller's graph of the gradients would keep
+        self.linear = None  # the caller's graph of the gradients would keep it alive
         if linear is None:
-            gradients = self._left(self.body(self._entered(arrays)), likes)
+            gradients = self._left(self.body(self._entered(arrays)), examples)
         else:
-            # The caller may write to a gradient, and pull back again.
+            # The caller may write to a gradient and then run the backward pass again.
             spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
             cotangents = self._entered(arrays[len(self.forward.active) :])
             cotangents = merged([None] * len(self.present), self.present, cotangents)
-            gradients = self._left(linear.pull(cotangents), likes)
+            gradients = self._left(linear.pull(cotangents), examples)
         self._part(gradients, spans)
         return gradients
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+        """Run the pullback again on arrays of the callee."""
         return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
 
     def predict(self, shapes: list[Shape]) -> list[Shape]:
+        """Return the shapes and dtypes of the active arguments."""
         return picked(shapes, self.forward.active)

@@ -1,4 +1,4 @@
-"""The options of the decorators: their names and types, their defaults, and the checks of their values."""
+"""The options of the decorators, with their types, defaults and checks."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class DecoratorOptions:
     """The checked options of one decorator.
 
     Attributes:
-        framework: the framework of the decorator.
-        output_type: the framework of the results, or ``"input"``.
-        converts: whether arguments and results are converted; false for `memory_types`.
+        framework: The framework of the decorator.
+        output_type: The framework of the results, or ``"input"``.
+        converts: Whether arguments and results are converted; false for `memory_types`.
 
     `DecoratorKeywords` describes the others.
     """
@@ -96,7 +96,7 @@ class DecoratorOptions:
 
     @property
     def placement(self) -> Placement:
-        """Where the function runs."""
+        """The device on which the function runs."""
         return Placement(self.framework, self.device, self.gpu_id, self.converts)
 
     @property
@@ -118,21 +118,31 @@ class DecoratorOptions:
 def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool = True) -> DecoratorOptions:
     """Return the options of a decorator of ``framework``, each of the right type and in its range.
 
+    Args:
+        framework: The framework of the decorator.
+        keywords: The options that the caller passed.
+        converts: Whether arguments and results are converted.
+
     Raises:
-        TypeError: an option is unknown or of the wrong type.
-        ValueError: an option has an invalid value.
+        TypeError: If an option is unknown or of the wrong type.
+        ValueError: If an option has an invalid value.
     """
     for option in keywords:
         if option not in _CHECKS:
             hint = nearest(option, _CHECKS)
-            raise TypeError(f"@{framework} has no option {option!r}{hint}; it has {', '.join(_CHECKS)}")
+            raise TypeError(
+                f"@{framework} has no option {option!r}{hint}. Its options are {', '.join(_CHECKS)}."
+            )
     checked = {
         option: value if value is _DEFAULTS[option] else _CHECKS[option](option, value)
         for option, value in keywords.items()
     }
     check_placement(checked.get("gpu_id"), keywords.get("device"))
     if checked.get("strict") and checked.get("input_type") is None:
-        raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
+        raise ValueError(
+            "strict=True requires input_type, the only framework that it accepts. Pass it, as in"
+            " input_type='numpy'."
+        )
     if registry.metadata_of(framework).has_only_host:
         checked["gpu_id"] = None  # its arrays are always on the host
     if checked.get("output_type") is None:
@@ -209,7 +219,10 @@ def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
 
 def _check_contract(option: str, value: Any) -> Any:
     if not callable(value):
-        raise TypeError(f"{option}={value!r} must be a function of the result")
+        raise TypeError(
+            f"{option} expects a function of the result, got {type(value).__name__}. Pass a callable that"
+            " returns whether the result is valid."
+        )
     return value
 
 
@@ -221,18 +234,19 @@ def _check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> Any:
     """Return the value if it is one of the choices.
 
     Raises:
-        ValueError: it is not one of them, but of the type of one.
-        TypeError: it is of another type.
+        ValueError: If it is not one of them, but has the type of one.
+        TypeError: If it has another type.
     """
     types = {type(choice) for choice in choices}
     if type(value) in types and value in choices:
         return value
     error = ValueError if type(value) in types else TypeError
     expected = " or ".join(map(repr, choices))
-    raise error(f"{option}={value!r} must be {expected}{nearest(str(value), [str(c) for c in choices])}")
+    hint = nearest(str(value), [str(choice) for choice in choices])
+    raise error(f"{option} must be {expected}, got {value!r}{hint}.")
 
 
-#: The check of each option, called with its name and a value that is not the default.
+#: The check of each option. It is called with the name of the option and a value that is not the default.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "output_type": _check_output_type,
     "gpu_id": _check_gpu_id,

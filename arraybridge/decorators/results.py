@@ -1,4 +1,4 @@
-"""Results: converted to a framework, or restored to the framework, device and carrier of an argument."""
+"""Conversion of results to a framework, or to the framework, device and carrier of an argument."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Restoration", "ResultConversion"]
 
 
 class Restoration:
-    """Restores arrays to the framework, device and carrier of the caller's first array argument.
+    """A conversion of arrays to the framework, device and carrier of the caller's first array argument.
 
     Args:
-        first: the first array argument, as the caller passed it.
-        grad: as for `convert_memory`.
-        writable: whether NumPy arrays that are read-only are copied, so that callers can write to them.
+        first: The first array argument, as the caller passed it.
+        grad: As for `convert_memory`.
+        writable: Whether read-only NumPy arrays are copied, so that callers can write to them.
     """
 
     __slots__ = ("carrier", "device", "first", "framework", "grad", "shape", "writable")
@@ -42,13 +42,13 @@ class Restoration:
         self.shape = None if self.carrier is None else framework.shape(array)
 
     def array(self, x: Any) -> Any:
-        """Return one array of any framework, restored."""
+        """Return an array of any framework, converted."""
         framework = self.framework
-        is_owned = registry.find_owner(x) is framework  # cached by type, which `Framework.owns` is not
+        is_owned = registry.find_owner(x) is framework  # `find_owner` is cached by type, `owns` is not
         is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)
         if not is_there or open_logs:
             x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
-        # Not isinstance, which asks tensors for their __class__.
+        # Not isinstance, which reads the __class__ of tensors.
         if self.writable and issubclass(type(x), np.ndarray) and not x.flags.writeable:
             x = x.copy()
         if self.carrier is None or x.shape != self.shape:
@@ -57,15 +57,15 @@ class Restoration:
 
 
 class ResultConversion:
-    """Converts the arrays in a result, in containers too, and NumPy scalars if they become arrays.
+    """A conversion of the arrays in a result, including those in containers, and of NumPy scalars.
 
     Carriers that the function returns stay unchanged. NumPy scalars stay scalars if they would become NumPy
     arrays, or if the other framework does not have such arrays.
 
     Args:
-        deliver: converts one array.
-        dtype: the dtype that the arrays get first; None keeps theirs.
-        unchanged: types of arrays that stay as they are.
+        deliver: A function that converts one array.
+        dtype: The dtype to which arrays are converted first; None keeps their dtypes.
+        unchanged: Types of arrays that need no conversion.
     """
 
     __slots__ = ("deliver", "dtype", "unchanged")
@@ -87,7 +87,7 @@ class ResultConversion:
         return map_arrays(result, self.leaf, also=np.generic)
 
     def leaf(self, x: Any) -> Any:
-        """Return one array or NumPy scalar, converted."""
+        """Return an array or a NumPy scalar, converted."""
         cls = type(x)
         if cls in self.unchanged:
             return x

@@ -1,4 +1,4 @@
-"""Taking a stack of images apart, putting one together, and both around a function of one image."""
+"""Stacking and unstacking of 2-D slices, and functions that are called for each slice of a stack."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ __all__ = ["process_slices", "stack_slices", "unstack_slices"]
 
 
 def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
-    """One array ``(n, height, width)`` of ``memory_type`` with the slices along its first axis.
+    """Return an array of shape ``(n, height, width)`` with the slices along its first axis.
 
     Args:
-        slices: n arrays of one shape, ``(height, width)``, and one dtype, of any frameworks.
-        memory_type: the framework of the result.
-        gpu_id: its accelerator; left out, the result lives where the first slice does.
+        slices: n arrays of shape ``(height, width)`` and of the same dtype, from any frameworks.
+        memory_type: The framework of the result.
+        gpu_id: The accelerator of the result. Defaults to the device of the first slice.
+
+    Returns:
+        An array of ``memory_type``.
 
     Raises:
-        ValueError: there are no slices, or their shapes differ, or they have not two axes.
-        TypeError: their dtypes differ, or ``slices`` cannot be iterated over.
-        MemoryConversionError: or a subclass, where ``memory_type`` cannot hold them exactly.
+        ValueError: If there are no slices, their shapes differ, or they do not have two axes.
+        TypeError: If their dtypes differ, or ``slices`` is not iterable.
+        MemoryConversionError: If ``memory_type`` cannot represent them exactly.
 
     >>> import numpy as np
     >>> stack_slices([np.zeros((2, 3)), np.ones((2, 3))], "torch").shape
@@ -38,7 +41,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
         planes = list(slices)
     except TypeError as error:
         raise TypeError(
-            f"slices must be several arrays, not {type(slices).__name__}. Pass a list of arrays."
+            f"slices must be an iterable of arrays, got {type(slices).__name__}. Pass a list of arrays."
         ) from error
     stack = _along_new_axis(planes, target, gpu_id)
     _check_stack(target.shape(stack))
@@ -47,13 +50,16 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
 
 def _check_stack(shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
-        raise ValueError(f"a stack has three axes, (slices, height, width); this is one of shape {shape}")
+        raise ValueError(
+            f"A stack must have three axes, (slices, height, width), but its shape is {shape}. Reshape the"
+            " arrays first."
+        )
 
 
 def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = None) -> Any:
-    """Arrays of one shape, whatever it is, along a new first axis."""
+    """Stack arrays of the same shape, with any number of axes, along a new first axis."""
     if not slices:
-        raise ValueError("there are no slices to stack")
+        raise ValueError("There are no slices to stack. Pass at least one array.")
     planes = [convert_memory(slices[0], target.name, gpu_id=gpu_id)]
     first = planes[0]
     shape = target.shape(first)
@@ -64,26 +70,33 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
         other = target.shape(planes[i])
         name = target.dtype_name(planes[i])
         if other != shape:
-            raise ValueError(f"slices of one shape stack: slice 0 has {shape}, slice {i} has {other}")
+            raise ValueError(
+                f"Slices must have the same shape, but slice 0 has {shape} and slice {i} has {other}. Pad or"
+                " crop them first."
+            )
         if name != dtype:
             raise TypeError(
-                f"slice 0 has {dtype}, slice {i} has {name}; cast by convert_memory(..., dtype=...)"
+                f"Slices must have the same dtype, but slice 0 has {dtype} and slice {i} has {name}. Cast"
+                f" them first, for example with convert_memory(x, {target.name!r}, dtype={dtype!r})."
             )
     target.supports(dtype, (len(planes), *shape))
     return target.batching.stack(planes)
 
 
 def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
-    """The planes of a 3-D array ``(n, height, width)``, each an array of ``memory_type``.
+    """Return the n planes of an array of shape ``(n, height, width)``, as arrays of ``memory_type``.
 
     Args:
-        array: of any framework.
-        memory_type: the framework of the planes; in numpy, cupy and torch they are views.
-        gpu_id: its accelerator; left out, the planes live where the array does.
+        array: An array of any framework.
+        memory_type: The framework of the planes. NumPy, CuPy and PyTorch planes are views.
+        gpu_id: The accelerator of the planes. Defaults to the device of the array.
+
+    Returns:
+        A list of arrays of shape ``(height, width)``.
 
     Raises:
-        ValueError: the array has not three axes.
-        MemoryConversionError: or a subclass, where ``memory_type`` cannot hold the array exactly.
+        ValueError: If the array does not have three axes.
+        MemoryConversionError: If ``memory_type`` cannot represent the array exactly.
 
     >>> import numpy as np
     >>> [plane.tolist() for plane in unstack_slices(np.arange(4).reshape(2, 1, 2), "torch")]
@@ -96,22 +109,24 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
 
 
 def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call ``fn(plane, *args, **kwargs)`` for each plane of a 3-D array and stack what comes back.
+    """Call ``fn(plane, *args, **kwargs)`` for each plane of a 3-D array and stack the results.
 
     Args:
-        array: ``(n, height, width)``, of any framework; the planes belong to the same.
-        fn: takes one plane. Its results may be of another framework and another shape, all alike. It may
-            write them into a buffer of its own, unless it lends that to JAX or TensorFlow.
-        *args: passed on to every call as they are.
-        **kwargs: likewise.
+        array: An array of shape ``(n, height, width)``, of any framework. The planes are of the same one.
+        fn: A function of one plane. Its results may have another framework and another shape, but all the
+            same. It may write them to a buffer that it reuses, unless it exports the buffer to JAX or
+            TensorFlow.
+        *args: Further arguments of every call.
+        **kwargs: Further keyword arguments of every call.
 
     Returns:
-        the stacked results, in their framework; of tuples and other containers one with a stack in each
-        place; of what is no array the list of the results; None where ``fn`` returned None.
+        The stacked results, in their framework. For containers, one container with a stack in each place; for
+        other objects, the list of results; None if ``fn`` returned None.
 
     Raises:
-        ValueError: the array has not three axes or no plane, or the results differ in shape or structure.
-        TypeError: the results differ in dtype.
+        ValueError: If the array does not have three axes, has no planes, or the results differ in shape or
+            structure.
+        TypeError: If the results differ in dtype.
 
     >>> import numpy as np
     >>> stack = np.arange(12.0).reshape(2, 2, 3)
@@ -125,14 +140,19 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
 
 
 def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: Any) -> Any:
-    """Call ``fn`` once for each plane of its 3-D arrays, and stack what comes back.
+    """Call ``fn`` once for each plane of its 3-D arrays, and stack the results.
 
-    The first array among the arguments decides: with two axes or fewer ``fn`` is called once, as it is.
-    Other arrays with three axes go plane by plane beside it; all else goes to every call as it is.
-    ``skip`` positional arguments, self, are never looked at.
+    If the first array argument has two axes or fewer, ``fn`` is called once, with all arguments unchanged.
+    Otherwise, all arrays with three axes are split into planes, and other arguments are passed to every call.
+
+    Args:
+        fn: The function.
+        skip: The number of positional arguments that are never split: 1 for ``self``, otherwise 0.
+        *args: The arguments of the function.
+        **kwargs: The keyword arguments of the function.
 
     Raises:
-        ValueError: the first array has more than three axes, or another has a different number of planes.
+        ValueError: If the first array has more than three axes, or the numbers of planes differ.
     """
     values = [*args, *kwargs.values()]
     arrays = {i: source_of(x) for i, x in enumerate(values) if i >= skip and kind_of(x) is ARRAY}
@@ -141,25 +161,31 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
     if first < 3:
         return fn(*args, **kwargs)
     if first > 3:
-        raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {first}")
+        raise ValueError(
+            f"slice_by_slice=True expects arrays with at most three axes, got {first}. Call the function for"
+            " each 3-D stack."
+        )
     stacks = {i: owner.batching.unstack(data) for i, (owner, data) in arrays.items() if axes[i] == 3}
     counts = [len(planes) for planes in stacks.values()]
     if len(set(counts)) > 1:
-        raise ValueError(f"slice_by_slice=True: the arrays have different numbers of planes: {counts}")
+        raise ValueError(
+            f"The arrays have different numbers of planes: {counts}. With slice_by_slice=True, all 3-D arrays"
+            " need the same number."
+        )
     if not counts[0]:
-        raise ValueError("a stack without planes leaves nothing to stack")
+        raise ValueError("Cannot process a stack without planes. Pass at least one plane.")
     results = []
     for number in range(counts[0]):
         for i, planes in stacks.items():
             values[i] = planes[number]
         result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
-        # The function may write to a buffer of its own again at the next plane.
+        # The function may return a buffer to which it writes again for the next plane.
         results.append(map_arrays(result, snapshot))
     return together(results, _column, "plane")
 
 
 def _column(results: Sequence[Any], _: str) -> Any:
-    """What the calls for the planes gave in one place: arrays stacked, and of anything else the list."""
+    """Stack the results of all planes at one place; return a list if they are not arrays."""
     if any(kind_of(result) is ARRAY for result in results):
         return _along_new_axis(results, source_of(results[0])[0])
     return None if all(result is None for result in results) else list(results)

@@ -1,4 +1,4 @@
-"""A function around a function: of its kind, with its name, docstring and signature. For all decorators."""
+"""Wrappers that keep the kind, name, docstring and signature of the decorated function."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Decorated(Protocol[P, R_co]):
-    """What a decorator makes of a function, to a type checker.
+    """A decorated function, for type checkers.
 
-    The first form of the call keeps the function's own signature for editors; the second accepts whatever a
-    caller holds, since arrays of every framework are welcome.
+    The first overload of the call keeps the signature of the function for editors. The second one accepts
+    arrays of any framework.
     """
 
     gpu_id: GpuId
-    # Of the decorators of frameworks.
+    # Set by the decorators of frameworks, not by `gpu`.
     input_memory_type: str
     output_memory_type: str
     execution_memory_type: str
@@ -45,7 +45,7 @@ class Decorated(Protocol[P, R_co]):
     @overload
     def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
-    # A method: self is given by the attribute access.
+    # The access to a method binds self.
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Decorated[P, R_co]: ...
     @overload
@@ -55,22 +55,30 @@ class Decorated(Protocol[P, R_co]):
 
 
 def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
-    """``make(fn)``, inside of a static or class method where it is one; ``what``: the decorator as written.
+    """Return ``make(fn)``. For a static or class method, return one with the decorated function in it.
+
+    Args:
+        fn: The object to decorate.
+        what: The decorator as users write it, such as ``"@torch"``.
+        make: Wraps a function.
 
     Raises:
-        TypeError: ``fn`` is no function.
+        TypeError: If ``fn`` is not a function.
     """
     if isinstance(fn, (staticmethod, classmethod)):
         return type(fn)(decorate(fn.__func__, what, make))
     if isinstance(fn, type) or not callable(fn):
-        raise TypeError(
-            f"{what} decorates functions, and {fn!r} is none: decorate the methods of a class, put @property"
-            f" above {what}, and pass options by name, as in gpu_id=0"
-        )
+        if isinstance(fn, type):
+            fix = "Decorate the methods of the class."
+        elif isinstance(fn, property):
+            fix = f"Put @property above {what}."
+        else:
+            fix = "Pass options by keyword, such as gpu_id=0."
+        raise TypeError(f"{what} expected a function, got {type(fn).__name__}. {fix}")
     return make(fn)
 
 
-# -- what a function is --------------------------------------------------------------------------------
+# -- properties of functions ---------------------------------------------------------------------------
 
 
 def _inner(fn: Any) -> Any:
@@ -80,27 +88,27 @@ def _inner(fn: Any) -> Any:
 
 
 def name_of(fn: Any) -> str:
-    """The name of a function, of a partial's too, or of an object's class."""
+    """Return the name of a function, of the function in a partial, or of the class of a callable object."""
     return label_of(fn).rpartition(".")[2]
 
 
 def label_of(fn: Any) -> str:
-    """The name with that of the class around it: ``"Model.predict"``."""
+    """Return the qualified name of a function, such as ``"Model.predict"``."""
     inner = _inner(fn)
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
 
 
 def takes_self(fn: Any) -> bool:
-    """Whether the first argument will be self or cls: only for functions that are defined in a class body."""
+    """Return whether the first argument is ``self`` or ``cls``, as in functions defined in a class body."""
     if not inspect.isfunction(fn):
-        return False  # a bound method, a partial or an object has its self already
+        return False  # bound methods, partials and objects already have their self
     # The scope is "" in a module, "f.<locals>" in a function, "<dictcomp>" in a comprehension (Python 3.11).
     scope = fn.__qualname__.rpartition(".")[0].rpartition(".")[2]
     return scope.isidentifier() and not _is_static(fn)
 
 
 def _is_static(fn: Any) -> bool:
-    """Whether ``@staticmethod`` stands above the function; a decorator below it sees a plain function."""
+    """Return whether ``@staticmethod`` is above the function; decorators below it get a plain function."""
     code = getattr(inspect.unwrap(fn), "__code__", fn.__code__)
     for line in linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]:
         if not line.lstrip().startswith("@"):
@@ -111,7 +119,7 @@ def _is_static(fn: Any) -> bool:
 
 
 def kind_of_function(fn: Any) -> str:
-    """``"function"``, ``"coroutine"`` or ``"generator"``, which may be asynchronous."""
+    """Return ``"function"``, ``"coroutine"`` or ``"generator"``, also for asynchronous generators."""
     called = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__
     if inspect.iscoroutinefunction(called):
         return "coroutine"
@@ -119,37 +127,41 @@ def kind_of_function(fn: Any) -> str:
     return "generator" if yields else "function"
 
 
-# -- the function around it ----------------------------------------------------------------------------
+# -- the wrapper ---------------------------------------------------------------------------------------
 
 
 def wrap(fn: Callable[..., Any], run: Any) -> Any:
-    """A function that looks like ``fn``, and calls ``run(args, kwargs)``.
+    """Return a function that looks like ``fn`` and calls ``run(args, kwargs)``.
 
-    Around a coroutine function it is one too, and awaits ``run.awaited(args, kwargs)``.
+    For a coroutine function, return a coroutine function that awaits ``run.awaited(args, kwargs)``.
+
+    Args:
+        fn: The function to wrap.
+        run: The callable object that replaces it.
 
     Raises:
-        ValueError: ``fn`` is a generator.
+        ValueError: If ``fn`` is a generator.
     """
     kind = kind_of_function(fn)
     if kind == "generator":
         raise ValueError(
-            f"decorators take functions that return, and {label_of(fn)} is a {kind}; decorate the function"
-            " that makes one item, and call it in the generator"
+            f"{label_of(fn)} is a {kind}, but decorators need a function that returns. Decorate the function"
+            " that computes one item, and call it in the generator."
         )
 
-    # Each has one free variable, an object, so that cloudpickle can carry it by value. That is no function:
-    # dill, with recurse=True, would go through all that its module knows.
+    # The only free variable is an object, so that cloudpickle can serialize the wrapper by value. It is not a
+    # function, because dill with recurse=True would serialize the globals of its module.
     def called(*args: Any, **kwargs: Any) -> Any:
-        return run.__call__(args, kwargs)  # a call of the object itself takes longer
+        return run.__call__(args, kwargs)  # faster than run(args, kwargs)
 
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         return await run.awaited(args, kwargs)
 
     wrapper: Any = awaited if kind == "coroutine" else called
     functools.update_wrapper(wrapper, fn, updated=())
-    # What begins with an underscore is not the user's: torch.compile would run the function that it finds so.
+    # Names with an underscore are not the user's: torch.compile runs the function that it finds under one.
     vars(wrapper).update({name: x for name, x in getattr(fn, "__dict__", {}).items() if name[0] != "_"})
-    if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
+    if not hasattr(fn, "__name__"):  # a partial or a callable object
         wrapper.__name__ = name_of(fn)
         wrapper.__qualname__ = label_of(fn)
         wrapper.__doc__ = getattr(_inner(fn), "__doc__", None)

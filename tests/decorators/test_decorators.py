@@ -64,7 +64,7 @@ def test_memory_types_only_declares() -> None:
         memory_types("numpy", "troch")
     with pytest.raises(TypeError, match="contract"):
         memory_types("numpy", "torch", contract="yes")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="decorates functions, and 3 is none"):
+    with pytest.raises(TypeError, match="expected a function, got int"):
         memory_types("numpy", "torch")(3)  # type: ignore[call-overload]
 
 
@@ -141,10 +141,10 @@ def test_partials_and_objects_that_can_be_called() -> None:
 @pytest.mark.parametrize(
     ("what", "advice"),
     [
-        (3, "options by name"),
-        (None, "decorates functions"),
+        (3, "options by keyword"),
+        (None, "expected a function, got NoneType"),
         (int, "the methods of a class"),
-        (property(identity), "put @property above"),
+        (property(identity), "Put @property above"),
     ],
 )
 def test_what_is_no_function_is_refused(what: Any, advice: str) -> None:
