@@ -4,8 +4,8 @@ Containers are dicts, lists, tuples and deques with their subclasses, named tupl
 classes, pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and
 classes that are registered with optree (in its global namespace or in ``"arraybridge"``), JAX or PyTorch.
 Models and other callable objects are not containers.
-Two containers have the same structure if their types and their keys, fields or lengths are equal, dicts
-regardless of order.
+Two containers have the same structure if their types and their keys, fields or lengths are equal. The order
+of dict keys does not matter.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from arraybridge.frameworks.base import Pytree
 from arraybridge.frameworks.protocol_producers import is_protocol_producer, offers_on_instance
 from arraybridge.types import exact_key, new_cache, remember
 
-# -- what a value is -----------------------------------------------------------------------------------
+# -- kinds of values -----------------------------------------------------------------------------------
 
 
 class Kind(IntEnum):
-    """What the values of a class are."""
+    """The kind of the values of a class."""
 
     #: Each value is inspected: its class may be registered with optree at any time, and the value may have an
-    #: array protocol that its class lacks. 0, so that ``kinds.get(type(x)) or kind_of(x)`` inspects it.
+    #: array protocol that its class does not have. 0, so that ``kinds.get(type(x)) or kind_of(x)`` inspects
+    #: it.
     DEPENDS = 0
     #: Neither an array nor a container.
     LEAF = 1
     ARRAY = 2
-    #: A container whose values are read.
+    #: A container that is traversed.
     TREE = 3
 
 
-# Global names, since an attribute of an enum takes 50 ns in Python 3.11. Compared by `is`: 21 ns, == is 24.
+# Globals, because access to a member of an enum takes 50 ns in Python 3.11. `is` takes 21 ns, `==` 24 ns.
 _DEPENDS = Kind.DEPENDS
 LEAF = Kind.LEAF
 ARRAY = Kind.ARRAY
@@ -67,22 +68,22 @@ _FILE_MAPPINGS = ("h5py", "xarray", "zarr", "shelve", "dbm")
 # Classes that declare themselves as collections of other objects.
 _COLLECTIONS = (Mapping, Sequence, AbstractSet, ValuesView)
 _MODEL_PACKAGES = ("torch", "equinox", "flax")
-# Classes may be registered with optree for arraybridge alone.
+# Also finds classes that are registered with optree in the namespace of arraybridge.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
-#: The answers of `_kind_of_class`.
+#: The cached results of `_kind_of_class`.
 _kinds_of_classes: dict[type, Kind] = new_cache()
-#: Type → what its values are. Where every microsecond counts, ``kinds.get(type(x)) or kind_of(x)``.
+#: Type → kind of its values. On the fast path, use ``kinds.get(type(x)) or kind_of(x)``.
 kinds: dict[type, Kind] = new_cache()
 
 
 def kind_of(value: Any) -> Kind:
-    """`LEAF`, `ARRAY` or `TREE`; `LEAF` for an object that raises when it is inspected."""
+    """Return `LEAF`, `ARRAY` or `TREE`; `LEAF` for an object that raises when it is inspected."""
     try:
         return _kind_of(value)
-    except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
+    except (RecursionError, MemoryError, MemoryConversionError):  # the last one if its framework is broken
         raise
-    except Exception:  # noqa: BLE001  # of the object's own attributes: an unrelated object breaks no call
+    except Exception:  # noqa: BLE001  # attributes of third-party objects may raise anything
         return LEAF
 
 
@@ -153,7 +154,7 @@ def _is_container(x: Any) -> bool:
 
 
 def _kind_of_class(x: Any) -> Kind:
-    """Return whether every object of the class of ``x`` is a container, none is, or registrations decide."""
+    """Return `TREE` or `LEAF` if all objects of the class of ``x`` are of that kind; otherwise `DEPENDS`."""
     cls = type(x)
     if callable(x) or _is_model(cls) or issubclass(cls, Enum):
         return LEAF
@@ -181,7 +182,7 @@ def _pytree_of(x: Any) -> Pytree | None:
 
 
 def is_registered(x: Any) -> bool:
-    """Whether optree looks into it: a named tuple, a structseq, or of a class that is registered by now."""
+    """Return whether optree traverses ``x``: a named tuple, a structseq, or of a registered class."""
     import optree
 
     return not optree.tree_is_leaf(x, **_OPTREE)
@@ -190,8 +191,8 @@ def is_registered(x: Any) -> bool:
 # -- one container -------------------------------------------------------------------------------------
 
 
-#: What classes raise for children that they do not accept.
-_OF_CLASSES = (TypeError, ValueError, AttributeError, LookupError, RuntimeError, AssertionError)
+#: Exceptions of classes that do not accept other children.
+_CLASS_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError, AssertionError)
 
 
 class Container(ABC):
@@ -235,7 +236,7 @@ class Container(ABC):
     def _rebuild_checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
         try:
             return make(children)
-        except _OF_CLASSES as error:
+        except _CLASS_ERRORS as error:
             name = type(self.tree).__qualname__
             raise ArrayNotSupportedError(
                 f"Cannot rebuild a container of type {name} with other arrays. Its class does not accept"
@@ -255,7 +256,7 @@ class Container(ABC):
 
 
 def open_container(tree: Any) -> Container:
-    """Open a container, by the methods of a built-in class even if its own class overrides them."""
+    """Open a container with the methods of its built-in base class, even if its own class overrides them."""
     if type(tree) not in _BUILT_IN and is_registered(tree):
         return _OptreeNode(tree)
     base = _base_of(tree)
@@ -264,7 +265,7 @@ def open_container(tree: Any) -> Container:
         fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
-        return _Attributes(tree)  # also if it is a mapping, whose class need not accept a dict
+        return _Attributes(tree)  # also for mappings, because their class may not accept a dict
     return _Mapping(tree) if _is_mapping(tree) else _PytreeNode(tree)
 
 
@@ -324,9 +325,9 @@ class _Field(NamedTuple):
 
 
 def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
-    """Return the fields of a container with items, but for attributes that refer to one of these items.
+    """Return the fields of a container with items, except for attributes that refer to one of these items.
 
-    Those follow the item (`_replace_attributes`), which is impossible for slots.
+    Those attributes are updated with the item (`_replace_attributes`), which is not possible for slots.
     """
     names = _field_names(type(tree))
     if not names:
@@ -363,7 +364,7 @@ class _ItemsAndFields(Container):
 
 
 class _Mapping(Container):
-    """Another mapping, which its class makes of a dict."""
+    """Another mapping, whose class accepts a dict."""
 
     __slots__ = ()
 
@@ -374,7 +375,7 @@ class _Mapping(Container):
     def _make(self, children: Sequence[Any]) -> Any:
         again = type(self.tree)(dict(zip(self.names, children, strict=True)))
         if list(again) != self.names:
-            raise TypeError("the class takes something else than its items")
+            raise TypeError("the class does not accept a dict of its items")
         return again
 
 
@@ -431,7 +432,7 @@ class _PytreeNode(Container):
 
     def __init__(self, tree: Any) -> None:
         self._pytree = pytree = _pytree_of(tree)
-        if pytree is None:  # its registration was removed meanwhile
+        if pytree is None:  # its registration was removed in the meantime
             super().__init__(tree, (), ())
         else:
             super().__init__(tree, range(len(pytree.children)), pytree.children, pytree.structure)
@@ -443,7 +444,7 @@ class _PytreeNode(Container):
         return self.tree if self._pytree is None else self._pytree.rebuild(children)
 
 
-# -- the parts of a container --------------------------------------------------------------------------
+# -- items and attributes of a container ---------------------------------------------------------------
 
 
 def _holder_of(tree: Any) -> Any:
@@ -474,7 +475,7 @@ def _defines_copying(cls: type) -> bool:
 
 
 def _bare_copy(tree: Any, base: Any) -> Any:
-    """Return a copy that is made without calling the class, such as one whose ``__copy__`` returns itself."""
+    """Return a copy without calling the class, for example because its ``__copy__`` returns itself."""
     root = object if base is None or issubclass(type(tree), UserDict) else base
     again: Any = root.__new__(type(tree))
     if base is deque and root is deque:
@@ -493,23 +494,23 @@ def _bare_copy(tree: Any, base: Any) -> Any:
 
 def _extras(tree: Any) -> dict[str, Any]:
     """Return the extra fields of a pydantic model with ``extra="allow"``; an empty dict for other objects."""
-    # A dataclass of pydantic has the fields alone.
+    # Dataclasses of pydantic have __pydantic_fields__, but not __pydantic_extra__.
     is_pydantic = getattr(type(tree), "__pydantic_fields__", None) is not None
     extras = getattr(tree, "__pydantic_extra__", None) if is_pydantic else None
     return extras if isinstance(extras, dict) else {}
 
 
 def _restore_attributes(opened: Container, again: Any, children: Sequence[Any]) -> None:
-    """Set the attributes of a container that was made anew, besides its items."""
-    if _attributes(opened.tree) is opened.tree:  # items that are attributes too
+    """Restore the attributes of a rebuilt container."""
+    if _attributes(opened.tree) is opened.tree:  # its items are its attributes, too
         again.__dict__ = again
-    else:  # attributes that refer to an item, as those of Hugging Face's ModelOutput
+    else:  # attributes that refer to an item, as in ModelOutput of Hugging Face
         _replace_attributes(again, opened.children, children)
     _forget_computed(again)
 
 
 def _replace_attributes(again: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
-    """Let attributes that are one of the items before refer to the item after."""
+    """Update attributes that refer to an old item, so that they refer to the new one."""
     attributes = _attributes(again)
     if not attributes:
         return
@@ -520,7 +521,7 @@ def _replace_attributes(again: Any, before: Sequence[Any], after: Sequence[Any])
 
 
 def _forget_computed(again: Any) -> None:
-    """Delete what a ``cached_property`` has computed of other arrays."""
+    """Delete the cached values of each ``cached_property``, because they depend on the old arrays."""
     attributes = _attributes(again)
     for name in list(attributes):
         if isinstance(getattr(type(again), str(name), None), cached_property):
@@ -528,26 +529,26 @@ def _forget_computed(again: Any) -> None:
 
 
 def _attributes(x: Any) -> dict[str, Any]:
-    """What ``x`` has as attributes besides, without its own ``__getattr__``."""
+    """Return the ``__dict__`` of ``x`` without calling its ``__getattr__``; an empty dict if it has none."""
     with suppress(AttributeError):
         return cast("dict[str, Any]", object.__getattribute__(x, "__dict__"))
     return {}
 
 
-# -- going through it ----------------------------------------------------------------------------------
+# -- traversal -----------------------------------------------------------------------------------------
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """What is no container, arrays and all else, in order.
+    """Return all values in nested containers that are not containers, in order.
 
     Raises:
-        ValueError: a container contains itself.
+        ValueError: If a container contains itself.
     """
     return arrays_of(tree, also=object)
 
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
-    """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
+    """Return the arrays in nested containers, and leaves of the types ``also``, such as ``np.generic``."""
     arrays: list[Any] = []
 
     def collect(x: Any) -> Any:
@@ -570,51 +571,53 @@ def has_array_inside(x: Any) -> bool:
         items = list(x.values() if issubclass(type(x), Mapping) else x)
         leaves = [leaf for item in items for leaf in leaves_of(item)]
         return any(kind_of(leaf) is ARRAY or has_array_inside(leaf) for leaf in leaves)
-    except Exception:  # noqa: BLE001  # of the collection's own methods, or of one that contains itself
+    except Exception:  # noqa: BLE001  # third-party methods may raise anything; it may contain itself
         return False
 
 
 def flattened(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of a container, in order, and the container with None in their places."""
+    """Return the leaves of a container, in order, and the container with None in their places."""
     leaves = leaves_of(tree)
-    with suppress(ArrayNotSupportedError):  # of a class that looks at what it is made of
-        tree = map_arrays(tree, lambda _: None, also=object, anew=True)
+    with suppress(ArrayNotSupportedError):  # the class does not accept None
+        tree = map_arrays(tree, lambda _: None, also=object, rebuild_all=True)
     return leaves, tree
 
 
 def filled(structure: Any, leaves: Iterator[Any]) -> Any:
-    """The container with the next of these leaves in their places, of one that `flattened` gave."""
-    return map_arrays(structure, lambda _: next(leaves), also=object, anew=True)
+    """Return a structure of `flattened`, filled with the next leaves."""
+    return map_arrays(structure, lambda _: next(leaves), also=object, rebuild_all=True)
 
 
 def key_of(structure: Any) -> Any:
-    """What tells a container from those of other structures, to be hashed where all of that can be."""
+    """Return a key that is equal for containers of equal structure. It may not be hashable."""
     if kind_of(structure) is not TREE:
         return None
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
-    # Attributes beside the items: nobody knows what they mean, and a set has no hash.
-    beside = set() if is_registered(structure) else set(_attributes(structure)) - {*opened.names}
+    # Other attributes may have any meaning. As a set, they make the key unhashable, so that it is not cached.
+    others = set() if is_registered(structure) else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
-    return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
+    return type(structure), names, opened.extra, factory, others or None, tuple(map(key_of, opened.children))
 
 
 def map_arrays(
-    tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), anew: bool = False
+    tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), rebuild_all: bool = False
 ) -> Any:
     """Return a tree in which each array is replaced by the result of ``change``.
 
-    Containers keep their types, and dicts their order. Returns the same object if nothing changed, or if a
-    container cannot be rebuilt and its class is not registered: its arrays are then not replaced.
+    Containers keep their types, and dicts their order. If nothing changed, the result is the same object. A
+    container that cannot be rebuilt and whose class is not registered is left unchanged, with its arrays.
 
     Args:
         tree: An array, a container, or any other value.
         change: A function of one array.
-        also: Types of leaves to call it for, too: ``np.generic`` for NumPy scalars, ``object`` for all.
-        anew: Whether to rebuild containers even if nothing in them changes.
+        also: Types of leaves for which it is also called: ``np.generic`` for NumPy scalars, ``object`` for
+            all leaves.
+        rebuild_all: Whether to rebuild containers even if nothing in them changes.
 
     Raises:
-        MemoryConversionError: From ``change``, with the place of the array: ``at ['batch'][0].image``.
+        MemoryConversionError: From ``change``, with the place of the array, such as
+            ``at ['batch'][0].image``.
         ArrayNotSupportedError: If a registered class cannot be rebuilt.
         ValueError: If a container contains itself.
     """
@@ -623,10 +626,11 @@ def map_arrays(
         return change(tree) if kind is ARRAY or issubclass(type(tree), also) else tree
     places: list[str] = []
     try:
-        return _mapped(tree, change, also, places, anew)
+        return _mapped(tree, change, also, places, rebuild_all)
     except RecursionError:
         raise ValueError(
-            "a container contains itself, or is nested too deep to be looked through for arrays"
+            "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass its"
+            " arrays in a flat list or dict."
         ) from None
     except MemoryConversionError as error:
         if places:
@@ -634,11 +638,11 @@ def map_arrays(
         raise
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str], anew: bool) -> Any:
+def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str], rebuild_all: bool) -> Any:
     cls = type(tree)
     opened: Container | None = None
     children: Any
-    # Most containers are of these classes, and need not be opened.
+    # Most containers are of these classes, for which no `Container` is needed.
     if cls is dict:
         children = tree.values()
     elif cls is list or cls is tuple:
@@ -646,13 +650,13 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     else:
         opened = open_container(tree)
         children = opened.children
-    changed = list(children) if anew else None
+    changed = list(children) if rebuild_all else None
     for i, child in enumerate(children):
         kind = kinds.get(type(child)) or kind_of(child)
         if kind is LEAF and not issubclass(type(child), also):
             continue
         try:
-            new = _mapped(child, change, also, places, anew) if kind is TREE else change(child)
+            new = _mapped(child, change, also, places, rebuild_all) if kind is TREE else change(child)
         except MemoryConversionError:
             places.append((opened or open_container(tree)).place(i))
             raise
@@ -674,23 +678,32 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
 def together(
     trees: Sequence[Any], join: Callable[[Sequence[Any], str], Any], noun: str = "part", place: str = ""
 ) -> Any:
-    """One tree, like the first, of what ``join`` makes of the leaves at the same place in all the trees.
+    """Return a tree like the first one, with the joined leaves of all trees at each place.
 
-    ``join`` is called with the leaves and their place in words, ``""`` where the trees are leaves. Values of
-    dicts belong together by their keys. ``noun`` says what a tree is, and ``place`` where in larger ones.
+    Values of dicts are joined by key.
+
+    Args:
+        trees: The trees.
+        join: Called with the leaves at one place and with the place, such as ``"['batch'][0]"``. The place is
+            ``""`` if the trees are leaves.
+        noun: The word for a tree in messages.
+        place: The place of the trees in larger trees.
 
     Raises:
-        CannotSplitError: which is a `ValueError`: the trees differ in structure.
+        CannotSplitError: If the trees differ in structure.
     """
     opened = [open_container(tree) if kind_of(tree) is TREE else None for tree in trees]
-    sorts = [one and (type(tree), set(one.names), one.extra) for tree, one in zip(trees, opened, strict=True)]
-    other = next((i for i, sort in enumerate(sorts) if sort != sorts[0]), 0)
+    layouts = [
+        one and (type(tree), set(one.names), one.extra) for tree, one in zip(trees, opened, strict=True)
+    ]
+    other = next((i for i, layout in enumerate(layouts) if layout != layouts[0]), 0)
     if other:
         at = f" at {place}" if place else ""
         raise CannotSplitError(
-            f"{noun} 0 came out as {outline(trees[0])}{at}, and {noun} {other} as {outline(trees[other])};"
-            " results of the same structure alone can be joined",
-            reason=f"different structures from one {noun} to the next",
+            f"The results cannot be joined, because their structures differ{at}: {noun} 0 is"
+            f" {outline(trees[0])}, {noun} {other} is {outline(trees[other])}.",
+            reason=f"the structures of {noun} 0 and {noun} {other} differ",
+            advice="Return the same structure from every call.",
         )
     first = opened[0]
     if first is None:
@@ -704,7 +717,7 @@ def together(
 
 
 def outline(tree: Any) -> str:
-    """The structure of a container in words, without its values."""
+    """Return a short description of the structure of a container, such as ``"a list of 3"``."""
     name = type(tree).__name__
     article = "an" if name[0] in "aeiouAEIOU" else "a"
     if isinstance(tree, dict):
@@ -716,7 +729,7 @@ def outline(tree: Any) -> str:
 def additional_attributes(tree: Any, opened: Container) -> dict[str, Any]:
     """Return the attributes of a container that are neither its children nor computed from them."""
     if isinstance(opened, _Mapping):
-        return {}  # its class makes them of the items
+        return {}  # its class creates them from the items
     children = {id(child) for child in opened.children}
     holder = _holder_of(tree)
     return {
@@ -732,9 +745,8 @@ def additional_attributes(tree: Any, opened: Container) -> dict[str, Any]:
 def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
     """Return a container with each child replaced by ``change(child, place)``.
 
-    If no child changed, the result is the same object.
-
-    A place is written as in Python: ``[0]``, ``['batch']`` or ``.image``.
+    If no child changed, the result is the same object. Places are written as in Python: ``[0]``,
+    ``['batch']`` or ``.image``.
     """
     opened = open_container(tree)
     children = [change(child, opened.place(i)) for i, child in enumerate(opened.children)]
