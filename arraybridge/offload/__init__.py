@@ -1,1 +1,1 @@
-"""`@gpu`: each call of a NumPy-style function runs where it is done first."""
+"""The decorator `gpu`, which runs each call of a NumPy-style function on the faster device."""

@@ -56,7 +56,7 @@ class _Same:
             self._reference = weakref.ref(x)
         except TypeError:
             raise NoSignatureError(
-                f"a {type(x).__qualname__} among its arguments cannot be compared"
+                f"an argument of type {type(x).__qualname__} cannot be compared between calls"
             ) from None
         self._number = id(x)
 
@@ -66,7 +66,7 @@ class _Same:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        # A dead reference equals no other: its address may belong to a new object.
+        # A dead reference is not equal to any other, because its address may belong to a new object.
         mine = self._reference()
         return isinstance(other, _Same) and mine is not None and mine is other._reference()
 
@@ -80,7 +80,7 @@ class _Walk:
         self._open: dict[int, int] = {}
 
     def value(self, x: Any) -> Hashable:
-        """Return a key that equals that of ``y`` only if a function cannot tell ``x`` and ``y`` apart.
+        """Return a key that is equal for two values only if functions cannot distinguish them.
 
         Arrays are the exception: they are compared by type, dtype and rank, not by shape or value.
         """
@@ -96,7 +96,7 @@ class _Walk:
             return cls, x
         if cls in (str, bytes):
             return cls, _text(x)
-        if cls in (float, complex):  # by their bits: 0.0 equals -0.0, and NaN does not equal itself
+        if cls in (float, complex):  # as bits, since 0.0 == -0.0 and NaN != NaN
             return cls, struct.pack("2d", x.real, x.imag)
         return self._other(x)
 
@@ -114,6 +114,7 @@ class _Walk:
         return self._nested(x)
 
     def values(self, xs: Iterable[Any]) -> tuple[Hashable, ...]:
+        """Return the keys of several values."""
         return tuple([self.value(x) for x in xs])
 
     def _nested(self, x: Any) -> Hashable:
@@ -173,7 +174,7 @@ def _has_native_state(cls: type) -> bool:
 
 
 def _is_larger(cls: type) -> bool:
-    """Return whether instances have memory besides slots, ``__dict__`` and ``__weakref__``."""
+    """Return whether instances have memory other than slots, ``__dict__`` and ``__weakref__``."""
     members = vars(cls)
     words = sum(isinstance(member, MemberDescriptorType) for member in members.values())
     words += ("__dict__" in members) + ("__weakref__" in members)
@@ -193,14 +194,14 @@ def _array(x: Any) -> Hashable:
         return "array", x.dtype, x.ndim, ""
     owner, data = source_of(x)
     key = "array", np.dtype(owner.dtype_name(data)), len(owner.shape(data))
-    if isinstance(x, np.ndarray):  # np.matrix multiplies in its own way
+    if isinstance(x, np.ndarray):  # subclasses may override operators, as np.matrix does
         return *key, type(x)
-    # A weak type is JAX's, which promotes such an array as it does a Python number.
+    # JAX promotes arrays with a weak type like Python numbers.
     return *key, "weak" if getattr(data, "weak_type", False) else ""
 
 
 def _captured(fn: FunctionType) -> list[Any]:
-    """Return the captured variables of a function, and a placeholder for unassigned ones."""
+    """Return the values of captured variables, with a placeholder for unassigned ones."""
     captured = []
     for cell in fn.__closure__ or ():
         try:
@@ -242,7 +243,7 @@ def names_in(fn: Any) -> tuple[str, ...]:
 def _names(code: Any) -> set[str]:
     if not isinstance(code, CodeType):
         return set()
-    return set(code.co_names).union(*map(_names, code.co_consts))  # with those of functions inside it
+    return set(code.co_names).union(*map(_names, code.co_consts))  # including nested functions
 
 
 def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:

@@ -1,4 +1,4 @@
-"""What a function decorated with `gpu` does on each call: decide, run, measure, and come back."""
+"""Calls of functions that are decorated with `gpu`: choice of the device, execution and timing."""
 
 from __future__ import annotations
 
@@ -48,36 +48,41 @@ from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, arrays_of, kind_of, kinds, leaves_of, map_arrays
 from arraybridge.types import Device, GpuId, new_cache, remember
 
-#: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
+#: Calls below both limits do not search for a GPU: importing a framework takes longer than many such calls.
 PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
-_TOO_LITTLE = "it takes in too little to look for a card"
-#: What takes less on the CPU is done there before a card has begun.
+_TOO_SMALL = "its arrays are too small to search for a GPU"
+#: Calls that take less on the CPU finish there before a call on the GPU would start.
 QUICK = 50e-6
-_DONE_BEFORE = "it is done on the CPU before a card has begun"
-#: The free memory of a card is asked for again after so many seconds.
-ASK_AGAIN = 0.5
+_TOO_QUICK = "it finishes on the CPU before a call on the GPU would start"
+#: For this many seconds, a measurement of the free memory of a GPU is reused.
+FREE_MEMORY_SECONDS = 0.5
 
-#: Seconds, of all that is measured here.
+#: The clock of all timings, in seconds.
 clock: Callable[[], float] = time.perf_counter
 
-#: Whether results stay on the card, in this thread or task.
+#: Whether results stay on the GPU, in this thread or task.
 staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
-#: Whether this thread runs a function whose place is decided: `gpu` functions that it calls run there.
+#: Whether this thread runs a function whose place is decided. `gpu` functions that it calls run there, too.
 _decided: ContextVar[bool] = ContextVar("arraybridge_gpu_decided", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadDecision:
-    """Where a call of a `gpu` function would run, and why. Prints as plain sentences.
+    """The device on which a call of a `gpu` function would run, and the reasons. Prints as sentences.
 
     Attributes:
-        on_gpu: whether it would run on a card.
-        device: where.
-        backend: the framework that it would run in.
-        reasons: sentences; the first one is what decided.
-        cpu_seconds: what it takes on the CPU; None where nothing is known.
-        gpu_seconds: what it takes on the card, with transfers; None where nothing is known.
+        on_gpu: Whether it would run on a GPU.
+        device: The device on which it would run.
+        backend: The framework in which it would run.
+        reasons: Sentences. The first one is the reason for the decision.
+        cpu_seconds: The time on the CPU in seconds; None if unknown.
+        gpu_seconds: The time on the GPU in seconds, with transfers; None if unknown.
+
+    >>> import numpy as np, arraybridge
+    >>> double = arraybridge.gpu(lambda x: 2 * x)
+    >>> double.explain(np.ones(3)).backend
+    'numpy'
     """
 
     on_gpu: bool
@@ -93,11 +98,11 @@ class OffloadDecision:
         return "\n".join([f"It would run {where}.", *sentences])
 
 
-# -- the cards ---------------------------------------------------------------------------------------
+# -- the GPUs ----------------------------------------------------------------------------------------
 
 
 class BackendGpu:
-    """One card, as one framework sees it."""
+    """A GPU as a device of one framework."""
 
     def __init__(self, framework: Framework, device: Device) -> None:
         self.framework = framework
@@ -105,21 +110,21 @@ class BackendGpu:
         self.backend = framework.name
         self.name = f"{framework.name} {device}"
         self._free = 0
-        self._asked = -ASK_AGAIN
+        self._measured_at = -FREE_MEMORY_SECONDS
 
     def holds(self, x: Any) -> bool:
-        """Whether the array, of whichever framework, lives on this card."""
+        """Return whether an array of any framework is on this GPU."""
         if type(x) is np.ndarray:
             return False
         owner, data = source_of(x)
         return owner.devices.device_of(data) == self.device
 
     def put(self, x: Any) -> Any:
-        """The array on the card, as one of the backend's; complete on return."""
+        """Return an array converted to the framework and this GPU. The copy is complete on return."""
         return convert_memory(x, self.backend, device=self.device)
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        """``fn()`` with this card as the backend's current one, on a stream of this thread."""
+        """Return ``fn()``, called with this GPU as the current device, on a stream of this thread."""
         framework = self.framework
         device = self.device
         with (
@@ -130,20 +135,20 @@ class BackendGpu:
             return fn()
 
     def free(self) -> int:
-        """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
+        """Return the bytes that the framework can still allocate, with its cache; 0 if unknown."""
         now = clock()
-        if now - self._asked >= ASK_AGAIN:
-            self._asked = now
+        if now - self._measured_at >= FREE_MEMORY_SECONDS:
+            self._measured_at = now
             self._free = self.framework.memory.free_memory_of(self.device)
         return self._free
 
 
-#: Framework (None: any) and number → the card, or why there is none.
+#: Framework (None for any) and index → the GPU, or the reason why there is none.
 _found: dict[tuple[str | None, int], BackendGpu | str] = new_cache()
 
 
 def find_gpu(backend: str | None, index: int) -> BackendGpu | str:
-    """The card of that number in that framework (None: the first that has it), or why there is none."""
+    """Return the GPU with this index in a framework (None for the first one that has it), or the reason."""
     gpu = _found.get((backend, index))
     return gpu or remember(_found, (backend, index), _find_gpu(backend, index))
 
@@ -151,12 +156,12 @@ def find_gpu(backend: str | None, index: int) -> BackendGpu | str:
 def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
     device = Device("gpu", index)
     reasons: list[str] = []
-    for name in _worth_asking(backend):
+    for name in _names_to_probe(backend):
         try:
             framework = registry.framework(name)
             devices = framework.devices.available()
-        except (FrameworkNotInstalledError, RuntimeError) as error:  # or the driver refuses
-            reasons.append(f"{name} finds no card ({getattr(error, 'reason', error)})")
+        except (FrameworkNotInstalledError, RuntimeError) as error:  # drivers raise RuntimeError
+            reasons.append(f"{name} finds no GPU ({getattr(error, 'reason', error)})")
             continue
         if device in devices:
             return BackendGpu(framework, device)
@@ -164,18 +169,18 @@ def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
         reason = framework.devices.missing_device_reason() or f"{name} has no GPU"
         reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
     if reasons:
-        return f"there is no {device} here: {'; '.join(reasons)}"
-    reason = driver().reason or "the driver shows none to this process (see CUDA_VISIBLE_DEVICES)"
-    return f"there is no GPU here that a framework could use: {reason}"
+        return f"{device} was not found: {'; '.join(reasons)}"
+    reason = driver().reason or "the driver reports no GPU to this process (see CUDA_VISIBLE_DEVICES)"
+    return f"no framework can use a GPU: {reason}"
 
 
-def _worth_asking(backend: str | None) -> list[str]:
-    """The frameworks to ask for a card. Without a driver none is worth the seconds that its import takes."""
+def _names_to_probe(backend: str | None) -> list[str]:
+    """Return the frameworks in which to search for a GPU. Without a driver, none is imported for that."""
     names = registry.for_numpy_code() if backend is None else [backend]
     if sys.platform == "darwin":
         has_driver = platform.machine() == "arm64"
-    else:  # an AMD card, or NVIDIA ones
-        has_driver = os.path.exists("/dev/kfd") or bool(gpus())  # noqa: PTH110  # pathlib costs 3 ms to import
+    else:  # an AMD or an NVIDIA GPU
+        has_driver = os.path.exists("/dev/kfd") or bool(gpus())  # noqa: PTH110  # importing pathlib costs 3 ms
     return [name for name in names if has_driver or name not in BUILT_IN or is_imported(name)]
 
 
@@ -183,7 +188,7 @@ def _worth_asking(backend: str | None) -> list[str]:
 
 
 class Arguments:
-    """What a function is called with: self, which stays as it is, and all else."""
+    """The arguments of a call: ``self``, which is never converted, and the others."""
 
     def __init__(self, own: tuple[Any, ...], batch: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.own = own
@@ -191,9 +196,9 @@ class Arguments:
         self.named = named
 
     def inspect(self) -> Arguments:
-        """Find its arrays, and what tells it from other calls."""
+        """Set the arrays, their size in bytes and the call signature, and return the same object."""
         self.arrays: list[Any] = []
-        kinds: list[Any] = [tuple(self.named)]
+        parts: list[Any] = [tuple(self.named)]
         self.nbytes = 0
         self.in_numpy = True
         self._exact: Any = None
@@ -201,26 +206,26 @@ class Arguments:
         is_flat = all(type(x) is np.ndarray for x in values)
         for x in values if is_flat else leaves_of(values):
             if type(x) is np.ndarray:
-                kinds.append((x.dtype, x.ndim))
+                parts.append((x.dtype, x.ndim))
                 nbytes = x.nbytes
             elif kind_of(x) is ARRAY:
                 owner, data = source_of(x)
-                kinds.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
+                parts.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
                 nbytes = owner.nbytes(data)
                 self.in_numpy = False
             else:
-                kinds.append(_kind_of_leaf(x))
+                parts.append(_key_of_leaf(x))
                 continue
             self.arrays.append(x)
             self.nbytes += nbytes
-        self.signature = (self.nbytes.bit_length(), *kinds)
+        self.signature = (self.nbytes.bit_length(), *parts)
         return self
 
     def exact(self) -> Any:
-        """Return what tells it from calls that a verified run says nothing about.
+        """Return the exact signature. A verified run applies only to calls with an equal one.
 
         Raises:
-            NoSignatureError: the arguments cannot be told apart.
+            NoSignatureError: If an argument cannot be compared between calls.
         """
         if self._exact is None:
             exact = signature_of((self.batch, self.named))
@@ -228,27 +233,30 @@ class Arguments:
         return self._exact
 
     def mapped(self, convert: Callable[[Any], Any]) -> Arguments:
-        """The same with other arrays."""
+        """Return the arguments with each array replaced by ``convert(array)``."""
         batch = tuple([map_arrays(x, convert) for x in self.batch])
         return Arguments(self.own, batch, {name: map_arrays(x, convert) for name, x in self.named.items()})
 
     def run(self, fn: Callable[..., Any]) -> Any:
+        """Call the function with these arguments."""
         return fn(*self.own, *self.batch, **self.named)
 
     def on_host(self) -> Arguments:
+        """Return the arguments with NumPy arrays."""
         return self if self.in_numpy else self.mapped(lambda x: convert_memory(x, "numpy"))
 
     def restore(self, result: Any) -> Any:
-        """A result of NumPy as the first array came."""
+        """Return a NumPy result with the framework and device of the first array."""
         return result if self.in_numpy else _restored(result, self.arrays[0], [])
 
 
-def _kind_of_leaf(x: Any) -> Any:
-    """Numbers that are not whole by their type alone; of functions their code: a lambda is new each time.
+def _key_of_leaf(x: Any) -> Any:
+    """Return the part of a call signature for a value that is not an array.
 
-    Timings need no more. Whether a result is right depends on `Arguments.exact`.
+    Floating-point numbers count by type only. Functions count by their code, because a lambda is a new object
+    in each call. This is sufficient for timings; `Arguments.exact` decides about the reuse of verifications.
     """
-    cls = type(x)  # not isinstance: an object may raise when it is asked for its __class__
+    cls = type(x)  # not isinstance, because `__class__` of an object may raise
     if cls in (int, bool, str, bytes) or issubclass(cls, np.dtype):
         return cls, x
     if issubclass(cls, (np.integer, np.bool_)):
@@ -259,15 +267,15 @@ def _kind_of_leaf(x: Any) -> Any:
 
 
 class _Choice(NamedTuple):
-    """Where a call runs: on a GPU, with the proof of its signature, or on the CPU (None); and the reason."""
+    """The GPU on which a call runs, or None for the CPU, with the reason and the proof of the signature."""
 
     gpu: BackendGpu | None
-    why: str
+    reason: str
     proof: Proof | None = None
 
 
 class Offload:
-    """Runs one function, each call on the CPU or on a card."""
+    """A function whose calls run on the CPU or on a GPU."""
 
     def __init__(
         self,
@@ -282,19 +290,20 @@ class Offload:
         self.split_axis = split_axis
         self.gpu_id: GpuId = gpu_id
         self.label = label_of(fn)
-        self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
+        self.skip = 1 if takes_self(fn) else 0  # self is never converted, even if it is an array
         self.history = History()
         self.proofs = Proofs()
         self._named = names_in(fn) if self.skip else ()
         placed = placement(fn)
-        #: Why the function stays on the CPU, or "".
-        self.refused = "" if placed is None else f"its own decorator says where it runs: {placement_text(fn)}"
+        #: The reason why the function stays on the CPU, or "".
+        self.refused = "" if placed is None else f"another decorator sets its device: {placement_text(fn)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Offload, backend=self.backend, gpu_id=self.gpu_id, split_axis=self.split_axis)
         return (make, (self.fn,))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one call in the chosen place, and return its result."""
         call = Arguments(args[: self.skip], args[self.skip :], kwargs)
         if _decided.get() or not call.inspect().arrays:
             return call.run(self.fn)
@@ -304,19 +313,19 @@ class Offload:
         with nullcontext() if span is None else span:
             if span is not None:
                 span.device = "cpu" if choice.gpu is None else str(choice.gpu.device)
-                span.reason = choice.why
-            result, complaint = self._run(choice, call, timings)
-        if complaint:
-            warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=3)
+                span.reason = choice.reason
+            result, warning = self._run(choice, call, timings)
+        if warning:
+            warnings.warn(f"{self.label}() {warning}", RuntimeWarning, stacklevel=3)
         return result
 
-    # -- where ------------------------------------------------------------------------------------
+    # -- decision ---------------------------------------------------------------------------------
 
     def _decide(self, call: Arguments, timings: Timings, proof_of: Callable[[Any], Proof]) -> _Choice:
         """Decide where a call runs.
 
-        ``proof_of`` returns the proof of an exact signature. A call that stays on the CPU for want of one is
-        noted in it, so that the next such call is the trial.
+        ``proof_of`` returns the proof of an exact signature. If a call runs on the CPU because its signature
+        is new, the proof records it, so that the next such call is the trial.
         """
         cpu = timings.estimate(CPU)
         gpu = self._candidate(call, cpu)
@@ -325,114 +334,114 @@ class Offload:
         try:
             proof = proof_of(self._key(call, gpu))
         except NoSignatureError as error:
-            return _Choice(None, f"{error}, so that one run on the card says nothing about the next")
+            return _Choice(None, f"{error}, so verified runs do not apply to other calls")
         if not call.in_numpy and all(gpu.holds(x) for x in call.arrays):
-            return _Choice(gpu, "the arrays are on the card already", proof)
+            return _Choice(gpu, "the arrays are already on the GPU", proof)
         if timings.refused:
             return _Choice(None, timings.refused)
         if cpu is None:
             proof.seen = True
-            return _Choice(None, "it has not run with such arrays yet")
+            return _Choice(None, "there are no timings for such arguments yet")
         if cpu < QUICK:
-            return _Choice(None, _DONE_BEFORE)
-        needed = 3 * call.nbytes  # as much again for the result, and on the way to it
+            return _Choice(None, _TOO_QUICK)
+        needed = 3 * call.nbytes  # the arguments, the result and intermediate results
         free = gpu.free()
         if free and needed > free:
             return _Choice(
                 None,
-                f"the call needs about {format_bytes(needed)}, and {gpu.name} has {format_bytes(free)} free",
+                f"it needs about {format_bytes(needed)}, but {gpu.name} has only {format_bytes(free)} free",
             )
         return self._by_time(gpu, timings, proof)
 
     def _candidate(self, call: Arguments, cpu: float | None) -> BackendGpu | str:
-        """Return the GPU on which a call could run, or why it runs on the CPU, regardless of its signature.
+        """Return the GPU on which a call could run, or the reason for the CPU, regardless of its signature.
 
-        ``cpu`` is the time that the call takes on the CPU, if that is known.
+        ``cpu`` is the time of the call on the CPU in seconds, if known.
         """
         if call.in_numpy and not _found and call.nbytes < PROBE_BYTES and (cpu or 0.0) < PROBE_SECONDS:
-            return _TOO_LITTLE
+            return _TOO_SMALL
         gpu = self._gpu()
         if isinstance(gpu, str):
             return gpu
         if self.refused:
             return self.refused
-        # Before the exact signature is made, which takes time.
+        # Here, because `_decide` spends time on the exact signature next.
         is_quick = cpu is not None and cpu < QUICK
-        return _DONE_BEFORE if is_quick and call.in_numpy else gpu
+        return _TOO_QUICK if is_quick and call.in_numpy else gpu
 
     def _by_time(self, gpu: BackendGpu, timings: Timings, proof: Proof) -> _Choice:
-        """Choose the faster place, but the GPU only for a signature that has run on the CPU before."""
+        """Return the faster place, but the GPU only for a signature that has run on the CPU before."""
         if timings.counts[GPU] or (proof.holds and staying.get()):
-            place, why = timings.choose()
+            place, reason = timings.choose()
         else:
             place = GPU
-            why = "the card has not been tried with such arrays yet"
+            reason = "there are no timings on the GPU for such arguments yet"
         if place == CPU:
-            return _Choice(None, why)
+            return _Choice(None, reason)
         if proof.holds or proof.seen:
-            return _Choice(gpu, why, proof)
+            return _Choice(gpu, reason, proof)
         proof.seen = True
         return _Choice(
-            None, "it has not run with exactly these arguments before; the next such call is a trial"
+            None, "it has not run with exactly these arguments before. The next such call is a trial"
         )
 
     def _key(self, call: Arguments, gpu: BackendGpu) -> Any:
-        """Return what a proof is kept under: the exact call, and the GPU and framework that it ran in."""
+        """Return the key of a proof: the exact signature, the framework and the GPU."""
         return signature_of_self(call.own, self._named) if call.own else (), call.exact(), gpu.name
 
     def _gpu(self) -> BackendGpu | str:
-        """The card to run on, or why there is none."""
-        # None where nobody chose one; a worker of device_map has a device of its own.
+        """Return the GPU to run on, or the reason why there is none."""
+        # Workers of device_map have their own device. None if no device was selected.
         chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
         return find_gpu(self.backend, self._index(chosen))
 
     def _index(self, chosen: Device | None) -> int:
-        """Return the number of the GPU: of ``gpu_id``, else of the default device, else 0."""
+        """Return the index of the GPU: from ``gpu_id``, otherwise of the default device, otherwise 0."""
         number = gpu_index_of(self.gpu_id)
-        if isinstance(number, str):  # "auto", resolved once
+        if isinstance(number, str):  # "auto", which is resolved once
             number = self.gpu_id = least_used_gpu() or 0
         if number is not None:
             return number
         return 0 if chosen is None else chosen.index
 
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
-        """Where the call would run, and why; the function is not called."""
-        # A bound method's explain() gets no self: it belongs to the function.
+        """Return where a call would run and the reasons, without calling the function."""
+        # explain() of a bound method gets no self, because it is an attribute of the function.
         skip = self.skip if args and kind_of(args[0]) is not ARRAY else 0
         call = Arguments(args[:skip], args[skip:], kwargs).inspect()
         if not call.arrays:
             return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
         timings = self.history.get(call.signature) or Timings()
-        gpu, why, proof = self._decide(call, timings, self._known_proof)
-        reasons = [f"{why}: {format_bytes(call.nbytes)}" if why is _TOO_LITTLE else why]
-        for place, words in ((CPU, "On the CPU"), (GPU, "On the card, with transfers,")):
+        gpu, reason, proof = self._decide(call, timings, self._known_proof)
+        reasons = [f"{reason}: {format_bytes(call.nbytes)}" if reason is _TOO_SMALL else reason]
+        for place, phrase in ((CPU, "On the CPU,"), (GPU, "On the GPU, with transfers,")):
             seconds = timings.estimate(place)
             if seconds is not None:
-                took = format_seconds(seconds)
-                reasons.append(f"{words} it takes {took} (runs so far: {timings.counts[place]})")
+                time_text = format_seconds(seconds)
+                reasons.append(f"{phrase} it takes {time_text} (runs so far: {timings.counts[place]})")
         if proof is not None and not proof.holds:
             reasons.append(
-                "The first run with these arguments on the card is a trial: it is computed on the CPU as"
-                " well, and the results are compared"
+                "The first run with these arguments on the GPU is a trial. It also runs on the CPU, and the"
+                " results are compared"
             )
         device, backend = (Device("cpu"), "numpy") if gpu is None else (gpu.device, gpu.backend)
         estimates = timings.estimate(CPU), timings.estimate(GPU)
         return OffloadDecision(gpu is not None, device, backend, tuple(reasons), *estimates)
 
     def _known_proof(self, key: Any) -> Proof:
-        """Return a copy of the proof of a signature; of any ``self`` if the call has none."""
+        """Return a copy of the proof of a signature. If the call has no ``self``, that of any ``self``."""
         own, *rest = key
         found = self.proofs.peek(key)
         if self.skip and not own:
             found = next((proof for (_, *others), proof in self.proofs.items() if others == rest), None)
         return Proof() if found is None else copy.copy(found)
 
-    # -- running ----------------------------------------------------------------------------------
+    # -- execution --------------------------------------------------------------------------------
 
     def _run(self, choice: _Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
-        """The result, and what there is to complain about, or ``""``."""
+        """Return the result and the text of a warning, or ``""``."""
         gpu, _, proof = choice
         if gpu is None or proof is None:
             return self._on_cpu(call, timings), ""
@@ -440,7 +449,7 @@ class Offload:
             return self._trial(gpu, call, timings, proof)
         try:
             return self._on_gpu(gpu, call, timings, proof), ""
-        except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
+        except Exception as error:  # noqa: BLE001  # the function may raise anything; so does it on the CPU
             result = self._on_cpu(call, timings)
             return result, self._remember_failure(gpu, timings, error)
 
@@ -462,61 +471,69 @@ class Offload:
         index = gpu.device.index
         axis = self.split_axis
         result = recovered(attempt, call.batch, call.named, 1, index, None, axis is not None, axis or 0)
-        if not stays:  # else it may be on its way
+        if not stays:  # otherwise the GPU may not have finished
             timings.add(GPU, clock() - started)
         return result
 
     def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
-        """Remember that the card could not do it, and say so."""
-        why = first_line(error_text(error))
-        let_go(error)  # whose variables hold the card's memory
+        """Record that the function failed on the GPU, and return the text of the warning."""
+        reason = first_line(error_text(error))
+        let_go(error)  # its variables hold memory of the GPU
         if is_oom_error(error) or isinstance(error, CannotSplitError):
             timings.refused = f"it ran out of memory on {gpu.name} before"
-            return f"ran out of memory on {gpu.name} ({why}); this call was computed on the CPU"
-        self.refused = f"it cannot run in {gpu.backend}: {why}"
-        return f"cannot run in {gpu.backend} ({why}); it runs on the CPU from now on"
+            fix = " If its rows are independent, pass split_axis=0 to compute them in parts on the GPU."
+            fix = fix if self.split_axis is None else ""
+            return f"ran out of memory on {gpu.name} ({reason}). This call was computed on the CPU.{fix}"
+        self.refused = f"it cannot run in {gpu.backend}: {reason}"
+        return (
+            f"cannot run in {gpu.backend} ({reason}). It runs on the CPU from now on. Use functions that"
+            f" {gpu.backend} has, or remove @gpu."
+        )
 
     # -- the trial --------------------------------------------------------------------------------
 
     def _trial(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
-        """The first run of an exact signature on a card: in NumPy as well, which tells what is right."""
+        """Run an exact signature for the first time on a GPU, and compare the result with that of NumPy."""
         on_host = call.on_host()
         started = clock()
         expected = _inside(on_host, self.fn)
         timings.add(CPU, clock() - started)
         proof.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
         if expected is None:
-            self.refused = "it returns nothing, so that there is nothing to compare"
+            self.refused = "it returns None, which cannot be verified"
             return expected, ""
         try:
             actual = self._on_gpu(gpu, call, timings, proof)
-        except Exception as error:  # noqa: BLE001  # an unknown function's; NumPy has shown that it is no error of its own
+        except Exception as error:  # noqa: BLE001  # the function may raise anything; in NumPy it did not
             return call.restore(expected), self._remember_failure(gpu, timings, error)
-        why = self._difference(gpu, on_host, expected, actual)
-        if not why:
+        reason = self._difference(gpu, on_host, expected, actual)
+        if not reason:
             proof.holds = True
             return actual, ""
-        self.refused = f"its trial failed: in {gpu.backend} {why}"
-        complaint = f"is not the same on the card: in {gpu.backend} {why}; it runs on the CPU from now on"
-        return call.restore(expected), complaint
+        self.refused = f"its trial failed: in {gpu.backend}, {reason}"
+        warning = (
+            f"has a different result on the GPU: in {gpu.backend}, {reason}. It runs on the CPU from now on."
+            f" Use functions that return the same in {gpu.backend}, or remove @gpu."
+        )
+        return call.restore(expected), warning
 
     def _difference(self, gpu: BackendGpu, on_host: Arguments, expected: Any, actual: Any) -> str:
         arguments = arrays_of([on_host.batch, on_host.named])
-        why, exact = difference(expected, actual, arguments)
-        if why or exact:
-            return why
-        # Rounding, or another formula? In double precision the one fades, and the other does not.
+        reason, exact = difference(expected, actual, arguments)
+        if reason or exact:
+            return reason
+        # In double precision, rounding errors are smaller, but differences between formulas are not.
         wide = on_host.mapped(widened)
         try:
             expected = _inside(wide, self.fn)
             actual = gpu.run(lambda: _inside(wide.mapped(gpu.put), self.fn))
-        except Exception:  # noqa: BLE001  # an unknown function's, which need not take other dtypes than these
+        except Exception:  # noqa: BLE001  # the function may raise anything for other dtypes
             return ""
         return difference(expected, actual, arrays_of([wide.batch, wide.named]))[0]
 
 
 def _inside(call: Arguments, fn: Callable[..., Any]) -> Any:
-    """Run it, and the `gpu` functions that it calls in the same place."""
+    """Call the function. The `gpu` functions that it calls run in the same place."""
     token = _decided.set(True)
     try:
         return call.run(fn)
@@ -527,7 +544,8 @@ def _inside(call: Arguments, fn: Callable[..., Any]) -> Any:
 def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
     """Return the result in the framework, on the device and in the carrier of the first array argument.
 
-    ``scalars`` states for each array of the result if NumPy returns a scalar there, which NumPy callers get.
+    ``scalars`` states for each array in the result whether NumPy returns a scalar there. Callers whose first
+    array is on the host get that scalar.
     """
     restoration = Restoration(first, writable=True)
     if not scalars and kinds.get(type(result)) is ARRAY:  # one array, in most calls

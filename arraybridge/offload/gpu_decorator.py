@@ -1,4 +1,4 @@
-"""`@gpu`: write NumPy-style code, and let each call run where it is done first."""
+"""The decorator `gpu`, which runs each call of a NumPy-style function on the faster device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Offloaded(Decorated[P, R_co], Protocol[P, R_co]):
-    """A function that `gpu` decorates, for type checkers."""
+    """A function that is decorated with `gpu`, for type checkers."""
 
     explain: Callable[..., OffloadDecision]
     history: History
 
-    # A method: self is given by the attribute access.
+    # The access to a method binds self.
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Offloaded[P, R_co]: ...
     @overload
@@ -53,68 +53,69 @@ def gpu(
     split_axis: int | None = None,
     **unknown: Any,
 ) -> Any:
-    """Run a NumPy-style function on a GPU whenever that is expected to be done sooner.
+    """Run each call of a NumPy-style function on the CPU or on a GPU, whichever is faster.
 
-    The function is written with methods and operators of its arrays, or with ``xp = array_namespace(x)``; on
-    the CPU it is handed NumPy arrays, on a card arrays of CuPy, PyTorch or JAX, whichever is installed.
-    Its results come back as its first array came: NumPy for NumPy, a torch tensor for a torch tensor.
+    Write the function with methods and operators of its arrays, or with ``xp = array_namespace(x)``. It gets
+    NumPy arrays on the CPU, and CuPy, PyTorch or JAX arrays on the GPU. Results have the type and device of
+    the first array argument.
 
-    The function is pure in its array arguments, and draws no random numbers.
+    The function must be pure in its array arguments, and must not draw random numbers.
 
-    Timings are kept per call signature: dtypes, ranks, the byte count rounded to a power of two, and number
-    and string arguments. The faster place is used, transfers included, and the other one is measured again
-    now and then. Arrays that are on the GPU stay there. Quick calls, calls that do not fit into the GPU's
+    Timings are recorded per call signature: dtypes, ranks, the byte count rounded to a power of two, and
+    number and string arguments. Calls run in the faster place, transfers included. The slower one is measured
+    again from time to time. Arrays on the GPU stay there. Quick calls, calls that do not fit in the GPU
     memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
 
-    Results are verified per exact call: every argument that is not an array counts by type and value, and
-    so does the structure of containers. The first such call runs on the CPU. The second one is a trial,
-    which also runs on the GPU, and structure, shapes, dtypes and values are compared, to half of the dtype's
-    digits. A call with a number that was not used before therefore runs on the CPU.
+    Results are verified per exact call: all arguments that are not arrays must have the same types and
+    values, and containers the same structure. The first such call runs on the CPU. The second one is a trial,
+    which also runs on the GPU. Structure, shapes, dtypes and values are compared, to half the digits of the
+    dtype. A call with a number that was not used before therefore runs on the CPU.
 
-    A function that differs (in PyTorch, ``x.std()`` divides by N-1) or fails on the card stays on the CPU
-    from then on, with one warning that shows the difference. A call that runs out of memory is computed on
-    the CPU.
+    A function whose results differ (in PyTorch, ``x.std()`` divides by N-1) or that fails on the GPU stays on
+    the CPU from then on, with one warning that shows the difference. A call that runs out of GPU memory is
+    computed on the CPU.
 
     Args:
-        fn: a function, method, static or class method. It should do nothing besides computing its result: a
-            call that fails on the card is made again on the CPU.
-        gpu_id: the card; ``"auto"`` for the one with the most free memory when it is first needed. Left out,
-            the default device (`set_device`), else card 0.
-        backend: the framework to use on the card; left out, the first of cupy, torch and jax that has it.
-        split_axis: for functions that treat each row along this axis by itself: where the card's memory
-            runs out, the batch is halved along it before the CPU is resorted to.
-        **unknown: any other option, which is refused.
+        fn: A function, method, static method or class method. It should not have side effects, because a call
+            that fails on the GPU is repeated on the CPU.
+        gpu_id: The number of the GPU, or ``"auto"`` for the one with the most free memory at the first use.
+            Defaults to the default device (`set_device`), otherwise to GPU 0.
+        backend: The framework on the GPU. Defaults to the first of CuPy, PyTorch and JAX that finds the GPU.
+        split_axis: An axis along which the rows are independent. If the GPU runs out of memory, the batch is
+            halved along it before the call falls back to the CPU. Defaults to None, which never splits.
+        **unknown: Any other option raises `TypeError`.
 
     Returns:
-        a function with the name, docstring, signature and type hints of ``fn``, and with ``explain(*args)``,
-        which says where such a call would run and why, and ``history``, the times measured.
+        A function with the name, docstring, signature and type hints of ``fn``. Its method
+        ``explain(*args)`` returns where such a call would run, and the reasons. Its attribute ``history``
+        contains the measured times.
 
     Raises:
-        TypeError: ``fn`` is no plain function, or an option is of the wrong type.
-        ValueError: an option has a value that makes no sense.
+        TypeError: If ``fn`` is not a plain function, or an option is unknown or of the wrong type.
+        ValueError: If an option has an invalid value.
 
-    A call raises what the function raises.
+    A call of the decorated function raises the exceptions of the function.
 
     >>> import numpy as np
     >>> @gpu
-    ... def normalise(x):
+    ... def normalize(x):
     ...     return (x - x.mean()) / x.std()
-    >>> normalise(np.array([1.0, 3.0]))
+    >>> normalize(np.array([1.0, 3.0]))
     array([-1.,  1.])
-    >>> print(normalise.explain(np.array([1.0, 3.0])).on_gpu)
+    >>> print(normalize.explain(np.array([1.0, 3.0])).on_gpu)
     False
     """
     if unknown:
         raise TypeError(
             f"@gpu has no option {next(iter(unknown))!r}. Its options are gpu_id, backend and split_axis."
-            " Choose the card by its number, as in gpu_id=0."
+            " Select the GPU by its number, as in gpu_id=0."
         )
     number, _ = check_placement(gpu_id, None)
     name = None if backend is None else registry.framework_name(backend)
     if name is not None and registry.metadata_of(name).runs_numpy_code is False:
         raise ValueError(
-            f"backend={name!r} does not run NumPy-style functions on a card;"
-            f" pass one of {', '.join(registry.for_numpy_code())}"
+            f"backend={name!r} does not run NumPy-style functions on a GPU."
+            f" Pass one of {', '.join(registry.for_numpy_code())}."
         )
     if split_axis is not None:
         whole_number("split_axis", split_axis)
@@ -123,13 +124,13 @@ def gpu(
 
 
 def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:
-    # Here, since it takes a tenth of the time of `import arraybridge`.
+    # This import takes a tenth of the time of `import arraybridge`.
     from arraybridge.offload.gpu_call import Offload
 
     if kind_of_function(fn) != "function":
         raise TypeError(
-            f"@gpu takes plain functions, and {label_of(fn)}() is a coroutine or a generator, which is not"
-            " done when its call returns; decorate the function that computes"
+            f"@gpu expects a plain function, but {label_of(fn)} is a coroutine or a generator, which has not"
+            " finished when its call returns. Decorate the function that computes the result."
         )
     run = Offload(fn, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
     wrapper = wrap(fn, run)
@@ -142,10 +143,10 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
 
 @contextmanager
 def stay_on_gpu() -> Iterator[None]:
-    """Inside the ``with`` block, what `gpu` functions computed on a card stays there for the next one.
+    """Leave results of `gpu` functions on the GPU inside the ``with`` block.
 
-    Holds for this thread or task. A result is an array of the card's framework where the call ran on the
-    card, and a NumPy array where it ran on the CPU; `to_numpy` fetches either at the end.
+    Applies to the current thread or task. Results are arrays of the GPU framework if the call ran on the GPU,
+    and NumPy arrays if it ran on the CPU. Convert them with `to_numpy` at the end.
 
     >>> import numpy as np
     >>> @gpu

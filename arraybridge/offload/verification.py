@@ -1,4 +1,4 @@
-"""Whether a card gives what NumPy gives: structure, dtypes, shapes, and values to half of their digits."""
+"""Comparison of GPU results with NumPy results: structure, dtypes, shapes, and values to half the digits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, together
 
 
 def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
-    """How the result of a card differs from NumPy's, in words, or ``""``; and whether the bits are the same.
+    """Compare the result of a function on a GPU with its result in NumPy.
 
     Args:
-        expected: what the function returned in NumPy.
-        actual: what it returned on the card, with arrays of any framework.
-        arguments: its arrays in NumPy, whose precision and size tell what rounding may do.
+        expected: The result in NumPy.
+        actual: The result on the GPU, with arrays of any framework.
+        arguments: The array arguments as NumPy arrays. Their precision and size bound the rounding error.
+
+    Returns:
+        A description of the first difference, or ``""``; and whether all values have the same bits.
     """
     comparison = _Comparison(arguments)
     try:
@@ -33,7 +36,7 @@ class _Comparison:
     """The comparison of two results, leaf by leaf.
 
     Attributes:
-        differences: The differences so far, in words.
+        differences: Descriptions of the differences so far.
         is_exact: Whether all leaves so far have the same bits.
     """
 
@@ -45,15 +48,15 @@ class _Comparison:
     def add(self, pair: Any, where: str) -> Any:
         """Compare a leaf of both results, and return the expected one."""
         expected, actual = pair
-        why, same = _of_leaves(expected, actual, self._arguments)
+        reason, same = _of_leaves(expected, actual, self._arguments)
         self.is_exact = self.is_exact and same
-        if why:
-            self.differences.append(f"at {where}, {why}" if where else why)
+        if reason:
+            self.differences.append(f"at {where}, {reason}" if where else reason)
         return expected
 
 
 def _description(actual: Any, expected: Any) -> str:
-    return f"it gives {_as_text(actual)} there, and {_as_text(expected)} in NumPy"
+    return f"it returns {_as_text(actual)}, but {_as_text(expected)} in NumPy"
 
 
 def _as_text(x: Any) -> str:
@@ -62,7 +65,7 @@ def _as_text(x: Any) -> str:
 
 
 def _on_host(x: Any) -> Any:
-    """An array or a scalar of any framework as a NumPy array; all else as it is."""
+    """Return an array or scalar of any framework as a NumPy array, and other values unchanged."""
     if isinstance(x, np.generic):
         return np.asarray(x)
     return convert_memory(x, "numpy") if kind_of(x) is ARRAY and not isinstance(x, np.ndarray) else x
@@ -72,12 +75,12 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     a = _on_host(expected)
     b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if type(a) not in (np.ndarray, type(actual)):  # a subclass, which only NumPy has
+        if type(a) not in (np.ndarray, type(actual)):  # a subclass of np.ndarray that the GPU does not have
             return _description(actual, expected), False
         if a.dtype.name != b.dtype.name:
-            return f"it gives {b.dtype.name} there, and {a.dtype.name} in NumPy", False
+            return f"it returns {b.dtype.name}, but {a.dtype.name} in NumPy", False
         if a.shape != b.shape:
-            return f"it gives shape {b.shape} there, and {a.shape} in NumPy", False
+            return f"it returns shape {b.shape}, but {a.shape} in NumPy", False
         return _of_values(a, b, arguments)
     if expected is actual:
         return "", True
@@ -87,12 +90,12 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
         return _of_values(np.asarray(expected), np.asarray(actual), arguments)
     if isinstance(expected, (int, str, bytes, slice, range)):
         same = expected == actual
-        return ("" if same else f"it gives {actual!r} there, and {expected!r} in NumPy"), same
-    return f"it gives {outline(expected)}, in which nobody can look for arrays", False
+        return ("" if same else f"it returns {actual!r}, but {expected!r} in NumPy"), same
+    return f"it returns {outline(expected)}, which cannot be compared", False
 
 
 def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
-    """Of two arrays of one dtype and shape."""
+    """Compare two arrays of the same dtype and shape."""
     if np.array_equal(expected, actual):
         return "", True
     at_one_place = not expected.ndim
@@ -107,7 +110,7 @@ def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
         finite = np.isfinite(a) & np.isfinite(b)
         wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
-            # Half of the digits. Where large numbers cancel out, the rest is as uncertain as they were.
+            # Half of the digits. If large arguments cancel out, their rounding error remains.
             largest = float(np.abs(a[finite]).max())
             allowed = math.sqrt(precision) * largest + 2 * precision * max(
                 map(_magnitude, arguments), default=0.0
@@ -118,17 +121,17 @@ def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
     at = "" if at_one_place else f" at {list(first)}"
     share = "" if at_one_place else f" ({int(wrong.sum())} of {wrong.size} values differ)"
-    return f"it gives {actual[first]!s}{at} there, and {expected[first]!s} in NumPy{share}", False
+    return f"it returns {actual[first]!s}{at}, but {expected[first]!s} in NumPy{share}", False
 
 
 def _precision(x: Any) -> float:
-    """The distance of 1 to the next number of a floating or complex dtype; 0 for others."""
+    """Return the distance from 1 to the next number of a floating or complex dtype; 0 for other dtypes."""
     if x.dtype.kind in "fc":
         return float(np.finfo(x.dtype).eps)
     if not x.dtype.name.startswith(("bfloat", "float")):
         return 0.0
     one = x.dtype.type(1)
-    eps = 1.0  # np.finfo does not know these
+    eps = 1.0  # np.finfo does not support bfloat16 and float8 dtypes
     while x.dtype.type(1 + eps / 2) != one:
         eps /= 2
     return eps
@@ -143,7 +146,7 @@ def _magnitude(x: Any) -> float:
 
 
 def widened(tree: Any) -> Any:
-    """The NumPy arrays in double precision, in which another formula shows and rounding does not."""
+    """Return NumPy arrays in double precision, which reduces rounding errors, but no other differences."""
 
     def widen(x: Any) -> Any:
         if not _precision(x):

@@ -214,7 +214,7 @@ def test_a_verified_value_does_not_vouch_for_another(
         warnings.simplefilter("always")
         for _ in range(4):
             assert np.array_equal(run(X, wrong), X + 1)
-    assert ["is not the same on the card" in str(one.message) for one in caught] == [True]
+    assert ["has a different result on the GPU" in str(one.message) for one in caught] == [True]
 
 
 def test_attributes_of_self_that_a_method_reads_count(machine: Machine, clock: Clock) -> None:
@@ -235,7 +235,7 @@ def test_attributes_of_self_that_a_method_reads_count(machine: Machine, clock: C
     assert run.explain(a, X).on_gpu
     assert run.explain(X).on_gpu  # as the explain() of a bound method is called
     assert np.array_equal(run(b, X), X + 1)
-    with pytest.warns(RuntimeWarning, match="is not the same on the card"):
+    with pytest.warns(RuntimeWarning, match="has a different result on the GPU"):
         assert np.array_equal(run(b, X), X + 1)
 
 

@@ -53,8 +53,8 @@ def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
     assert (decision.cpu_seconds, decision.gpu_seconds) == (pytest.approx(1.0), pytest.approx(5e-5, rel=0.1))
     assert str(decision).splitlines()[:3] == [
         "It would run on gpu:0 in fakecard.",
-        "The card is faster.",
-        "On the CPU it takes 1.00 s (runs so far: 2).",
+        "The GPU is faster.",
+        "On the CPU, it takes 1.00 s (runs so far: 2).",
     ]
 
 
@@ -118,7 +118,7 @@ def test_arrays_on_the_gpu_stay_there(machine: Machine, gpu: FakeGpu, clock: Clo
     gpu.moved.clear()
     assert isinstance(fn(x), FakeGpuArray)
     assert gpu.moved == []
-    assert "on the card already" in str(fn.explain(x))
+    assert "already on the GPU" in str(fn.explain(x))
 
 
 def test_nested_functions_run_where_the_outer_one_runs(machine: Machine, clock: Clock) -> None:
@@ -326,6 +326,6 @@ def test_bad_functions() -> None:
     for fn in (later, many):
         with pytest.raises(TypeError, match="coroutine or a generator"):
             gpu(fn)
-    for wrong, message in ((Scaler, "decorate the methods of a class"), (0, "gpu_id=0")):
+    for wrong, message in ((Scaler, "Decorate the methods of the class"), (0, "gpu_id=0")):
         with pytest.raises(TypeError, match=message):
             gpu(wrong)  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_what_torch_means_otherwise_is_computed_in_numpy(what: str) -> None:
     body, words = OTHERWISE[what]
     seen, warning = checked("torch", body, X.copy())
     assert seen.count("torch") <= 2  # the trial, and a look in float64
-    assert "is not the same on the card: in torch it gives" in warning
+    assert "has a different result on the GPU: in torch, it returns" in warning
     assert words in warning
 
 
@@ -80,7 +80,7 @@ def test_a_float32_image_of_a_quarter_million_pixels_does_not_hide_it() -> None:
     """There N and N-1 are sixteen roundings apart: another formula shows in float64, rounding does not."""
     image = np.random.default_rng(0).random((512, 512), dtype=np.float32)
     _, warning = checked("torch", lambda x: x.std(), image)
-    assert "is not the same on the card" in warning
+    assert "has a different result on the GPU" in warning
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
@@ -103,13 +103,13 @@ def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
     run(x)
     small = np.arange(10)
     run(small)
-    words = r"it gives 9 at \[7\] there, and 8 in NumPy \(1 of 10 values differ\)"
+    words = r"it returns 9 at \[7\], but 8 in NumPy \(1 of 10 values differ\)"
     with pytest.warns(RuntimeWarning, match=words):
         assert run(small)[7] == 8
     for _ in range(3):
         assert run(small)[7] == 8
         assert run(x)[0] == 2**60 + 1
-    assert "Its trial failed: in fakecard it gives 9" in str(run.explain(x))
+    assert "Its trial failed: in fakecard, it returns 9" in str(run.explain(x))
 
 
 def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
@@ -126,7 +126,7 @@ def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
         assert run(x, 0).tolist() == [4.0] * 4
     assert run.explain(x, 0).on_gpu
     assert run(x, 1).tolist() == [4.0] * 4  # on the CPU, as each first call
-    with pytest.warns(RuntimeWarning, match="is not the same on the card"):
+    with pytest.warns(RuntimeWarning, match="has a different result on the GPU"):
         assert run(x, 1).tolist() == [4.0] * 4
     assert run(x, 0).tolist() == [4.0] * 4
     assert not run.explain(x, 0).on_gpu
@@ -148,7 +148,7 @@ def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Cl
     run = offload(arraybridge.torch(output_type="input")(lambda x: x * 2), machine)
     for _ in range(5):
         assert run(np.ones(3)).tolist() == [2.0] * 3
-    assert "its own decorator says where it runs: torch" in str(run.explain(np.ones(3))).lower()
+    assert "another decorator sets its device: torch" in str(run.explain(np.ones(3))).lower()
 
 
 # -- comparing ----------------------------------------------------------------------------------------
@@ -157,18 +157,18 @@ def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Cl
 @pytest.mark.parametrize(
     ("expected", "found", "words"),
     [
-        (np.float64(1), np.float32(1), "it gives float32 there, and float64 in NumPy"),
-        (np.ones(3), np.ones((3, 1)), "it gives shape (3, 1) there, and (3,) in NumPy"),
-        ((np.ones(2), 3), (np.ones(2), 4), "at [1], it gives 4 there, and 3 in NumPy"),
-        ({"a": 1.0}, {"b": 1.0}, "a dict of 'b' there, and a dict of 'a' in NumPy"),
-        ([np.ones(2)], (np.ones(2),), "a tuple of 1 there, and a list of 1 in NumPy"),
-        (np.ones(2), None, "a NoneType there, and an array of float64 in NumPy"),
-        (1.0, 1, "an int there, and a float in NumPy"),
-        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "it gives 2.0 at [1] there, and nan in NumPy"),
-        (np.array([np.inf]), np.array([-np.inf]), "it gives -inf at [0] there, and inf in NumPy"),
-        (np.array([True]), np.array([False]), "it gives False at [0] there, and True in NumPy"),
+        (np.float64(1), np.float32(1), "it returns float32, but float64 in NumPy"),
+        (np.ones(3), np.ones((3, 1)), "it returns shape (3, 1), but (3,) in NumPy"),
+        ((np.ones(2), 3), (np.ones(2), 4), "at [1], it returns 4, but 3 in NumPy"),
+        ({"a": 1.0}, {"b": 1.0}, "a dict of 'b', but a dict of 'a' in NumPy"),
+        ([np.ones(2)], (np.ones(2),), "a tuple of 1, but a list of 1 in NumPy"),
+        (np.ones(2), None, "a NoneType, but an array of float64 in NumPy"),
+        (1.0, 1, "an int, but a float in NumPy"),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "it returns 2.0 at [1], but nan in NumPy"),
+        (np.array([np.inf]), np.array([-np.inf]), "it returns -inf at [0], but inf in NumPy"),
+        (np.array([True]), np.array([False]), "it returns False at [0], but True in NumPy"),
         (np.ones(1).view(np.recarray), np.ones(1), "an array of float64"),
-        (np.float16(1.0), np.float16(1.1), "1.1 there, and 1.0 in NumPy"),
+        (np.float16(1.0), np.float16(1.1), "1.1, but 1.0 in NumPy"),
     ],
 )
 def test_differences_in_words(expected: Any, found: Any, words: str) -> None:
