@@ -54,9 +54,9 @@ class DecoratorKeywords(TypedDict, total=False):
     #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
     #: ``None``.
     contract: Callable[[Any], Any] | None
-    #: What to do with a PyTorch tensor that requires grad and is converted to another framework: ``"error"``
-    #: or ``"detach"``. Inside of PyTorch the graph is kept. ``"flow"`` accepts arrays of other frameworks
-    #: that are being differentiated: results are of the caller's framework, whose backward pass
+    #: How PyTorch tensors that require grad are converted to another framework: ``"error"`` raises, and
+    #: ``"detach"`` drops the graph. Without a conversion, tensors keep their graph. ``"flow"`` accepts arrays
+    #: that another framework differentiates. Results are arrays of that framework, whose backward pass
     #: differentiates through the function. Defaults to ``"error"``.
     grad: Grad | Literal["flow"]
     #: Whether each thread runs the function on a separate CUDA stream. ``False`` uses the caller's stream,

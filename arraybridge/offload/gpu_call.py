@@ -449,7 +449,7 @@ class Offload:
             return self._trial(gpu, call, timings, proof)
         try:
             return self._on_gpu(gpu, call, timings, proof), ""
-        except Exception as error:  # noqa: BLE001  # the function may raise anything; so does it on the CPU
+        except Exception as error:  # noqa: BLE001  # if the function is wrong, it raises on the CPU, too
             result = self._on_cpu(call, timings)
             return result, self._remember_failure(gpu, timings, error)
 
