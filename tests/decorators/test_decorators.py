@@ -143,7 +143,7 @@ def test_partials_and_objects_that_can_be_called() -> None:
     [
         (3, "options by keyword"),
         (None, "expected a function, got NoneType"),
-        (int, "the methods of a class"),
+        (int, "Decorate the methods of the class"),
         (property(identity), "Put @property above"),
     ],
 )
