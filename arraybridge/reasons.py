@@ -40,6 +40,7 @@ class Reason(StrEnum):
 
     # -- writes that would go wrong
     READ_ONLY = auto()
+    READ_ONLY_FILE_MAP = auto()
     CACHED_SCALAR = auto()
     REPLICATED = auto()
 
@@ -62,6 +63,7 @@ class Reason(StrEnum):
     SEPARATE_COLUMNS = auto()
     MASKED_STORAGE = auto()
     CHUNKED_STORAGE = auto()
+    PACKED_BITS = auto()
     CARRIER_COPIES = auto()
     LIBRARY_COPIES = auto()
     NUMPY_SCALAR = auto()
@@ -150,6 +152,11 @@ def _read_only(cause: Cause) -> str:
     return f"it is read-only{danger}"
 
 
+def _read_only_file_map(cause: Cause) -> str:
+    danger = f", and {cause.framework} could write to it" if cause.framework else ""
+    return f"it is a read-only map of a file{danger}"
+
+
 def _other_device(cause: Cause) -> str:
     than = f" than {cause.source_device}" if cause.source_device else ""
     return f"{cause.device} is another device{than}"
@@ -173,6 +180,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
     Reason.BYTE_ORDER: "it is in the other byte order",
     Reason.READ_ONLY: _read_only,
+    Reason.READ_ONLY_FILE_MAP: _read_only_file_map,
     Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
     Reason.REPLICATED: "it is replicated over several devices, and {0.framework} could write to one replica",
     Reason.LAZY_VALUES: "its conj or neg bit is set",
@@ -187,9 +195,10 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.SEPARATE_MEMORY: "{0.device} has separate memory",
     Reason.UNREADABLE_DEVICE: "no framework here reads memory on {0.source_device}",
     Reason.FILE: "it is read from {0.source}",
-    Reason.SEPARATE_COLUMNS: "the columns of the table are separate arrays",
+    Reason.SEPARATE_COLUMNS: "the columns of the table are not adjacent in memory",
     Reason.MASKED_STORAGE: "{0.source} stores {0.source_dtype} with a mask",
-    Reason.CHUNKED_STORAGE: "{0.source} stores it in chunks or packed bits",
+    Reason.CHUNKED_STORAGE: "{0.source} stores it in several chunks",
+    Reason.PACKED_BITS: "{0.source} stores booleans as bits",
     Reason.CARRIER_COPIES: "{0.source} returns a copy of its pixels",
     Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
     Reason.NUMPY_SCALAR: "a NumPy scalar has no memory to share",

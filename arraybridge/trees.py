@@ -174,7 +174,7 @@ def _is_model(cls: type) -> bool:
 
 def _pytree_of(x: Any) -> Pytree | None:
     """Open an object whose class is registered as a pytree with a framework that is loaded."""
-    for framework in registry.loaded_now():
+    for framework in registry.loaded_cached():
         pytree = framework.runtime.open_pytree(x)
         if pytree is not None:
             return pytree

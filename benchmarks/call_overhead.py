@@ -2,9 +2,10 @@
 
 Run it from the root of the checkout; `benchmarks/README.md` tells how.
 
-    python -m benchmarks.call_overhead                   # everything
-    python -m benchmarks.call_overhead --peer FOLDER     # arraybridge==0.5.2 is, or will be put, there
+    python -m benchmarks.call_overhead                       # everything
+    python -m benchmarks.call_overhead --peer FOLDER         # arraybridge==0.5.2 is, or will be put, there
     python -m benchmarks.call_overhead --without peer
+    python -m benchmarks.call_overhead --section producers   # unknown DLPack producers alone
 
 The unit is the call of an empty Python function with one argument, measured in the same run and, like all
 else, inside a plain call: so the figures of two machines can be compared. A door that is named after
@@ -42,6 +43,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 ELEMENTS = 16
 #: Nanoseconds of one batch; short, so that a busy moment hits few of them.
 BATCH = 500_000
+#: How many times as long as ``from_dlpack`` a conversion of an unknown producer may take.
+PRODUCER_RATIO = 1.5
 #: Sizes in bytes at which an unaligned array goes into JAX.
 INTO_JAX = (64, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
@@ -206,6 +209,55 @@ def into_jax(ab: Any, rounds: int) -> Json:
     return found
 
 
+class Producer:
+    """An array of a library that arraybridge does not know, over the memory of one that has DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.array.__dlpack_device__()
+        return device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+def producers(ab: Any, rounds: int) -> Json:
+    """Compare conversions of unknown DLPack producers with the target's own ``from_dlpack``."""
+    import jax.numpy as jnp
+    import torch
+
+    x, brain = aligned((ELEMENTS,)), torch.ones(ELEMENTS, dtype=torch.bfloat16)
+    cases = {
+        "over NumPy, to PyTorch": (x, "torch", torch.from_dlpack),
+        "over PyTorch, to PyTorch": (torch.ones(ELEMENTS), "torch", torch.from_dlpack),
+        "over PyTorch, bfloat16, to PyTorch": (brain, "torch", torch.from_dlpack),
+        "over NumPy, transposed, to PyTorch": (x.reshape(4, 4).T, "torch", torch.from_dlpack),
+        "over NumPy, to JAX": (x, "jax", jnp.from_dlpack),
+    }
+    results, targets = {}, []
+    for name, (array, target, from_dlpack) in cases.items():
+        cls = type("Library", (Producer,), {})  # plans are kept by class
+        calls: dict[str, Timed] = {
+            "raw": functools.partial(from_dlpack, cls(array)),
+            "ours": functools.partial(ab.convert_memory, cls(array), target),
+        }
+        counts = {who: calls_per_batch(call, BATCH) for who, call in calls.items()}
+        taken: dict[str, list[float]] = {who: [] for who in calls}
+        for turn in range(rounds):
+            for who in list(calls)[:: 1 if turn % 2 else -1]:
+                taken[who].append(batch_ns(calls[who], counts[who]))
+        raw, ours = min(taken["raw"]), min(taken["ours"])
+        ratio = round(ours / raw, 2)
+        results[name] = {"raw_ns": round(raw, 1), "ours_ns": round(ours, 1), "ratio": ratio}
+        claim = f"unknown DLPack producer {name}, against from_dlpack"
+        row = {"claim": claim, "target": f"<= {PRODUCER_RATIO}", "measured": ratio, "unit": "x"}
+        targets.append({**row, "met": ratio <= PRODUCER_RATIO})
+    about = {"machine": machine(), "versions": versions("arraybridge", *DISTRIBUTIONS)}
+    return {"results": results, "targets": targets, **about}
+
+
 def worker(connection: Connection, peer: str, rounds: int) -> None:
     """Measure one library, in a process of its own: two packages of one name cannot share one."""
     if peer:
@@ -341,22 +393,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50, help="rounds (at least 25 to publish)")
     default_peer = Path(tempfile.gettempdir()) / "arraybridge-peer"
     parser.add_argument("--peer", type=Path, default=default_peer, help="folder that has arraybridge==0.5.2")
+    parser.add_argument("--section", choices=("doors", "producers"), help="measure this alone")
     parser.add_argument("--without", choices=("peer",), help="leave this one out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
     arguments = parser.parse_args()
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    ours, sizes = measure("", arguments.rounds)
-    theirs = {}
-    if arguments.without != "peer":
-        theirs, _ = measure(peer_folder(arguments.peer), arguments.rounds)
-    doors = summarise(ours, theirs, limits())
-    show(doors, sizes or {})
     arguments.out.mkdir(parents=True, exist_ok=True)
-    plot(doors, arguments.out / "doors.png")
-    about = {"machine": machine(), "versions": versions("arraybridge", *DISTRIBUTIONS)}
-    report = about | {"doors": doors, "into_jax_ns": sizes}
-    (arguments.out / "doors.json").write_text(json.dumps(report, indent=1) + "\n")
+    file = arguments.out / "doors.json"
+    report = json.loads(file.read_text()) if file.exists() else {}
+    if arguments.section != "producers":
+        ours, sizes = measure("", arguments.rounds)
+        theirs = {}
+        if arguments.without != "peer":
+            theirs, _ = measure(peer_folder(arguments.peer), arguments.rounds)
+        doors = summarise(ours, theirs, limits())
+        show(doors, sizes or {})
+        plot(doors, arguments.out / "doors.png")
+        about = {"machine": machine(), "versions": versions("arraybridge", *DISTRIBUTIONS)}
+        report |= about | {"doors": doors, "into_jax_ns": sizes}
+    if arguments.section != "doors":
+        report["producers"] = producers(importlib.import_module("arraybridge"), arguments.rounds)
+        for name, row in report["producers"]["results"].items():
+            times = f"{row['raw_ns'] / 1e3:.2f} µs raw, {row['ours_ns'] / 1e3:.2f} µs ours"
+            console.print(f"unknown producer {name}: {times}, {row['ratio']:.2f}×")
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ html_extra_path = ["llms.txt"]  # an index for programs
 html_css_files = ["arraybridge.css"]
 html_logo = html_favicon = "_static/logo.svg"
 html_copy_source = False
+toc_object_entries = False  # the reference lists its names at the top, by task
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -2,13 +2,12 @@
 One micrograph, three libraries
 ===============================
 
-Stain separation comes from scikit-image, a band-pass filter from pyclesperanto, a
-sharpening filter from torch. Each function is written for its own library, and one
-decorator makes it take any array.
+Separate stains with scikit-image, filter with pyclesperanto, and sharpen with PyTorch.
+Each function is written for one library, and a decorator makes it accept any array.
 """
 
 # %%
-# The picture is a tissue section, stained with haematoxylin (blue nuclei) and DAB
+# The image shows a tissue section, stained with hematoxylin (blue nuclei) and DAB
 # (brown).
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,22 +22,21 @@ print(tissue.shape, tissue.dtype)
 
 
 # %%
-# Each function in its own library
-# --------------------------------
-# The decorator names the framework that the function is written in. Arrays are
-# converted on the way in; the result stays in that framework until something else asks
-# for it.
+# One function per library
+# ------------------------
+# The decorator names the framework of the function. Arguments are converted to it. The
+# result stays in that framework unless ``output_type`` names another one.
 
 
 @ab.numpy
 def nuclei(image):
-    """How much haematoxylin is in each pixel: (h, w, 3) uint8 to (h, w)."""
+    """Return the amount of hematoxylin per pixel: (h, w, 3) uint8 to (h, w)."""
     return skimage.color.rgb2hed(image)[..., 0].astype(np.float32)
 
 
 @ab.pyclesperanto
 def band_pass(image):
-    """Keep what is about as large as a nucleus, and drop the background."""
+    """Keep structures of the size of a nucleus, and remove the background."""
     import pyclesperanto as cle
 
     return cle.difference_of_gaussian(
@@ -48,7 +46,7 @@ def band_pass(image):
 
 @ab.torch(output_type="numpy")
 def sharpened(image):
-    """Add what a 3 × 3 mean takes away."""
+    """Amplify the difference from a 3 × 3 mean."""
     import torch
 
     batch = image[None, None]
@@ -57,8 +55,8 @@ def sharpened(image):
 
 
 # %%
-# Call them one after the other, and let a trace tell how the picture travelled: uint8
-# in NumPy, through OpenCL memory, into torch, and back.
+# Call the functions in a trace, which records each conversion: from NumPy to OpenCL
+# memory, to PyTorch, and back.
 
 with ab.trace() as log:
     stain = nuclei(tissue)
@@ -67,9 +65,9 @@ with ab.trace() as log:
 print(log)
 
 # %%
-# What came out
-# -------------
-# The result is a NumPy array, ready for scikit-image again.
+# The result
+# ----------
+# The result is a NumPy array, which scikit-image accepts.
 
 labels = skimage.measure.label(result > skimage.filters.threshold_otsu(result))
 sizes = np.bincount(labels.ravel())[1:]
@@ -77,18 +75,18 @@ print(f"{(sizes > 40).sum()} nuclei of more than 40 pixels")
 
 figure, axes = plt.subplots(2, 2, figsize=(4.8, 5.2), layout="constrained")
 outlined = skimage.segmentation.mark_boundaries(tissue, labels, color=(1, 1, 0))
-pictures = {
+panels = {
     "tissue": (tissue, None),
-    "haematoxylin (scikit-image)": (stain, "magma"),
+    "hematoxylin (scikit-image)": (stain, "magma"),
     "band-pass (pyclesperanto)": (ab.to_numpy(blobs), "magma"),
-    "nuclei found (torch, NumPy)": (outlined, None),
+    "nuclei (PyTorch, NumPy)": (outlined, None),
 }
-for axis, (title, (picture, colours)) in zip(axes.flat, pictures.items(), strict=True):
-    axis.imshow(picture[100:356, 100:356], cmap=colours)
+for axis, (title, (image, colors)) in zip(axes.flat, panels.items(), strict=True):
+    axis.imshow(image[100:356, 100:356], cmap=colors)
     axis.set_title(title, size=10)
     axis.axis("off")
 plt.show()
 
 # %%
-# On a machine with a card, ``@arraybridge.torch(gpu_id=0)`` moves the last step there;
-# nothing else changes.
+# On a machine with a GPU, ``@arraybridge.torch(gpu_id=0)`` runs the last step on it.
+# Nothing else changes.

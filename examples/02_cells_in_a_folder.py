@@ -2,13 +2,12 @@
 Count cells in a folder, with Dask
 ==================================
 
-A function that counts the nuclei of one image is mapped over a folder of images. Dask
-reads and schedules; the function is the one that was written for a single image.
+A function counts the nuclei in one image. ``map_blocks`` applies it to a folder of
+images, and Dask reads the files and schedules the calls.
 """
 
 # %%
-# A folder of images: crops of one tissue section, turned and mirrored, each in a file
-# of its own.
+# Write a folder of images: rotated crops of one tissue section, one file per crop.
 import tempfile
 import time
 from pathlib import Path
@@ -37,17 +36,17 @@ print(len(paths), "images")
 # %%
 # The function for one image
 # --------------------------
-# It is written in torch: blur the blue stain, and count the pixels that are brighter
-# than all their neighbours.
+# The function uses PyTorch. It blurs the blue stain, and counts the pixels that are
+# brighter than all their neighbors.
 
 
 @ab.torch
 def count_nuclei(images):
-    """(n, 256, 256, 3) uint8 to (n,) int64."""
+    """Count the nuclei per image: (n, 256, 256, 3) uint8 to (n,) int64."""
     import torch
     from torch.nn.functional import avg_pool2d, max_pool2d
 
-    stain = 255 - images[..., 0].float()[:, None]  # what absorbs red light
+    stain = 255 - images[..., 0].float()[:, None]  # absorbs red light
     for _ in range(12):
         stain = avg_pool2d(stain, 5, stride=1, padding=2)
     peak = (stain == max_pool2d(stain, 15, stride=1, padding=7)) & (stain > 90)
@@ -57,9 +56,9 @@ def count_nuclei(images):
 print(count_nuclei(np.load(paths[0])[None]))
 
 # %%
-# Mapped over the folder
+# Map it over the folder
 # ----------------------
-# Nothing is read yet: each task reads its own file.
+# Each task reads one file when the result is computed.
 
 
 def read(path):
@@ -77,10 +76,10 @@ print(found)
 assert found[0] == count_nuclei(read(paths[0]))[0]
 
 # %%
-# What it scales like
-# -------------------
-# The same graph with one thread and with more. torch would use all cores within each
-# call; one thread a call is right where there are as many calls as cores.
+# Speed-up with more threads
+# --------------------------
+# Compute the same graph with one, two and four threads. By default, PyTorch uses all
+# cores within each call. With one call per core, one PyTorch thread per call is better.
 
 import torch
 
@@ -103,10 +102,10 @@ right.plot(
     np.minimum(workers, dask.system.CPU_COUNT),
     ":",
     color="grey",
-    label="what the cores allow",
+    label="limit of the cores",
 )
 right.set(
-    xticks=workers, xlabel="threads of Dask", ylabel="times as fast as one", ylim=0
+    xticks=workers, xlabel="Dask threads", ylabel="speed-up over one thread", ylim=0
 )
 right.set_title(f"Speed-up on {dask.system.CPU_COUNT} cores", size=11)
 right.legend()
@@ -114,4 +113,4 @@ temporary.cleanup()
 plt.show()
 
 # %%
-# From here to processes and to a cluster it is two lines, which :doc:`/dask` shows.
+# :doc:`/dask-cluster` shows the two lines that run this in processes or on a cluster.

@@ -1,14 +1,14 @@
 """
-A torch model with a layer in JAX, trained through both
-=======================================================
+Train a PyTorch model with a JAX layer
+======================================
 
-A deblurring layer is written in JAX, since it is a Fourier transform and a formula; a
-small network in torch cleans up behind it. One ``backward()`` goes through both, and
-the layer learns how wide the blur was.
+A deblurring layer is written in JAX, as a Fourier transform and a formula. A small
+PyTorch network removes the remaining noise. One ``backward()`` differentiates both, and
+the layer learns the width of the blur.
 """
 
 # %%
-# A picture, blurred with a Gaussian of width 2, with noise on top.
+# The data is an image, blurred with a Gaussian of width 2, with added noise.
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -30,8 +30,8 @@ target = torch.from_numpy(sharp)
 # %%
 # The layer in JAX
 # ----------------
-# Wiener's formula: divide by the blur where it left something, and hold back where only
-# noise remains. ``grad="flow"`` lets gradients of torch go through it.
+# The layer is a Wiener filter: it divides by the blur, and suppresses frequencies that
+# contain only noise. With ``grad="flow"``, PyTorch differentiates through it.
 
 frequency = jnp.fft.fftfreq(128)
 radius = frequency[:, None] ** 2 + frequency[None, :] ** 2
@@ -46,14 +46,14 @@ def wiener(image, width, noise):
 
 
 # %%
-# The model in torch
-# ------------------
+# The model in PyTorch
+# --------------------
 
 
 class Deblur(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.width = torch.nn.Parameter(torch.tensor(1.0))  # the truth is 2
+        self.width = torch.nn.Parameter(torch.tensor(1.0))  # true value: 2
         self.noise = torch.nn.Parameter(torch.tensor(0.2))
         self.clean = torch.nn.Sequential(
             torch.nn.Conv2d(1, 8, 5, padding=2),
@@ -72,13 +72,13 @@ groups = [
     {"params": [model.width, model.noise], "lr": 0.02},
     {"params": model.clean.parameters(), "lr": 0.002},
 ]
-optimiser = torch.optim.Adam(groups)
+optimizer = torch.optim.Adam(groups)
 losses, widths = [], []
 for _ in range(100):
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss = ((model(blurred) - target) ** 2).mean()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     losses.append(loss.item())
     widths.append(model.width.item())
 print(
@@ -87,26 +87,26 @@ print(
 assert losses[-1] < losses[0]
 
 # %%
-# What it learned
-# ---------------
+# The result
+# ----------
 
 with torch.no_grad():
     restored = model(blurred)
 
 figure, axes = plt.subplots(2, 2, figsize=(4.8, 5.0), layout="constrained")
-pictures = {"blurred, with noise": blurred, "restored": restored}
-for axis, (title, picture) in zip(axes[0], pictures.items(), strict=True):
-    axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
+images = {"blurred, with noise": blurred, "restored": restored}
+for axis, (title, image) in zip(axes[0], images.items(), strict=True):
+    axis.imshow(image, cmap="gray", vmin=0, vmax=1)
     axis.set_title(title, size=11)
     axis.axis("off")
 axes[1, 0].semilogy(losses)
 axes[1, 0].set_title("loss", size=11)
 axes[1, 1].plot(widths)
 axes[1, 1].axhline(2, color="grey", linestyle=":")
-axes[1, 1].set_title("width (truth: 2)", size=11)
+axes[1, 1].set_title("width (true value: 2)", size=11)
 for axis in axes[1]:
     axis.set_xlabel("step")
 plt.show()
 
 # %%
-# :doc:`/gradients` has the other directions, second derivatives, and what is refused.
+# :doc:`/gradients` shows the other directions and lists unsupported cases.

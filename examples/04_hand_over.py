@@ -1,17 +1,16 @@
 """
-Two libraries take turns on one card
-====================================
+Share GPU memory between two libraries
+======================================
 
-A detector in one framework fills the card, and the segmentation that comes next, in
-another, finds no room: the first keeps its memory as a cache. This is what happens with
-a star-convex detector in TensorFlow before a network in torch. Here is the hand-over,
-rehearsed without a card: two OpenCL devices stand in for two cards, and the lack of
-memory is injected.
+A detector in one framework fills the GPU. The segmentation in another framework then
+runs out of memory, because the first framework keeps its memory as a cache. This
+happens, for example, with a star-convex detector in TensorFlow before a network in
+PyTorch. This program shows the solution without a GPU: it uses two OpenCL devices, and
+simulates the lack of memory.
 """
 
 # %%
-# PoCL shows the processor as two OpenCL devices. On a machine with cards, leave this
-# line out.
+# PoCL presents the CPU as two OpenCL devices. On a machine with GPUs, omit this line.
 import os
 
 os.environ.setdefault("POCL_DEVICES", "pthread pthread")
@@ -27,7 +26,7 @@ print(ab.devices("pyclesperanto"))
 # %%
 # Stage one finds seeds
 # ---------------------
-# It works in torch, and draws its large intermediate arrays from a pool, which keeps
+# The detector uses PyTorch. It takes large intermediate arrays from a pool, which keeps
 # them for the next image.
 
 coins = skimage.util.img_as_float32(skimage.data.coins())
@@ -36,7 +35,7 @@ pool = ab.BufferPool(max_bytes=512 << 20)
 
 @ab.torch(output_type="numpy")
 def detect(image):
-    """Where a coin may be: (h, w) float32 in 0 … 1."""
+    """Return the probability of a coin per pixel: (h, w) float32, 0 to 1."""
     import torch
     from torch.nn.functional import avg_pool2d
 
@@ -56,20 +55,20 @@ score = detect(coins)
 
 
 # %%
-# Stage two wants the room
-# ------------------------
-# ``free_memory()`` gives back the caches of every loaded framework, and says how much
-# it was. On a card that is torch's and CuPy's cached blocks too; ``free_memory("torch",
-# 0)`` asks one framework, for one card.
+# Stage two needs the memory
+# --------------------------
+# ``free_memory()`` releases the caches of every loaded framework, and returns the
+# number of bytes. On a GPU, this includes the cached blocks of PyTorch and CuPy.
+# ``free_memory("torch", 0)`` releases those of one framework on one GPU.
 
 freed = [ab.free_memory(), ab.free_memory()]
-print(f"given back: {freed[0] / 2**20:.0f} MiB; a second time: {freed[1]} bytes")
+print(f"released: {freed[0] / 2**20:.0f} MiB; the second time: {freed[1]} bytes")
 assert freed[0] >= 32 * coins.nbytes
 
 
 @ab.pyclesperanto(gpu_id=1, output_type="numpy")
 def segment(score):
-    """Numbered objects, on the second device."""
+    """Return numbered objects; runs on the second device."""
     import pyclesperanto as cle
 
     mask = cle.gaussian_blur(score, sigma_x=2, sigma_y=2) > 0.8
@@ -82,10 +81,10 @@ labels = segment(score)
 print(f"{labels.max():.0f} objects")
 
 # %%
-# Nobody has to call it
-# ---------------------
-# With ``oom_recovery=True`` the function that finds no room frees what the *other*
-# frameworks hold, and runs again. ``inject_oom`` lets the first attempt fail with the
+# Release memory automatically
+# ----------------------------
+# With ``oom_recovery=True``, a function that runs out of memory releases the caches of
+# *all* frameworks and runs again. ``inject_oom`` makes the first attempt fail with the
 # framework's own error.
 
 detect(coins)  # the pool is full again
@@ -111,7 +110,7 @@ print("idle in the pool now:", ab.free_memory(), "bytes")
 
 figure, axes = plt.subplots(2, 1, figsize=(4.8, 6.6), layout="constrained")
 axes[0].imshow(score, cmap="magma")
-axes[0].set_title("Stage one, torch: where a coin may be", size=11)
+axes[0].set_title("Stage one, PyTorch: probability of a coin", size=11)
 axes[1].imshow(skimage.color.label2rgb(labels.astype(int), coins, bg_label=0))
 axes[1].set_title("Stage two, OpenCL device 1: objects", size=11)
 for axis in axes:
@@ -119,7 +118,7 @@ for axis in axes:
 plt.show()
 
 # %%
-# Two more calls belong at the top of such a program on a card:
-# ``arraybridge.coexist()``, before JAX or TensorFlow take all of it, and
-# ``arraybridge.share_gpu_memory("torch")``, which gives torch and CuPy one pool. See
+# On a GPU, put two more calls at the top of the program: ``arraybridge.coexist()``,
+# before JAX or TensorFlow allocate the whole GPU, and
+# ``arraybridge.share_gpu_memory("torch")``, which gives PyTorch and CuPy one pool. See
 # :doc:`/memory`.

@@ -47,6 +47,7 @@ with inject_oom("torch", above_rows=10) as simulation:
 print("rows of each attempt:", simulation.attempts)
 print("attempts that failed:", simulation.raised)
 assert np.array_equal(in_parts, whole)  # bit for bit
+assert simulation.attempts == sorted(simulation.attempts, reverse=True)  # never grows
 
 # %%
 # The parts

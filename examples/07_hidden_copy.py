@@ -2,15 +2,14 @@
 Find a hidden copy with arraybridge trace
 =========================================
 
-A loop is slower than it should be, and nothing in it looks like a copy. ``arraybridge
-trace`` runs the script as it is, also one that has never heard of arraybridge. It shows
-which lines copy, how much, and why.
+A loop is slower than it should be, and no line looks like a copy. ``arraybridge trace``
+runs any script unchanged, and shows which lines copy, how much, and why.
 """
 
 # %%
 # The script
 # ----------
-# It uses NumPy, torch and JAX, and not arraybridge.
+# It uses NumPy, PyTorch and JAX, but not arraybridge.
 import os
 import subprocess
 import sys
@@ -40,7 +39,7 @@ folder = tempfile.TemporaryDirectory()
 
 
 def traced(name, text):
-    """Run a script under ``arraybridge trace``, and return what it printed."""
+    """Run a script under ``arraybridge trace`` and return its output."""
     Path(folder.name, name).write_text(text)
     command = [sys.executable, "-m", "arraybridge", "trace", name]
     return subprocess.run(
@@ -54,17 +53,18 @@ def traced(name, text):
 
 
 # %%
-# Traced
-# ------
-# In a shell this is ``arraybridge trace measure.py``. The first line is the script's.
+# Trace it
+# --------
+# In a shell, run ``arraybridge trace measure.py``. The first line is the output of the
+# script.
 
 before = traced("measure.py", SCRIPT)
 print(before)
 
 # %%
-# Without the copies
-# ------------------
-# Three calls change, as the arrows say, and one import comes.
+# Avoid the copies
+# ----------------
+# Change three calls, as the arrows advise, and add one import.
 
 changed = (
     SCRIPT.replace("import torch\n", "import torch\nimport arraybridge as ab\n")
@@ -78,8 +78,8 @@ assert before.split()[0] == after.split()[0]  # the script prints the same numbe
 assert "no copies" in after
 
 # %%
-# Both, side by side
-# ------------------
+# Before and after
+# ----------------
 
 mebibytes = [
     float(text.split(" lines, ")[1].split()[0]) if "MiB copied" in text else 0.0
@@ -97,5 +97,4 @@ folder.cleanup()
 plt.show()
 
 # %%
-# :doc:`/timeline` lists the calls that are seen, and does the same for a block of a
-# program.
+# :doc:`/traces` lists the recorded calls, and traces a block of a program.

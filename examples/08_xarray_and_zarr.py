@@ -1,14 +1,14 @@
 """
-xarray and zarr, in and out
+Filter xarray and zarr data
 ===========================
 
-A filter written in torch takes an ``xarray.DataArray`` as it is, and gives one back,
-with its coordinates and attributes. A zarr array that is larger than memory goes
-through chunk by chunk.
+A filter written in PyTorch accepts an ``xarray.DataArray`` and returns one, with its
+coordinates and attributes. A zarr array that is larger than memory is processed in
+chunks.
 """
 
 # %%
-# A stack with names for its axes.
+# The data is a stack of images with named axes.
 import tempfile
 
 import matplotlib.pyplot as plt
@@ -31,14 +31,14 @@ stack = xr.DataArray(
 )
 
 # %%
-# A function in torch
-# -------------------
-# ``output_type="input"`` gives back what the caller brought.
+# A function in PyTorch
+# ---------------------
+# ``output_type="input"`` restores the caller's type.
 
 
 @ab.torch(output_type="input")
 def median(images):
-    """The median of each pixel and its 24 neighbours. (n, h, w)"""
+    """Return the median of each pixel and its 24 neighbors. images: (n, h, w)."""
     import torch
 
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2), mode="replicate")
@@ -53,8 +53,8 @@ print(ab.explain(stack, "torch"))
 # %%
 # A file larger than memory
 # -------------------------
-# ``chunks`` reads a zarr array in whole chunks, and ``prefetch`` reads the next one
-# while this one is filtered. The results go into a second array.
+# ``chunks`` reads a zarr array in whole chunks. ``prefetch`` reads the next chunk while
+# the current one is filtered. The results are written to a second array.
 
 folder = tempfile.TemporaryDirectory()
 source = zarr.create_array(
@@ -75,13 +75,13 @@ result = stack.copy(data=out[:])
 assert np.array_equal(result[:4].values, clean.values)
 
 # %%
-# The pictures
-# ------------
+# The images
+# ----------
 
 figure, axes = plt.subplots(2, 1, figsize=(4.8, 6.8), layout="constrained")
-pictures = {"noisy": stack, "filtered, by way of a file": result}
-for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
-    picture.sel(time=1.5).plot.imshow(
+images = {"noisy": stack, "filtered through a file": result}
+for axis, (title, image) in zip(axes, images.items(), strict=True):
+    image.sel(time=1.5).plot.imshow(
         ax=axis, cmap="gray", vmin=0, vmax=1, add_colorbar=False, yincrease=False
     )
     axis.set_title(f"{title} (time = 1.5)", size=11)
@@ -89,5 +89,5 @@ folder.cleanup()
 plt.show()
 
 # %%
-# :doc:`/carriers` lists what else can be passed. A filter that looks beyond the edge of
-# its chunk needs a margin: :doc:`/dask` shows ``map_overlap``.
+# :doc:`/carriers` lists the other supported objects. A filter that needs values beyond
+# the edge of its chunk needs a margin: :doc:`/dask` shows ``map_overlap``.

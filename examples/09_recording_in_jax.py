@@ -1,14 +1,14 @@
 """
-Clean a recording, in JAX from NumPy
-====================================
+Remove noise from a recording with JAX
+======================================
 
-The signal comes as a NumPy array, as it would from a sound file. A spectral gate is
-written in JAX, compiled, and called with it; NumPy comes back. JAX is used for what it
-is good at, and the rest of the program does not know of it.
+The signal is a NumPy array, as read from a sound file. A spectral gate is written and
+compiled in JAX. Its decorator accepts and returns NumPy arrays, so the rest of the
+program does not depend on JAX.
 """
 
 # %%
-# Two seconds: a rising tone with overtones, in steady hiss.
+# The recording has two seconds of a rising tone with overtones, in constant noise.
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -27,9 +27,8 @@ recording = (tone + rng.normal(0, 0.3, time.shape)).astype(np.float32)
 # %%
 # The gate
 # --------
-# Cut the signal into overlapping windows, transform them, drop what is not louder than
-# the hiss, and add the windows up again. ``jax.jit`` goes inside, the decorator
-# outside.
+# Cut the signal into overlapping windows, transform them, remove frequencies below the
+# threshold, and add the windows again. Write ``jax.jit`` below the decorator.
 
 window = np.hanning(513)[:512].astype(
     np.float32
@@ -44,9 +43,9 @@ def windows(signal):
 
 @ab.jax(output_type="input")
 @jax.jit
-def gated(signal, floor):
+def gated(signal, threshold):
     spectrum = jnp.fft.rfft(windows(signal) * window)
-    kept = jnp.where(jnp.abs(spectrum) > floor, spectrum, 0)
+    kept = jnp.where(jnp.abs(spectrum) > threshold, spectrum, 0)
     pieces = jnp.fft.irfft(kept)
     starts = jnp.arange(pieces.shape[0]) * hop
     places = starts[:, None] + jnp.arange(512)
@@ -57,15 +56,15 @@ cleaned = gated(recording, 14.0)
 print(type(cleaned).__name__, cleaned.dtype, cleaned.shape)
 
 # %%
-# How much better is it?
-# ----------------------
+# Measure the improvement
+# -----------------------
 
 
 def noise_ratio(signal):
-    """Signal to noise in decibels, over the part that all windows cover."""
+    """Return signal to noise in decibels, over the part that all windows cover."""
     inner = slice(hop, -2 * hop)
-    wrong = signal[inner] - tone[inner]
-    return 10 * np.log10(np.sum(tone[inner] ** 2) / np.sum(wrong**2))
+    noise = signal[inner] - tone[inner]
+    return 10 * np.log10(np.sum(tone[inner] ** 2) / np.sum(noise**2))
 
 
 before, after = noise_ratio(recording), noise_ratio(cleaned)
@@ -74,7 +73,7 @@ assert after > before + 5
 print(ab.benchmark(gated, recording, 14.0, runs=20))
 
 # %%
-# As a picture
+# Spectrograms
 # ------------
 
 figure, axes = plt.subplots(2, 1, figsize=(4.8, 5.6), layout="constrained", sharex=True)

@@ -1,17 +1,18 @@
 """
-CPU, OpenCL or @gpu: from which size on?
-========================================
+CPU, OpenCL or @gpu: which is faster?
+=====================================
 
-A device is fast, and getting there takes time. The same median filter is timed on the
-CPU, on an OpenCL device with its transfers, and under ``@gpu``, which decides by
-itself. Where two lines cross is the size from which the device pays.
+A device computes fast, but transfers take time. This program times a median filter on
+the CPU, on an OpenCL device including transfers, and under ``@gpu``, which chooses the
+device. The device pays for sizes above the point at which its line crosses that of the
+CPU.
 """
 
 # %%
-# Three ways to write it
-# ----------------------
-# The median of each pixel and the 12 around it. All three take NumPy arrays and give
-# them back.
+# Three implementations
+# ---------------------
+# Each function computes the median of each pixel and the 12 around it. All three accept
+# and return NumPy arrays.
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.ndimage
@@ -19,13 +20,13 @@ import scipy.ndimage
 import arraybridge as ab
 
 disc = [(y, x) for y in range(-2, 3) for x in range(-2, 3) if y * y + x * x <= 4]
-signature = np.zeros((5, 5), bool)
+neighborhood = np.zeros((5, 5), bool)
 for y, x in disc:
-    signature[y + 2, x + 2] = True
+    neighborhood[y + 2, x + 2] = True
 
 
 def on_cpu(image):
-    return scipy.ndimage.median_filter(image, signature=signature, mode="nearest")
+    return scipy.ndimage.median_filter(image, footprint=neighborhood, mode="nearest")
 
 
 @ab.pyclesperanto(output_type="input")
@@ -37,7 +38,7 @@ def on_opencl(image):
 
 @ab.gpu
 def with_gpu(image):
-    """The inner part. On a card CuPy, torch or JAX runs it, without one NumPy."""
+    """Return the inner part. Runs in CuPy, PyTorch or JAX on a GPU, else in NumPy."""
     xp = ab.array_namespace(image)
     h, w = image.shape
     shifted = xp.stack([image[2 + y : h - 2 + y, 2 + x : w - 2 + x] for y, x in disc])
@@ -58,7 +59,7 @@ functions = {
 seconds = {name: [] for name in functions}
 for side in sides:
     image = rng.random((side, side), dtype=np.float32)
-    assert np.array_equal(on_cpu(image), on_opencl(image))  # the very same values
+    assert np.array_equal(on_cpu(image), on_opencl(image))  # equal values
     assert np.array_equal(on_cpu(image)[2:-2, 2:-2], with_gpu(image))
     for name, function in functions.items():
         seconds[name].append(ab.benchmark(function, image, seconds=0.2).median)
@@ -67,8 +68,8 @@ for name, times in seconds.items():
     print(f"{name:22}", *(f"{t * 1e3:9.2f} ms" for t in times))
 
 # %%
-# Where they cross
-# ----------------
+# The crossover
+# -------------
 
 figure, axis = plt.subplots(figsize=(4.8, 4.4), layout="constrained")
 for (name, times), style in zip(seconds.items(), ("o-", "s-", "^-"), strict=True):
@@ -88,8 +89,8 @@ print("The devices:", *ab.devices(), ab.device_info(), sep="\n")
 plt.show()
 
 # %%
-# On a machine without a card the OpenCL device is the processor itself, so that there
-# is little to gain; on one with a card the lines part, and the third follows the lower
-# of the two. What ``@gpu`` would do with the next call, and why:
+# On a machine without a GPU, the OpenCL device is the CPU, so there is little to gain.
+# With a GPU, the lines diverge, and ``@gpu`` follows the faster one. ``explain``
+# returns the decision for the next call, and its reason:
 
 print(with_gpu.explain(image))

@@ -1,16 +1,16 @@
 """
-An image in space, in millimetres
-=================================
+A medical image in millimeters
+==============================
 
-A ``SimpleITK.Image`` knows how large its voxels are and where it lies. A filter written
-in torch takes it as it is, and the result has the same spacing, origin and metadata.
+A ``SimpleITK.Image`` stores the size of its voxels and its position. A filter written
+in PyTorch accepts it, and the result has the same spacing, origin and metadata.
 """
 
 # %%
 # The image
 # ---------
-# A scan has thick slices: here 0.5 mm within a slice, and 2 mm from slice to slice. It
-# shows a ball of 8 mm radius, in noise.
+# A scan has thick slices: here, voxels measure 0.5 mm within a slice, and 2 mm between
+# slices. The scan shows a ball of 8 mm radius, with noise.
 import matplotlib.pyplot as plt
 import numpy as np
 import SimpleITK as sitk  # noqa: N813  # as its users write it
@@ -29,13 +29,13 @@ scan.SetMetaData("PatientName", "Phantom")
 # %%
 # The filter
 # ----------
-# A blur of 1 mm in each direction has another width in voxels along each axis. The
-# function gets a tensor in the order z, y, x; the widths are passed as numbers.
+# A blur of 1 mm has a different width in voxels along each axis. The function receives
+# a tensor with the axes z, y, x. The widths are passed as numbers.
 
 
 @ab.torch(output_type="input")
 def blur(volume, sigma):
-    """A Gaussian blur, sigma in voxels for each axis. volume: (z, y, x)."""
+    """Apply a Gaussian blur. volume: (z, y, x); sigma in voxels, one per axis."""
     import torch
 
     blurred = volume[None, None]
@@ -57,9 +57,9 @@ print(smooth.GetMetaData("PatientName"))
 assert smooth.GetSpacing() == spacing
 
 # %%
-# Measured in millimetres
-# -----------------------
-# SimpleITK goes on with the result. The volume of a ball of 8 mm is 2145 mm³.
+# Measure in millimeters
+# ----------------------
+# SimpleITK accepts the result. The volume of a ball of 8 mm radius is 2145 mm³.
 
 measured = sitk.LabelShapeStatisticsImageFilter()
 measured.Execute(sitk.ConnectedComponent(smooth > 0.5))
@@ -68,14 +68,14 @@ print(f"{measured.GetPhysicalSize(largest):.0f} mm³")
 print([round(c, 1) for c in measured.GetCentroid(largest)])
 
 # %%
-# SimpleITK lends no memory that outlives its image, so it is copied once:
+# SimpleITK exports no memory that outlives its image, so the image is copied once:
 
 print(ab.explain(scan, "torch"))
 
 # %%
-# The pictures
-# ------------
-# A section from front to back, true to scale. The origin is the centre of a voxel.
+# The images
+# ----------
+# A section from front to back, to scale. The origin is the center of a voxel.
 
 figure, axes = plt.subplots(2, 1, figsize=(4.8, 8.4), layout="constrained")
 left, _, bottom = (o - s / 2 for o, s in zip(scan.GetOrigin(), spacing, strict=True))

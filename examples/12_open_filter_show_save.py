@@ -1,9 +1,9 @@
 """
-Open, filter, show, save
+Open, filter, plot, save
 ========================
 
-What one does first with xarray, SimpleITK, Pillow, zarr, h5py, pandas, polars and a raw
-file. One filter, written in torch, takes what each of them opens.
+The first steps with xarray, SimpleITK, Pillow, zarr, h5py, pandas, polars and a raw
+file. One filter, written in PyTorch, accepts the objects of all of them.
 """
 
 # %%
@@ -38,7 +38,7 @@ def smooth(x):
 # %%
 # xarray
 # ------
-# Coordinates and attributes come back. ``xr.open_dataarray`` opens a NetCDF file.
+# Coordinates and attributes are restored. ``xr.open_dataarray`` opens a NetCDF file.
 scan = xr.DataArray(
     np.random.default_rng(0).random((40, 3), np.float32),
     dims=("time", "x"),
@@ -62,7 +62,7 @@ assert xr.open_zarr(path / "clean.zarr", chunks=None, consolidated=False)[
 # %%
 # SimpleITK
 # ---------
-# The spacing comes back, so that the picture is in millimetres.
+# The spacing is restored, so the plot is in millimeters.
 head = sitk.GaussianSource(
     sitk.sitkInt16, size=(20, 16, 12), sigma=(5, 5, 5), mean=(10, 8, 6)
 )
@@ -76,7 +76,7 @@ figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
 axis.imshow(
     sitk.GetArrayViewFromImage(result)[6], extent=(0, width * dx, height * dy, 0)
 )
-axis.set_title("SimpleITK: a slice, in millimetres", size=11)
+axis.set_title("SimpleITK: a slice, in millimeters", size=11)
 sitk.WriteImage(result, path / "smooth.nrrd")
 
 assert sitk.ReadImage(path / "smooth.nrrd").GetSpacing() == (0.5, 0.5, 2.0)
@@ -84,7 +84,7 @@ assert sitk.ReadImage(path / "smooth.nrrd").GetSpacing() == (0.5, 0.5, 2.0)
 # %%
 # Pillow
 # ------
-# A function that keeps the dtype of the pixels gives a picture back.
+# If the function preserves the dtype of the pixels, the result is an image.
 Image.linear_gradient("L").convert("RGB").save(path / "ramp.png", dpi=(300, 300))
 
 
@@ -93,8 +93,8 @@ def negative(x):
     return 255 - x
 
 
-picture = Image.open(path / "ramp.png")
-result = negative(picture)
+photo = Image.open(path / "ramp.png")
+result = negative(photo)
 figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
 axis.imshow(result)  # or result.show()
 axis.set_title("Pillow: a negative", size=11)
@@ -105,7 +105,7 @@ assert Image.open(path / "negative.png").getpixel((0, 0)) == (255, 255, 255)
 # %%
 # zarr and h5py
 # -------------
-# A file is read; the result is a NumPy array.
+# The file is read, and the result is a NumPy array.
 zarr.save(path / "stack.zarr", np.ones((6, 8), "float32"))
 result = smooth(zarr.open(path / "stack.zarr", mode="r"))
 zarr.save(path / "smooth.zarr", result)
@@ -134,7 +134,7 @@ frame.write_csv(path / "smooth.csv")
 # %%
 # A raw file
 # ----------
-# Only what is read of it comes into memory.
+# The file is mapped, so only the accessed part is read.
 (path / "raw.u16").write_bytes(np.arange(12, dtype="uint16").tobytes())
 
 with (path / "raw.u16").open("r+b") as opened:
@@ -146,4 +146,4 @@ folder.cleanup()
 plt.show()
 
 # %%
-# :doc:`/carriers` lists what is shared, what is copied and what comes back.
+# :doc:`/carriers` lists which objects are shared, copied and restored.

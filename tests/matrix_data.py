@@ -114,7 +114,7 @@ _TABLE = {
 LAYOUTS = tuple(_FROM_NUMPY)
 
 # What has no row, its framework cannot express: JAX has compact, 64-byte aligned arrays ("aligned"), and
-# TensorFlow dense ones in C order, both read-only; torch does not support negative strides and no read-only tensors;
+# TensorFlow dense ones in C order, both read-only; torch has neither negative strides nor read-only tensors;
 # pyclesperanto's lie on a device, in C order. All but NumPy have native byte order only.
 
 

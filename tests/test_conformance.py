@@ -202,13 +202,13 @@ def test_what_fails_is_said_in_words() -> None:
     report = check_framework(Narrows(), only=("dtypes", "refusals"))
     assert report.broken == ["dtypes"]
     (failure,) = report.verdicts[0].failures
-    assert failure == "dtype=float64: the dtype is float32, and was float64"
+    assert failure == "dtype=float64: the dtype is float32 instead of float64"
     text = str(report)
     assert text.splitlines()[0].split() == ["promise", "cases", "failed", "first", "failure"]
     assert text.endswith(f"boxes: 1 of 2 promises kept, {sum(one.cases for one in report.verdicts)} cases")
     assert failure in text
     assert "<table" in report._repr_html_()
-    with pytest.raises(ValueError, match=r"layout: no such promise.*layouts"):
+    with pytest.raises(ValueError, match=r"Unknown promise layout\..*layouts"):
         check_framework("numpy", only="layout")
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import doctest
 import importlib
+import inspect
 import os
+import re
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import arraybridge
 from arraybridge import hardware
-from arraybridge.frameworks.registry import framework_names, usable
+from arraybridge.frameworks.registry import framework_names, load_or_none
 from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -27,7 +31,20 @@ MODULES = [
 
 #: What the blocks of a page import, so that it is skipped where that is missing.
 NEEDS = {
-    "carriers": ("torch", "xarray", "zarr", "h5py", "SimpleITK", "PIL", "pandas", "polars", "matplotlib"),
+    "add-a-framework": ("torch",),
+    "api": ("torch",),
+    "carriers": (
+        "torch",
+        "xarray",
+        "zarr",
+        "h5py",
+        "SimpleITK",
+        "PIL",
+        "pandas",
+        "polars",
+        "pyarrow",
+        "matplotlib",
+    ),
     "coming-from": ("torch",),
     "concepts": ("torch", "jax", "tensorflow"),
     "conversion-table": ("torch", "tensorflow"),
@@ -36,11 +53,13 @@ NEEDS = {
     "decorators": ("torch", "jax", "pyclesperanto"),
     "devices": ("torch", "jax"),
     "gradients": ("torch", "jax", "tensorflow"),
+    "how-it-works": ("jax",),
     "index": ("torch", "jax", "tensorflow"),
     "kernels": ("torch", "jax", "pyclesperanto", "numba"),
     "memory": ("torch",),
     "parallel": ("jax",),
     "quickstart": ("torch",),
+    "troubleshooting": ("torch", "jax"),
     "traces": ("tensorflow", "torch", "skimage"),
 }
 
@@ -91,5 +110,113 @@ def _can_run(examples: doctest.DocTest) -> bool:
     name = examples.name.rpartition(".")[2].removeprefix("to_")
     if name not in framework_names():
         return True
-    framework = usable(name)
+    framework = load_or_none(name)
     return framework is not None and len(framework.devices.available()) > 0
+
+
+# -- the reference and the page on errors ----------------------------------------------------------------
+
+needs_pages = pytest.mark.skipif(not DOCS.is_dir(), reason="there are no docs beside these tests")
+
+#: Names of `arraybridge` 0.5, which one paragraph of the reference describes.
+OLDER_NAMES = re.compile("cleanup_(all|torch|cupy|jax|tensorflow|pyclesperanto)_")
+#: Names that are loaded at the first access.
+LOADED_LATER = set(dir(arraybridge)) - set(vars(arraybridge))
+PUBLIC_NAMES = sorted({*arraybridge.__all__, *LOADED_LATER})
+
+
+def _read(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+@needs_pages
+@pytest.mark.parametrize("name", [name for name in PUBLIC_NAMES if not OLDER_NAMES.match(name)])
+def test_the_reference_has_each_public_name_and_an_example(name: str) -> None:
+    page = _read("api")
+    assert re.search(rf"^\.\. (?:auto\w+|py:\w+):: (?:arraybridge\.\w+\.)?{name}$", page, re.MULTILINE)
+    docstring = inspect.getdoc(getattr(arraybridge, name)) or ""
+    in_docstring = ">>> " in docstring or re.search(r"::\n\n    ", docstring)
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert in_docstring or any(re.search(rf"\b{name}\b", block) for block in blocks)
+
+
+@needs_pages
+def test_the_first_call_signature_has_the_parameters_of_its_docstring() -> None:
+    configuration = (DOCS / "conf.py").read_text(encoding="utf-8")
+    parts = re.search(r"^_OPTIONS = \((.*?)^\)\n_FORM = (.*?)$", configuration, re.MULTILINE | re.DOTALL)
+    assert parts is not None
+    options, form = parts.groups()
+    names = re.findall(r"(\w+): ", form) + re.findall(r"(\w+): ", options)
+    for function in (arraybridge.convert_memory, arraybridge.explain):
+        arguments = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^    (\w+): ", arguments, re.MULTILINE) == names
+
+
+def _errors_and_warnings() -> set[str]:
+    """Return the names of the exceptions and warnings that the package, its tests and Dask offer to users."""
+    found = set()
+    for module in ("arraybridge", "arraybridge.dask", "arraybridge.testing"):
+        package = importlib.import_module(module)
+        for name in {*dir(package), *package.__all__}:
+            value = getattr(package, name)
+            is_exception = isinstance(value, type) and issubclass(value, Exception)
+            if is_exception and value.__module__.startswith("arraybridge"):
+                found.add(name)
+    return found
+
+
+@needs_pages
+def test_each_error_and_warning_has_a_heading_with_an_answer() -> None:
+    pytest.importorskip("distributed")
+    text = re.sub(r"^```.*?^```$", "", _read("troubleshooting"), flags=re.MULTILINE | re.DOTALL)
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    headings = [section.partition("\n")[0] for section in sections]
+    explained = {
+        match[1] for heading in headings if (match := re.match(r"`(\w+(?:Error|Warning))\b", heading))
+    }
+    ours = _errors_and_warnings()
+    assert "SharedMemoryGoneError" in ours
+    assert "BlockError" in ours
+    assert ours - explained == set()
+    built_in = {name for name in explained if hasattr(builtins, name)}
+    assert explained - built_in - ours == set(), "these classes do not exist"
+    for section in sections:
+        answer = section.partition("\n")[2].partition("\n## ")[0]
+        sentences = re.findall(r"[.:](?:\s|$)", answer)
+        assert len(sentences) > 1 or "{doc}" in answer, f"a short answer: {section}"
+
+
+def _layouts() -> dict[str, np.ndarray]:
+    """Return one array per row of the table of layouts. All but the second are aligned."""
+    x = arraybridge.aligned((4, 1024, 1024), "float32")
+    x[:] = 1
+    memory = arraybridge.aligned(x.nbytes + 4, "uint8")
+    read_only = x.view()
+    read_only.flags.writeable = False
+    return {
+        "C-contiguous, aligned to 64 bytes": x,
+        "not aligned to 64 bytes": memory[4:].view("float32").reshape(x.shape),
+        "transposed or otherwise permuted": x.transpose(2, 0, 1),
+        "strided, such as `x[::2, ::3]`": x[::2, ::3],
+        "reversed, such as `x[::-1]`": x[::-1],
+        "read-only NumPy": read_only,
+        "broadcast NumPy": np.broadcast_to(x[:1], x.shape),
+        "in the other byte order": x.view(x.dtype.newbyteorder()),
+    }
+
+
+@needs_pages
+def test_the_table_of_layouts_states_what_is_shared() -> None:
+    for name in ("torch", "jax", "tensorflow"):
+        require(name)
+    table = _read("conversion-table").partition("| layout | to NumPy ")[2].partition("\n\n")[0]
+    rows = {
+        cells[0]: cells[1:]
+        for cells in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
+    }
+    layouts = _layouts()
+    assert set(rows) == set(layouts)
+    for layout, array in layouts.items():
+        routes = [arraybridge.explain(array, target) for target in ("numpy", "torch", "jax", "tensorflow")]
+        stated = [cell.startswith("shared") for cell in rows[layout]]
+        assert [route.shares_memory for route in routes] == stated, layout

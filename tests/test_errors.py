@@ -109,7 +109,7 @@ def of_plain_arrays(x: Any) -> Any:
     return x
 
 
-NO_DTYPE = "torch has no dtype float128; nothing was converted, since any other dtype could lose values."
+NO_DTYPE = "torch has no dtype float128; nothing was converted, because any other dtype could lose values."
 
 
 @pytest.mark.skipif(np.dtype("g").name != "float128", reason="long double is float64 here")
@@ -163,7 +163,7 @@ CL = "pyclesperanto"
 #: Words of a heading on the page on troubleshooting: what raises it, the error, and a part of what to do.
 EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "NumPy arrays live on the host": (lambda: arraybridge.to_gpu(X), DEVICE, '(x, "cupy", 0)'),
-    "an object of type list is no array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
+    "an object of type list is not an array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
     "pyclesperanto has no dtype float64": (to(CL, X), DTYPE, "float32"),
     "dtype object": (to("torch", np.array([None])), DTYPE, "numeric"),
     "a masked array of numpy": (to("torch", np.ma.masked_equal(X, 0)), REFUSED, "filled"),
@@ -176,12 +176,12 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "copy=False": (to("torch", X[::-1], copy=False), CopyRequiredError, "copy=None"),
     "declared as torch": (lambda: convert_memory(X, "torch", "numpy"), SourceMismatchError, ""),
-    "'pytorch' is no framework": (to("pytorch", X), UnknownFrameworkError, "did you mean 'torch'"),
+    "'pytorch' is not a known framework": (to("pytorch", X), UnknownFrameworkError, "did you mean 'torch'"),
     "gpu_id=-1": (to("torch", X, gpu_id=-1), ValueError, ""),
-    "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "write it as"),
+    "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "Pass 'cpu', "),
     "not both": (to("torch", X, gpu_id=0, device="cpu"), ValueError, ""),
     "is a decorator and has no 'nn'": (lambda: arraybridge.torch.nn, AttributeError, ""),  # type: ignore[attr-defined]
-    "no namespace in common": (lambda: arraybridge.array_namespace(X, to("torch", X)()), TypeError, ""),
+    "no common namespace": (lambda: arraybridge.array_namespace(X, to("torch", X)()), TypeError, ""),
 }
 MET = EXPLAINED | {
     "<U1": (to("torch", np.array(["a"])), DTYPE, "numbers"),

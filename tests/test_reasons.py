@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,13 @@ def read_only() -> np.ndarray[Any, Any]:
     x = np.ones(4)
     x.flags.writeable = False
     return x
+
+
+def read_only_file_map() -> np.ndarray[Any, Any]:
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(64))
+        file.flush()
+        return np.memmap(file, "float32", "r")
 
 
 def aligned() -> np.ndarray[Any, Any]:
@@ -91,6 +99,7 @@ CASES: list[tuple[Make, str, dict[str, Any], Reason, str]] = [
     ),
     (lambda: np.ones(4, ">f8"), "torch", {}, Reason.BYTE_ORDER, "this machine's byte order"),
     (read_only, "torch", {}, Reason.READ_ONLY, "to_torch(x, copy=False) shares it"),
+    (read_only_file_map, "torch", {}, Reason.READ_ONLY_FILE_MAP, 'np.load(path, mmap_mode="c")'),
     (lambda: require("jax").numpy.float32(2), "torch", {}, Reason.CACHED_SCALAR, "pass a number"),
     (lambda: on_two_devices(True), "torch", {}, Reason.REPLICATED, "gather it"),
     (lambda: on_two_devices(False), "torch", {}, Reason.SEVERAL_SHARDS, "gather it"),
@@ -152,7 +161,7 @@ def test_explain_and_trace_agree_on_code_and_advice(
     assert (event.code, event.reason) == (route.code, route.reason)
     assert [spot.advice for spot in log.hotspots()] == ([route.advice] if route.copies else [])
     assert pickle.loads(pickle.dumps(route)) == route
-    shared_on_request = (Reason.READ_ONLY, Reason.CACHED_SCALAR)
+    shared_on_request = (Reason.READ_ONLY, Reason.READ_ONLY_FILE_MAP, Reason.CACHED_SCALAR)
     if route.copies and not options and code not in shared_on_request:
         with pytest.raises(CopyRequiredError) as caught:
             convert_memory(x, target, copy=False)
@@ -228,7 +237,8 @@ def test_a_plug_in_may_give_its_own_text() -> None:
 def test_a_route_prints_as_before() -> None:
     route: Route = explain(np.ones((2, 2))[::-1], "torch")
     assert str(route) == (
-        "numpy → torch on cpu: copied through host memory (32 B), because torch does not support negative strides."
+        "numpy → torch on cpu: copied through host memory (32 B),"
+        " because torch does not support negative strides."
     )
     assert "advice" not in repr(route)
     assert "code" not in repr(route)

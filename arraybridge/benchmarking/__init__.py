@@ -1,4 +1,4 @@
-"""Benchmarks: `benchmark` times a call, `compare` the same call on CPU and GPU, at one size or at several."""
+"""Benchmarks: `benchmark` times a call; `compare` times it on the CPU and the GPU, at one or more sizes."""
 
 from arraybridge.benchmarking.compare import compare as compare
 from arraybridge.benchmarking.reports import Comparison as Comparison

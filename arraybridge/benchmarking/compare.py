@@ -1,4 +1,4 @@
-"""`compare`: whether the CPU or the GPU takes less for the same call."""
+"""Comparison of the same call on the CPU and on the GPU."""
 
 from __future__ import annotations
 
@@ -39,36 +39,47 @@ def compare(
     seconds: float = 0.5,
     runs: int | None = None,
 ) -> Comparison | SizeComparison:
-    """The same call on the CPU and on the GPU, with the speed-up; on a machine without a GPU, the CPU alone.
+    """Time the same call on the CPU and on the GPU; only on the CPU if there is no GPU.
 
-    A decorated function or one with ``@gpu`` gets the arguments as they are, so that its transfers count. For
-    any other function the arrays are moved first, and the transfers do not count: arrays of a framework
-    within it, NumPy's to CuPy, PyTorch or JAX, the first that has a card. Write such a function for both, as
+    Framework decorators and ``@gpu`` transfer the arguments themselves, so the timings of such functions
+    include transfers. For any other function, the arrays are moved to the device first, and the timings
+    exclude transfers. Arrays of a framework stay in that framework. NumPy arrays are converted to CuPy,
+    PyTorch or JAX, the first one that has a GPU. Such a function must support both frameworks, for example
     with `array_namespace`.
 
     Args:
-        fn: the function; with ``sizes`` also several, in a list or, by name, in a dictionary.
-        args: its arguments.
-        sizes: numbers of elements to compare at; a `SizeComparison` comes back.
-        make: with ``sizes``: the function's argument for a size. Left out, that many float32, 1-D.
-        seconds: as of `benchmark`, for each device.
-        runs: as of `benchmark`, for each device.
+        fn: The function. With ``sizes``, also a list of functions, or a dict of functions by name.
+        *args: The arguments of the function.
+        sizes: The numbers of elements to compare. Defaults to None: one comparison with ``args``.
+        make: A function that returns the argument for a size, used with ``sizes``. Defaults to a 1-D float32
+            array of that many elements.
+        seconds: As for `benchmark`, per device.
+        runs: As for `benchmark`, per device.
+
+    Returns:
+        A `Comparison`; with ``sizes``, a `SizeComparison`.
 
     Raises:
-        as `benchmark`.
+        TypeError: If ``fn`` is not a function, or ``runs`` is not an int.
+        ValueError: If a number is too small, or ``sizes`` is empty or combined with ``args``.
+        Exception: Any error of ``fn``.
 
-    >>> import numpy as np
-    >>> result = compare(np.sort, np.arange(100), runs=5)
-    >>> result.cpu.runs
-    5
-    >>> print(compare(np.sort, sizes=[10, 1000], runs=5).crossover())  # on a machine without a GPU
-    None
+    Example:
+        >>> import numpy as np
+        >>> result = compare(np.sort, np.arange(100), runs=5)
+        >>> result.cpu.runs
+        5
+        >>> print(compare(np.sort, sizes=[10, 1000], runs=5).crossover())  # on a machine without a GPU
+        None
     """
     if sizes is None:
         return _compared(fn, args, seconds, runs)
     counts = sorted(set(sizes))
     if args or not counts or counts[0] < 1:
-        raise ValueError("compare(fn, sizes=[…]) takes sizes over 0, and no arguments beside them")
+        raise ValueError(
+            "compare() with sizes requires sizes of at least 1, and no further arguments. Pass make= to"
+            " create the argument for a size."
+        )
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]
@@ -78,7 +89,10 @@ def compare(
 
 def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> Comparison:
     if not callable(fn):
-        raise TypeError(f"compare takes a function and its arguments, or functions, and {fn!r} is none")
+        raise TypeError(
+            f"compare() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"
+            " compare(fn, x)."
+        )
     placed = placement(fn)
     converts = placed is not None and placed.converts
 
@@ -88,14 +102,16 @@ def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, run
 
     cpu = on(CPU, args if converts else _arguments_on(args, CPU, None))
     if not gpu_available():
-        return Comparison(cpu, None, "there is no GPU here, so that only the CPU was measured")
+        return Comparison(cpu, None, "no GPU is available, so only the CPU was measured")
     gpu = Device("gpu", 0)
     if converts:
         return Comparison(cpu, on(gpu, args), "transfers are included")
     target = framework_for_numpy_code(gpu)
     if target is None and any(source_of(x)[0].devices.has_only_host for x in arrays_of(args)):
-        names = ", ".join(registry.for_numpy_code())
-        return Comparison(cpu, None, f"none of {names} is installed for the card: only the CPU was measured")
+        names = ", ".join(registry.numpy_like_names())
+        return Comparison(
+            cpu, None, f"none of {names} is installed for the GPU, so only the CPU was measured"
+        )
     return Comparison(cpu, on(gpu, _arguments_on(args, gpu, target)), "transfers are not included")
 
 
@@ -104,7 +120,7 @@ def _arguments_on(args: tuple[Any, ...], device: Device, instead_of_numpy: str |
         source, _ = source_of(x)
         name = instead_of_numpy if source.devices.has_only_host and instead_of_numpy else source.name
         if device == CPU and not source.has_host:
-            name = "numpy"  # CuPy's and pyclesperanto's arrays have no home on the host
+            name = "numpy"  # CuPy and pyclesperanto have no host arrays
         has_only_host = registry.framework(name).devices.has_only_host
         return convert_memory(x, name, device=None if has_only_host else device)
 

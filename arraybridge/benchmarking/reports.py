@@ -1,4 +1,4 @@
-"""What `compare` returns: a function on the CPU and on the GPU, at one size or at several."""
+"""Results of `compare`, for one call or for several sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from arraybridge.formatting import Table, format_seconds
 
 @dataclass(frozen=True)
 class Comparison(Table):
-    """A function on the CPU and on the GPU; prints as a table, also in a notebook.
+    """The timings of a call on the CPU and on the GPU. It prints as a table, also in a notebook.
 
     Attributes:
-        cpu, gpu: a `Timing` each; ``gpu`` is None without a GPU.
-        note: what was compared, or why there is no GPU.
+        cpu: The `Timing` on the CPU.
+        gpu: The `Timing` on the GPU; None if the GPU was not measured.
+        note: Whether transfers are included, or why the GPU was not measured.
     """
 
     cpu: Timing
@@ -24,7 +25,7 @@ class Comparison(Table):
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the GPU is, by the medians; None without a GPU."""
+        """The CPU median divided by the GPU median; None if the GPU was not measured."""
         return None if self.gpu is None else self.cpu.median / self.gpu.median
 
     def _table(self) -> Any:
@@ -38,31 +39,35 @@ class Comparison(Table):
 
 @dataclass(frozen=True)
 class SizeComparison(Table):
-    """Functions over sizes, on the CPU and on the GPU; prints as a table, also in a notebook.
+    """The timings of functions by size, on the CPU and on the GPU. It prints as a table, also in a notebook.
 
     Attributes:
-        rows: name of the function, number of elements, and the `Comparison`.
+        rows: The name of the function, the number of elements, and the `Comparison`, for each measurement.
     """
 
     rows: tuple[tuple[str, int, Comparison], ...]
 
     @property
     def note(self) -> str:
-        """What was compared, or why there is no GPU."""
+        """Whether transfers are included, or why the GPU was not measured."""
         return self.rows[0][2].note
 
     def names(self) -> tuple[str, ...]:
-        """The functions, in the order in which they were tried."""
+        """Return the names of the functions, in the order of measurement."""
         return tuple(dict.fromkeys(name for name, _, _ in self.rows))
 
     def crossover(self, name: str | None = None) -> int | None:
-        """The smallest size from which on the GPU is the faster; None where it never is.
+        """Return the smallest size at and above which the GPU is faster; None if there is none.
 
-        ``name`` is that of the function; None: of the first one.
+        Args:
+            name: The name of the function. Defaults to the first function.
+
+        Raises:
+            KeyError: If there is no function of that name.
         """
         name = self.names()[0] if name is None else name
         if name not in self.names():
-            raise KeyError(f"{name!r} was not tried; there are {', '.join(self.names())}")
+            raise KeyError(f"{name!r} was not measured. Pass one of {', '.join(self.names())}.")
         rows = sorted((size, one.speedup or 0) for function, size, one in self.rows if function == name)
         smallest = None
         for size, speedup in reversed(rows):
@@ -81,12 +86,12 @@ class SizeComparison(Table):
         line = self.note
         if any(one.gpu for _, _, one in self.rows):
             sizes = ((name, self.crossover(name)) for name in self.names())
-            words = (f"{n}: {'never' if size is None else f'{size:,} elements'}" for n, size in sizes)
-            line = f"the GPU is the faster from … on: {'; '.join(words)} ({line})"
+            texts = (f"{n}: {'never' if size is None else f'{size:,} elements'}" for n, size in sizes)
+            line = f"the GPU is faster from this size: {'; '.join(texts)} ({line})"
         return head, rows, head[1:], line
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """The medians in seconds, for JSON: a dictionary for each row."""
+        """Return one dict per row, ready for JSON, with the medians in seconds."""
         return [
             {"function": name, "elements": size, "cpu": one.cpu.median, "gpu": one.gpu and one.gpu.median}
             for name, size, one in self.rows

@@ -1,4 +1,4 @@
-"""`benchmark`: how long a call takes, until its arrays are really there."""
+"""Timing of calls, including the asynchronous work that they start."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.trees import arrays_of
 from arraybridge.validation import whole_number
 
-# No more waits follow after this many, if the shortest took hardly longer than one for nothing.
+# After this many waits, the remaining calls are timed without one, if the shortest wait took less than this
+# multiple of a wait on idle devices.
 _TRIALS = 5
-_NOTHING = 1.2
+_IDLE_FACTOR = 1.2
 
 
 class Timing(NamedTuple):
-    """Seconds that a call takes; prints as one line.
+    """The duration of a call, in seconds. It prints as one line.
 
     Attributes:
-        median, minimum: of all calls.
-        spread: the range of the middle half of them (the third quartile less the first).
-        runs: how many calls were timed.
+        median: The median of all timed calls.
+        minimum: The shortest call.
+        spread: The interquartile range.
+        runs: The number of timed calls.
     """
 
     median: float
@@ -32,7 +34,7 @@ class Timing(NamedTuple):
     runs: int
 
     def cells(self) -> tuple[str, ...]:
-        """The numbers as words, for a table."""
+        """Return the values as text, for a table."""
         return (*(format_seconds(seconds) for seconds in self[:3]), str(self.runs))
 
     def __str__(self) -> str:
@@ -42,30 +44,37 @@ class Timing(NamedTuple):
 def benchmark(
     fn: Callable[..., Any], *args: Any, warmup: int = 2, seconds: float = 0.5, runs: int | None = None
 ) -> Timing:
-    """How long ``fn(*args)`` takes, until all that it has queued is computed.
+    """Time ``fn(*args)``, including all asynchronous work that it starts.
 
     Each call is followed by a wait for the arrays of its result and for every loaded framework on every
-    device that it has opened. What such a wait costs where nothing is queued is measured and not counted.
+    device that it has opened. The cost of such a wait on idle devices is measured and subtracted.
 
     Args:
-        fn: a function, decorated or not.
-        args: its arguments; arrays that it changes stay changed.
-        warmup: calls before the first that counts, for compilers and caches.
-        seconds: how long to go on measuring, at least five calls.
-        runs: exactly so many calls instead.
+        fn: The function, decorated or not.
+        *args: The arguments. Arrays that the function modifies in place are not restored between calls.
+        warmup: The number of calls before the first timed one, for compilers and caches. Defaults to 2.
+        seconds: The duration of the measurement, with at least five calls. Defaults to 0.5.
+        runs: The exact number of timed calls, instead of ``seconds``. Defaults to None.
+
+    Returns:
+        The median, minimum, spread and number of calls.
 
     Raises:
-        TypeError: ``fn`` is not a function, or ``warmup`` or ``runs`` is not an int.
-        ValueError: a number is too small.
-        Exception: what ``fn`` raises.
+        TypeError: If ``fn`` is not a function, or ``warmup`` or ``runs`` is not an int.
+        ValueError: If a number is too small.
+        Exception: Any error of ``fn``.
 
-    >>> import numpy as np
-    >>> timing = benchmark(np.sum, np.ones(1000), runs=5)
-    >>> 0 < timing.minimum <= timing.median
-    True
+    Example:
+        >>> import numpy as np
+        >>> timing = benchmark(np.sum, np.ones(1000), runs=5)
+        >>> 0 < timing.minimum <= timing.median
+        True
     """
     if not callable(fn):
-        raise TypeError(f"benchmark takes a function and its arguments, not {fn!r}")
+        raise TypeError(
+            f"benchmark() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"
+            " benchmark(fn, x)."
+        )
     whole_number("warmup", warmup, least=0)
     if runs is not None:
         whole_number("runs", runs, least=1)
@@ -81,7 +90,7 @@ def benchmark(
 
 
 def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> list[float]:
-    """Return the seconds that each of the calls takes, with its wait."""
+    """Return the seconds of each call, including its wait."""
     clock = time.perf_counter
     idle = sorted(_synchronize() for _ in range(9))
     samples: list[float] = []
@@ -90,16 +99,15 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
     while len(samples) < runs if runs is not None else len(samples) < 5 or clock() < until:
         start = clock()
         result = fn(*args)
-        _block_until_ready(
-            args if result is None else result
-        )  # a function may work in place and return nothing
+        # A function that works in place may return None.
+        _block_until_ready(args if result is None else result)
         samples.append(clock() - start)
         del result
-        # A wait may cost more than many calls: where nothing was queued five times, none follows.
-        if len(waits) < _TRIALS or min(waits) > _NOTHING * idle[0]:
+        # A wait may cost more than many calls, so waits end if they found no queued work five times.
+        if len(waits) < _TRIALS or min(waits) > _IDLE_FACTOR * idle[0]:
             waits.append(_synchronize())
             samples[-1] += max(0.0, waits[-1] - idle[4])
-            until += min(waits[-1], idle[4])  # waits for nothing take nothing from the seconds
+            until += min(waits[-1], idle[4])  # the time of an idle wait is not part of ``seconds``
     _synchronize()
     return samples
 
@@ -112,7 +120,7 @@ def _block_until_ready(values: Any) -> None:
 
 
 def _synchronize() -> float:
-    """Wait for every loaded framework; the seconds that this took."""
+    """Wait for every loaded framework, and return the seconds that this took."""
     start = time.perf_counter()
     for framework in loaded():
         framework.memory.synchronize()

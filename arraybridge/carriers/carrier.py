@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar
+
+import numpy as np
 
 from arraybridge.errors import Advice, ArrayNotSupportedError
 
@@ -60,6 +64,19 @@ class Carrier:
         Return the array itself if there is no such object, as for files, or for another dtype.
         """
         return array
+
+
+class Unread:
+    """Values that ``read`` makes when they are needed, for `Carrier.array`."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.nbytes = math.prod(shape) * self.dtype.itemsize
+        self._read = read
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read()[key]
 
 
 def is_of(x: Any, package: str, *names: str) -> bool:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
+from arraybridge.carriers.carrier import Carrier, Unread, is_of, unsupported_contents_error
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.reasons import Cause, Reason
-
-
-class Unread:
-    """Values that are made when somebody reads them."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
-        self.shape = shape
-        self.dtype = np.dtype(dtype)
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
-        self._read = read
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._read()[key]
 
 
 class SimpleItk(Carrier):

@@ -59,4 +59,4 @@ class _UnreadVariable:
 
     def __getitem__(self, key: Any) -> np.ndarray:
         values = np.asarray(self._variable[key].values)
-        return values if values.flags.owndata else host_memory.fresh(values)
+        return values if values.flags.owndata else host_memory.aligned_copy(values)

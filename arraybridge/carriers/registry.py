@@ -117,7 +117,8 @@ def _load_entry_point(root: str) -> Carrier | None:
         carrier: Carrier = point.load()()
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the code of others may raise anything
         warn(
-            f"The entry point {root} = {point.value} in the group {GROUP} fails to load: {error_text(error)}.",
+            f"The entry point {root} = {point.value} in the group {GROUP} cannot be loaded:"
+            f" {error_text(error)}.",
             RuntimeWarning,
         )
         return None
@@ -180,6 +181,10 @@ def _own_carrier(root: str) -> Carrier | None:
             from arraybridge.carriers.tables import Polars
 
             return Polars()
+        case "pyarrow":
+            from arraybridge.carriers.arrow import Arrow
+
+            return Arrow()
         case "keras" | "flax":
             from arraybridge.carriers.variables import Variables
 

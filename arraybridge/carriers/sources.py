@@ -15,7 +15,7 @@ from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.protocol_producers import (
     framework_of_producer,
     is_protocol_producer,
-    unknown_array,
+    unknown_array_error,
 )
 from arraybridge.reasons import as_cause
 
@@ -28,7 +28,9 @@ class _ToRead(NumpyFramework):
     def to_host(self, x: Any) -> np.ndarray:
         values = np.asarray(x[...])
         return (
-            host_memory.fresh(values) if isinstance(x, np.ndarray) or not values.flags.writeable else values
+            host_memory.aligned_copy(values)
+            if isinstance(x, np.ndarray) or not values.flags.writeable
+            else values
         )
 
     host_view = copy = to_host
@@ -52,7 +54,7 @@ def source_of(x: Any) -> tuple[Framework, Any]:
     if carrier is not None:
         return _open_carrier(carrier, x)
     if not is_protocol_producer(x):
-        raise unknown_array(x) from why_not_recognized(x)
+        raise unknown_array_error(x) from why_not_recognized(x)
     return framework_of_producer(x)
 
 

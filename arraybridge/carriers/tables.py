@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, is_of, unsupported_contents_error
+from arraybridge.carriers.carrier import Carrier, Unread, is_of, unsupported_contents_error
 from arraybridge.reasons import Cause, Reason
 
 
@@ -90,28 +90,113 @@ def _is_number(dtype: Any) -> bool:
     return getattr(dtype, "kind", "O") in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
 
 
+#: Name of a numeric dtype of polars → the name of NumPy's. NumPy has no integers of 128 bits.
+_NUMBERS = {
+    "Boolean": "bool",
+    **{f"{kind}{bits}": f"{kind}{bits}".lower() for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)},
+    **{f"Float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+
+
 class Polars(Carrier):
-    """Series of numbers."""
+    """Series of numbers or of arrays of numbers, and tables of one numeric dtype."""
 
     expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
-        if not is_of(x, "polars", "Series"):
-            return False
-        return bool(x.dtype.is_integer() or x.dtype.is_float() or x.dtype == sys.modules["polars"].Boolean)
+        if is_of(x, "polars", "DataFrame"):
+            dtypes = set(x.dtypes)
+            return len(dtypes) == 1 and str(dtypes.pop()) in _NUMBERS
+        return is_of(x, "polars", "Series") and str(_element_dtype(x.dtype)) in _NUMBERS
 
     def array(self, x: Any) -> Any:
-        if x.null_count():
-            instead = "pass {}, with a value of your choice, or {}"
-            raise unsupported_contents_error(
-                "a series of polars with nulls", instead, "{x}.fill_null(0)", "{x}.drop_nulls()"
-            )
-        try:
-            return x.to_numpy(allow_copy=False)
-        except RuntimeError:
-            return x.to_numpy(), Cause(Reason.CHUNKED_STORAGE, source="polars")
+        _check_nulls(x)
+        is_table = is_of(x, "polars", "DataFrame")
+        dtype = x.dtypes[0] if is_table else x.dtype
+        name = _NUMBERS[str(_element_dtype(dtype))]
+        is_chunked = (max(x.n_chunks("all")) if is_table else x.n_chunks()) > 1
+        if name == "bool":
+            cause = Cause(Reason.PACKED_BITS, source="polars")
+        elif is_chunked:
+            cause = Cause(Reason.CHUNKED_STORAGE, source="polars")
+        else:
+            try:
+                return x.to_numpy(allow_copy=False)
+            except RuntimeError:
+                cause = Cause(Reason.SEPARATE_COLUMNS)
+        shape = x.shape if is_table else (len(x), *_array_shape(dtype))
+        return Unread(shape, name, x.to_numpy), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
+        if array.dtype.isbuiltin == 2:  # of ml_dtypes, in which polars sees objects
+            return array
+        if is_of(x, "polars", "DataFrame"):
+            columns = [polars.Series(name, array[:, i]) for i, name in enumerate(x.columns)]
+            return array if columns[0].dtype == polars.Object else polars.DataFrame(columns)
         like = polars.Series(x.name, array)
-        return array if like.dtype == polars.Object else like
+        return array if _element_dtype(like.dtype) == polars.Object else like
+
+
+def _element_dtype(dtype: Any) -> Any:
+    """Return the dtype of the elements of polars' arrays, and any other dtype unchanged."""
+    while isinstance(dtype, sys.modules["polars"].Array):
+        dtype = dtype.inner
+    return dtype
+
+
+def _array_shape(dtype: Any) -> tuple[int, ...]:
+    """Return the shape of each row of an ``Array`` column; ``()`` for numbers."""
+    return dtype.shape if isinstance(dtype, sys.modules["polars"].Array) else ()
+
+
+def _check_nulls(x: Any) -> None:
+    """Raise `ArrayNotSupportedError` for nulls, with expressions that work for the places where they are."""
+    is_table = is_of(x, "polars", "DataFrame")
+    dtype = x.dtypes[0] if is_table else x.dtype
+    has_null_rows = any(x.null_count().row(0)) if is_table else x.null_count() > 0
+    if _array_shape(dtype):
+        _check_arrays(x, has_null_rows=has_null_rows)
+    elif has_null_rows:
+        what = f"a {'table' if is_table else 'series'} of polars with nulls"
+        instead = "pass {}, with a value of your choice, or {}"
+        raise unsupported_contents_error(what, instead, f"{{x}}{_fill(dtype)}", "{x}.drop_nulls()")
+
+
+def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
+    """Raise the error for nulls of an ``Array`` column, whose ``null_count`` leaves out all but the rows."""
+    shape = _array_shape(x.dtype)
+    has_elements = len(x) > 0 and all(shape)
+    if not has_null_rows and not (has_elements and x.reshape((-1,)).null_count()):
+        return
+    what = "a series of polars with nulls"
+    depth = _depth_of_nulls(x.drop_nulls()) if has_elements else None
+    if depth is None:
+        raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
+    what = f"{what} inside its arrays"
+    rows = '[row for row in {x}.to_list() if "None" not in str(row)]'
+    complete = f"polars.Series({rows}, dtype={{x}}.dtype)"
+    if depth < len(shape):
+        raise unsupported_contents_error(what, "pass {}, without the rows that have nulls", complete)
+    dropped = ".drop_nulls()" if has_null_rows else ""
+    elements = f"{{x}}{dropped}{'.explode()' * len(shape)}"
+    instead = "pass {}, with a value of your choice, or {}, without the rows that have nulls"
+    raise unsupported_contents_error(
+        what, instead, f"{elements}{_fill(x.dtype)}.reshape({(-1, *shape)})", complete
+    )
+
+
+def _fill(dtype: Any) -> str:
+    """Return the code that fills the nulls of numbers of a dtype."""
+    return f".fill_null({False if str(_element_dtype(dtype)) == 'Boolean' else 0})"
+
+
+def _depth_of_nulls(x: Any) -> int | None:
+    """Return the level of the outermost nulls inside the arrays of a series, from 1 on, or None."""
+    for depth in range(1, len(_array_shape(x.dtype)) + 1):
+        if not len(x):
+            return None
+        x = x.explode()
+        if x.null_count():
+            return depth
+    return None

@@ -644,9 +644,8 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
     Args:
         x: An array of any framework and shape.
         gpu_id: The number of the accelerator, or ``"auto"`` for the one with the most free memory. Defaults
-            to
-            None: the device of `set_device` or `use_device`, also if it is a CPU, and otherwise accelerator
-                0.
+            to None: the device of `set_device` or `use_device`, also if it is a CPU, and otherwise
+            accelerator 0.
         copy: As for `convert_memory`. Defaults to None.
 
     Returns:

@@ -23,9 +23,9 @@ from arraybridge.errors import (
     nearest,
 )
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
-from arraybridge.frameworks.base import Framework, refusals
+from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
@@ -66,16 +66,16 @@ class Decision:
     convert: Callable[[Any], Any]
 
     @property
-    def refusals(self) -> tuple[type[Exception], ...]:
+    def conversion_errors(self) -> tuple[type[Exception], ...]:
         """What the two frameworks raise for what they cannot take."""
-        return refusals(self.source, self.target)
+        return conversion_errors(self.source, self.target)
 
     def __call__(self) -> Any:
         try:
             return self.convert(self.data)
         except MemoryConversionError:
             raise
-        except self.refusals as error:
+        except self.conversion_errors as error:
             if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
                 raise
             raise _conversion_error(self.source, self.target, self.route.method, error) from error
@@ -183,7 +183,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         DtypeNotSupportedError: no such dtype is known.
     """
-    name = dtype_names.word_of(dtype)
+    name = dtype_names.name_of_any(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
@@ -195,7 +195,7 @@ def dtype_name(dtype: Any) -> str:
 
 def is_dtype(word: Any) -> bool:
     """Whether this is a dtype, by name or of any framework."""
-    return dtype_names.word_of(word) in _DTYPES
+    return dtype_names.name_of_any(word) in _DTYPES
 
 
 # -- how ---------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ class _Choice:
     #: The array as it was passed, if ``array`` is a part of it: the tensor without its graph, or one replica.
     original: Any = None
     #: The function that makes ``array`` of ``original``.
-    prepare: Callable[[Any], Any] = itself
+    prepare: Callable[[Any], Any] = identity
     #: Whether ``array`` is one of several replicas, which have to stay equal.
     is_replica: bool = False
     nbytes: int = 0
     #: Why its values cannot be read where they are, or None.
-    must_copy: Cause | None = None
+    copy_reason: Cause | None = None
 
     def in_place(self) -> Decision:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
@@ -235,11 +235,11 @@ class _Choice:
             if not source.dtype_name(array).startswith(_NUMBERS):
                 source.check(array)
             source.supports(self.cast, source.shape(array))
-            return self._decision(self._copying, 0, SAME_OBJECT, itself)  # the cast makes the copy
+            return self._decision(self._copying, 0, SAME_OBJECT, identity)  # the cast makes the copy
         if self.request.copy:
             source.interchange.check_copy(array)
             return self._decision(self._copying, 1, COPY_REQUESTED, source.copy)
-        return self._decision("same", 0, SAME_OBJECT, itself)
+        return self._decision("same", 0, SAME_OBJECT, identity)
 
     def elsewhere(self) -> Decision:
         """Another framework or device: refuse what cannot go there exactly; else choose the route."""
@@ -252,7 +252,7 @@ class _Choice:
             self._choose_replica()
             shape = source.shape(self.array)
             self.nbytes = source.nbytes(self.array)
-            self.must_copy = as_cause(source.interchange.must_copy(self.array))
+            self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
             if source is not target and source.autodiff.requires_grad(self.array):
                 self._leave_the_graph()
             dtype = source.dtype_name(self.array)
@@ -262,7 +262,7 @@ class _Choice:
             return self._between_devices(shape)
         except MemoryConversionError:
             raise
-        except refusals(source, target) as error:
+        except conversion_errors(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
             raise _conversion_error(source, target, "", error) from error
@@ -299,7 +299,7 @@ class _Choice:
         if self.request.copy:
             return self._decision(self._copying, 1, COPY_REQUESTED, self.source.copy)
         cause = Cause(Reason.REPLICA_ON_DEVICE, device=str(self.device))
-        return self._decision("view", 0, cause, itself)
+        return self._decision("view", 0, cause, identity)
 
     def _leave_the_graph(self) -> None:
         source = self.source
@@ -331,7 +331,7 @@ class _Choice:
         source = self.source
         target = self.target
         device = self.device
-        if self.must_copy:
+        if self.copy_reason:
             return self._through_the_host()
         view: Callable[[Any], np.ndarray] = source.host_view
         memory = view(self.array)
@@ -340,7 +340,7 @@ class _Choice:
         if objection and (self.cast is None or target.cannot_view(memory)):
             if not target.alignment:  # it copies by itself
                 return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
-            copy = host_memory.fresh if target.alignment > 1 else host_memory.compact
+            copy = host_memory.aligned_copy if target.alignment > 1 else host_memory.contiguous_copy
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
@@ -363,7 +363,8 @@ class _Choice:
             guarded = read_only.is_shared_read_only(host_memory.address(memory))
         if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
-            return Cause(Reason.READ_ONLY, framework=target.name)
+            code = Reason.READ_ONLY_FILE_MAP if read_only.is_file_map(memory) else Reason.READ_ONLY
+            return Cause(code, framework=target.name)
         return None
 
     def _replica_objection(self) -> Cause | None:
@@ -397,8 +398,8 @@ class _Choice:
                 device=str(self.device),
             )
             return source.to_host, 1, cause
-        if self.must_copy:
-            return source.to_host, 1, self.must_copy
+        if self.copy_reason:
+            return source.to_host, 1, self.copy_reason
         return source.host_view, 0, None
 
     def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
@@ -448,8 +449,8 @@ class _Choice:
         target = self.target
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
-        if self.must_copy:
-            return self.must_copy
+        if self.copy_reason:
+            return self.copy_reason
         if objection := self._replica_objection():
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
@@ -525,7 +526,9 @@ def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Memory that nobody else refers to, in a form that the target can view."""
-    return memory if not target.alignment or not target.cannot_view(memory) else host_memory.fresh(memory)
+    return (
+        memory if not target.alignment or not target.cannot_view(memory) else host_memory.aligned_copy(memory)
+    )
 
 
 def _conversion_error(

@@ -6,15 +6,15 @@ import operator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks.base import CPU, Framework, find_or_host
+from arraybridge.frameworks.base import CPU, Framework, find_device_or_host
 from arraybridge.types import Device, DeviceLike, GpuId
 
 __all__ = [
     "Placement",
-    "gpu_index_of",
     "check_gpu_id",
     "check_placement",
     "freest_device",
+    "gpu_index_of",
     "resolve_device",
     "shares_gpus",
     "target_device",
@@ -82,12 +82,12 @@ def resolve_device(
         return None
     number, named = check_placement(gpu_id, device)
     if named is not None:
-        return find_or_host(framework, named)
+        return find_device_or_host(framework, named)
     if number is None or framework.devices.has_only_host:
         return None
     if isinstance(number, str):  # "auto"
-        return freest_device(framework) or find_or_host(framework, framework.devices.accelerator(0))
-    return find_or_host(framework, framework.devices.accelerator(number))
+        return freest_device(framework) or find_device_or_host(framework, framework.devices.accelerator(0))
+    return find_device_or_host(framework, framework.devices.accelerator(number))
 
 
 def check_placement(gpu_id: Any, device: DeviceLike | None) -> tuple[GpuId, Device | None]:

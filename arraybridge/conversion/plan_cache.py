@@ -5,7 +5,8 @@
 3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
    handling. Then it computes the plan key of the array (`FastPath.plan_key`), and runs the function for
    that key.
-4. For the most common calls, which pass only a target, `plans_by_signature` has the fast converter under that name.
+4. For the most common calls, which pass only a target, `plans_by_signature` has the fast converter under
+   that name.
 
 Never cached: arrays whose framework has no plan key, arrays on accelerators, and calls that depend on
 more than the call and the array (``gpu_id="auto"``, a missing GPU).
@@ -22,16 +23,16 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks.base import CPU, refusals
-from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, opener
+from arraybridge.frameworks.base import CPU, conversion_errors
+from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, importer, opener
 from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
-__all__ = ["plans_by_signature", "declined", "signature_of_call"]
+__all__ = ["declined", "plans_by_signature", "signature_of_call"]
 
 #: Form → type of the array → the plan, a function of the array.
 plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
-declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
+declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *conversion_errors())
 _declining = Lock()
 
 # Form and type of the array → facts → what was decided for them.
@@ -57,7 +58,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
     if request.gpu_id is not None:
         return
     with _declining:
-        declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
+        declined = tuple(dict.fromkeys((*declined, *decision.conversion_errors)))
     with suppress(TypeError):  # an option that cannot be a key
         _add_plans(signature, type(data), opened, request, decision)
 
@@ -79,16 +80,31 @@ def _add_plans(
     # A call that passes its target first has tried the fast converter by then.
     has_tried = is_bare and signature[0] is not None and opened is None
     plan = _planned(signature, request, decision, None if has_tried else fast)
-    _add(signature, cls, _after(opened, plan))
+    if opened is not None:
+        direct = importer(opened, decision.target) if decision.route.shares_memory else None
+        plan = _after(opened, plan, direct)
+        fast = plan
+    _add(signature, cls, plan)
     if is_bare:  # regardless of how it was written
-        _add(request.target, cls, fast if opened is None else _after(opened, plan))
+        _add(request.target, cls, fast)
 
 
-def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFunction | None:
-    """Return a plan for arrays of another library, which are opened first."""
-    if opened is None or plan is None:
-        return plan
-    return lambda x: plan(opened(x))
+def _after(
+    opened: FastFunction, plan: FastFunction | None, direct: FastFunction | None
+) -> FastFunction | None:
+    """Return a plan for arrays of another library, which ``direct`` imports or which are opened first."""
+    if plan is None:
+        return None
+    if direct is None:
+        return lambda x: plan(opened(x))
+
+    def import_or_open(x: Any) -> Any:
+        try:
+            return direct(x)
+        except NotImplementedError:
+            return plan(opened(x))
+
+    return import_or_open
 
 
 def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
 
 FastFunction = Callable[[Any], Any]
@@ -26,7 +26,7 @@ RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 def same(source: Framework, target: Framework) -> FastFunction | None:
     """The very object comes back."""
-    return itself
+    return identity
 
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
@@ -35,9 +35,9 @@ def view(source: Framework, target: Framework) -> FastFunction | None:
     take: FastFunction | None = target.fast_path.fast_from_view
     if export_view is None or take is None:
         return None
-    if take is itself:
+    if take is identity:
         return export_view
-    return take if export_view is itself else (lambda x: take(export_view(x)))
+    return take if export_view is identity else (lambda x: take(export_view(x)))
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:

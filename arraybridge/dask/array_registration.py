@@ -63,7 +63,7 @@ def register_transport() -> None:
 def _register_dispatch(dispatch: Any, answer: Callable[..., Any]) -> None:
     """Answer for every framework: for loaded ones at once, for others when Dask meets their first array."""
     # Dask's own registration of torch hangs on both roots, and would come after ours.
-    for root, names in {**registry.roots(), "torchvision": ("torch",)}.items():
+    for root, names in {**registry.names_by_module(), "torchvision": ("torch",)}.items():
         registered_classes = [name for name in names if name not in _KNOWN_TO_DASK]
         if registered_classes:
             dispatch.register_lazy(root, partial(_register_classes, dispatch, answer, registered_classes))

@@ -33,7 +33,12 @@ from arraybridge.types import FrameworkLike, GpuId
 
 
 class BlockError(MemoryConversionError, ValueError):
-    """A function did not give the block that was declared: another shape, another dtype, or no array."""
+    """A function returned another shape or dtype than declared, or not an array.
+
+    Also a ``ValueError``. Declare the result, as in this example, or cast it in the function::
+
+        map_blocks(fn, x, dtype="float32", drop_axis=(1, 2))
+    """
 
 
 #: Dtypes that JAX narrows by default.
@@ -310,7 +315,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
     (2, 2)
     """
-    on_gpu = device_of(x).kind == "gpu" and registry.usable("cupy") is not None
+    on_gpu = device_of(x).kind == "gpu" and registry.load_or_none("cupy") is not None
     array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
     # Without asarray=False Dask would bring CuPy's arrays to the host.
     return da.from_array(array, chunks=chunks, name=name, asarray=False)

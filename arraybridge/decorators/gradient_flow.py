@@ -25,7 +25,7 @@ from arraybridge.decorators.results import Restoration
 from arraybridge.decorators.wrapping import kind_of_function, label_of, takes_self
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff, read_only, registry
-from arraybridge.frameworks.autodiff import Linear, Shape, merged, overlaps, picked
+from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
 from arraybridge.frameworks.base import Framework
 from arraybridge.tracing import trace_log
 from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of
@@ -53,7 +53,7 @@ class _Given:
     @classmethod
     def of(cls, value: Any) -> _Given:
         owner = registry.find_owner(value)
-        return cls(value, owner, owner is not None and owner.autodiff.follows(value))
+        return cls(value, owner, owner is not None and owner.autodiff.is_tracked(value))
 
 
 class Flow(autodiff.Function):
@@ -110,7 +110,7 @@ class Flow(autodiff.Function):
         # All arrays of the caller are arguments, including integers. Other arrays are constants.
         arguments = [one for one in given if one.owner is caller]
         arrays = [one.value for one in arguments]
-        active = [one.is_followed and caller.autodiff.is_smooth(one.value) for one in arguments]
+        active = [one.is_followed and caller.autodiff.is_differentiable(one.value) for one in arguments]
         try:
             find_source(arrays[0], self.options.required_source, self.name)
             leaves = [self._leaf(one, caller, enter) for one in given]
@@ -175,7 +175,7 @@ class Flow(autodiff.Function):
         if owner.mutable and owner.name != self.name:
             x = owner.copy(owner.autodiff.detach(data) if owner.autodiff.requires_grad(data) else data)
         x = callee.prepare(enter(x))
-        callee.admit(x, self.label)
+        callee.check_argument(x, self.label)
         return x
 
 
@@ -363,7 +363,7 @@ class CallOperation(autodiff.Operation):
     def _entered(self, arrays: Sequence[Any]) -> list[Any]:
         entered = [self.enter(x) for x in arrays]
         for x in entered:
-            self.callee.autodiff.admit(x, self.label)
+            self.callee.autodiff.check_argument(x, self.label)
         return entered
 
     def _left(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
@@ -371,7 +371,7 @@ class CallOperation(autodiff.Operation):
         pairs = zip(results, examples, strict=True)
         arrays = [Restoration(example, "detach").array(x) for x, example in pairs]
         for x in arrays:
-            self.caller.autodiff.admit(x, self.label)
+            self.caller.autodiff.check_argument(x, self.label)
         return arrays
 
     def _part(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
@@ -386,7 +386,7 @@ class CallOperation(autodiff.Operation):
 
     def _writes_error(self) -> None:
         if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
-            raise autodiff.writes_to_argument(self.label)
+            raise autodiff.modified_argument_error(self.label)
 
     def _captured_error(self, what: str) -> None:
         if what:
@@ -416,7 +416,7 @@ class Pullback(CallOperation):
         self.present = present
         self.linear = linear
         caller = forward.caller.autodiff
-        self.active = tuple(caller.is_smooth(x) and caller.follows(x) for x in arrays)
+        self.active = tuple(caller.is_differentiable(x) and caller.is_tracked(x) for x in arrays)
         self.versions = []
         self.state = forward.state
         self.callee = forward.callee
@@ -430,7 +430,7 @@ class Pullback(CallOperation):
         """Return the gradients as arrays of the callee. Run the function again to compute them."""
         count = len(self.forward.active)
         _, linear = self.forward.replaying(self.state).again(arrays[:count])
-        return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
+        return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
         """Return the gradients, without residuals."""
@@ -438,7 +438,7 @@ class Pullback(CallOperation):
         return list(self._under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
-        examples = picked(arrays, self.forward.active)
+        examples = select(arrays, self.forward.active)
         spans = list(map(self.caller.autodiff.span, arrays))
         linear = self.linear
         self.linear = None  # the caller's graph of the gradients would keep it alive
@@ -448,7 +448,7 @@ class Pullback(CallOperation):
             # The caller may write to a gradient and then run the backward pass again.
             spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
             cotangents = self._entered(arrays[len(self.forward.active) :])
-            cotangents = merged([None] * len(self.present), self.present, cotangents)
+            cotangents = substitute([None] * len(self.present), self.present, cotangents)
             gradients = self._left(linear.pull(cotangents), examples)
         self._part(gradients, spans)
         return gradients
@@ -459,4 +459,4 @@ class Pullback(CallOperation):
 
     def predict(self, shapes: list[Shape]) -> list[Shape]:
         """Return the shapes and dtypes of the active arguments."""
-        return picked(shapes, self.forward.active)
+        return select(shapes, self.forward.active)

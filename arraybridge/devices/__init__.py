@@ -1,1 +1,1 @@
-"""Choosing devices: what is here, and which is meant."""
+"""Device selection: the available devices, the default device and array API namespaces."""

@@ -1,4 +1,4 @@
-"""The devices of this machine, by one reading of it."""
+"""Inventory of the devices of this machine."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FoundDevice(Device):
-    """A device of this machine, as `devices` describes it. It prints and compares as any `Device`.
+    """A device of this machine, as `devices` reports it. It prints and compares as any `Device`.
 
     Attributes:
-        kind, index, name: as of `Device`.
-        frameworks: names of the frameworks that can use it under this name.
-        total, free: bytes of its memory; None where nobody tells without opening it.
-        identity: the card's UUID, or where that is not known its PCI address; ``""`` where there is neither.
+        kind: As for `Device`.
+        index: As for `Device`.
+        name: As for `Device`.
+        frameworks: The names of the frameworks that can use it.
+        total: The total memory in bytes; None if it cannot be read without opening the device.
+        free: The free memory in bytes; None if it cannot be read without opening the device.
+        identity: The UUID, or the PCI address if the UUID is unknown; an empty string if both are unknown.
     """
 
     frameworks: tuple[str, ...] = ()
@@ -44,26 +47,30 @@ class FoundDevice(Device):
 
 
 def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
-    """The devices that frameworks can use here.
+    """Return the devices that frameworks can use on this machine.
 
-    No accelerator is opened, but by frameworks that cannot tell otherwise (pyclesperanto's OpenCL).
-    CUDA's numbers are those of ``CUDA_VISIBLE_DEVICES``, and mean the same card in every framework.
+    Accelerators are not opened, except by frameworks that cannot list them otherwise (pyclesperanto with
+    OpenCL). CUDA devices have the numbers of ``CUDA_VISIBLE_DEVICES``, which mean the same GPU in every
+    framework.
 
     Args:
-        framework: one, or several, which are imported; ``"all"``: every one that is installed; None: NumPy
-            and those that this process has imported, and NVIDIA's cards.
+        framework: A framework, or a sequence of frameworks, which are imported; or ``"all"`` for every
+            installed framework. Defaults to None: the frameworks that this process has imported, and all
+            NVIDIA GPUs.
 
     Returns:
-        one `FoundDevice` for each device, the CPUs first; each says which of the frameworks have it.
+        One `FoundDevice` per device, CPUs first, with the frameworks that can use it.
 
     Raises:
-        UnknownFrameworkError: no framework of that name is known.
-        FrameworkNotInstalledError: the framework that was named is not installed.
+        UnknownFrameworkError: If no framework of that name is known.
+        FrameworkNotInstalledError: If a named framework is not installed.
 
-    >>> [str(device) for device in devices("numpy")]
-    ['cpu']
+    Example:
+        >>> [str(device) for device in devices("numpy")]
+        ['cpu']
     """
-    from arraybridge import hardware  # it and the next cost 2 ms, which `import arraybridge` saves
+    # These take 2 ms. They are imported here to keep `import arraybridge` fast.
+    from arraybridge import hardware
     from arraybridge.memory.stats import memory_stats
 
     owners: dict[Device, list[Framework]] = {}
@@ -73,7 +80,8 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
-    readings |= {gpu.pci: readings[f"gpu:{gpu.index}"] for gpu in hardware.gpus()}  # OpenCL knows no more
+    # OpenCL reports the PCI address only.
+    readings |= {gpu.pci: readings[f"gpu:{gpu.index}"] for gpu in hardware.gpus()}
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
@@ -82,20 +90,20 @@ def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | No
     """Return the frameworks that the argument of `devices` selects.
 
     Raises:
-        UnknownFrameworkError: No framework of that name is known.
-        FrameworkNotInstalledError: The framework is not installed.
+        UnknownFrameworkError: If no framework of that name is known.
+        FrameworkNotInstalledError: If the framework is not installed.
     """
     if framework is None:
         return loaded()
     if isinstance(framework, str):
         if framework == "all":
-            return [one for one in map(registry.usable, registry.framework_names()) if one is not None]
+            return [one for one in map(registry.load_or_none, registry.framework_names()) if one is not None]
         return [registry.framework(framework)]
     return [registry.framework(name) for name in framework]
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
-    """A device by the reading of the machine, or else by what its frameworks know of it."""
+    """Describe a device from the readings, or from its frameworks if there is no reading."""
     known = _known_to_frameworks(device, owners)
     name = known.name
     identity = known.identity
@@ -113,7 +121,7 @@ def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]
 
 
 def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetails:
-    """Return the details of a device, each from the first framework that knows it."""
+    """Return the details of a device, each from the first framework that reports it."""
     known = DeviceDetails()
     for owner in owners:
         here = owner.memory.device_details(device)
@@ -126,48 +134,50 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetai
 
 
 def find_device(device: Device) -> Device:
-    """``device``, if a framework has it: one that is loaded, or else one that is installed.
+    """Return the device if a loaded framework has it, or otherwise an installed one.
 
-    Under ``settings(missing_gpu="host")`` the CPU stands in for a GPU, with a warning.
+    With ``settings(missing_gpu="host")``, return the CPU instead of a missing GPU, with a warning.
 
     Raises:
-        DeviceNotFoundError: none has it; the message lists the devices that are there.
+        DeviceNotFoundError: If no framework has it. The message lists the available devices.
     """
     if device == CPU or any(device in one.devices.visible_devices() for one in _loaded_for(device)):
         return device
     usable = devices("all")
     if device in usable:
-        of_kind = _loaded_for(device)  # which now has all that are installed
+        of_kind = _loaded_for(device)  # `devices` has loaded all installed frameworks
         if not device.accelerator or any(device in one.devices.available() for one in of_kind):
             return device
     if device.kind != "cpu" and missing_gpu() == "host":
-        warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
+        warn(f"{device} is not available, so the CPU is used.", MissingGpuWarning)
         return CPU
     raise _missing(device, usable)
 
 
 def _loaded_for(device: Device) -> list[Framework]:
-    """Return the loaded frameworks that have accelerators of the kind that the device's name asks for."""
+    """Return the loaded frameworks that have accelerators of the kind that the device string names."""
     return [one for one in loaded() if one.devices.has_accelerator(device.accelerator)]
 
 
 def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
-    """Return the error for a device that is not there."""
-    asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
+    """Return the error for a device that no framework has."""
+    wanted = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
     return DeviceNotFoundError(
-        f"no installed framework has a device {asked} here; there are {', '.join(map(str, usable))}.",
+        f"No installed framework has a device {wanted}. Available devices: {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
         code=Reason.NO_DEVICE,
     )
 
 
 def gpu_available() -> bool:
-    """Whether there is a GPU that this process can use; imports no framework and opens no card.
+    """Return whether this process can use a GPU, without importing a framework or opening the GPU.
 
-    An NVIDIA card with its driver, or an accelerator of a framework that is loaded.
+    Returns:
+        True if there is an NVIDIA GPU with its driver, or if a loaded framework has an accelerator.
 
-    >>> gpu_available() in (True, False)
-    True
+    Example:
+        >>> gpu_available() in (True, False)
+        True
     """
     from arraybridge import hardware  # as in `devices`
 
@@ -176,8 +186,8 @@ def gpu_available() -> bool:
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
-    """The first framework with that device that runs functions written for NumPy; None where none does."""
-    usable = (registry.usable(name) for name in registry.for_numpy_code())
+    """Return the first framework that has the device and runs functions written for NumPy, or None."""
+    usable = (registry.load_or_none(name) for name in registry.numpy_like_names())
     for one in usable:
         if one is not None and device in one.devices.visible_devices():
             return one.name
@@ -185,12 +195,16 @@ def framework_for_numpy_code(device: Device) -> str | None:
 
 
 def least_used_gpu() -> int | None:
-    """The number of the GPU with the most free memory, to be passed as ``gpu_id``; None without a GPU.
+    """Return the number of the GPU with the most free memory.
 
-    NVIDIA's driver says it, so that what other processes hold counts; of other GPUs, a framework that is
-    loaded and has opened them.
+    The NVIDIA driver reports the free memory of its GPUs, which accounts for other processes. For other GPUs,
+    a loaded framework that has opened them reports it.
 
-    >>> gpu_id = least_used_gpu()
+    Returns:
+        The number, to pass as ``gpu_id``; None without a GPU.
+
+    Example:
+        >>> gpu_id = least_used_gpu()
     """
     gpus = [device for device in devices() if device.kind == "gpu"]
     if not gpus:
@@ -203,24 +217,25 @@ def _free_bytes(device: FoundDevice) -> int:
 
 
 class DeviceInfo(dict[str, Any]):
-    """What `device_info` found: a dictionary that prints as one line."""
+    """The result of `device_info`: a dict that prints as one line."""
 
     def __str__(self) -> str:
         gpus = ", ".join(f"gpu:{i} {name}".rstrip() for i, name in enumerate(self["names"]))
-        return f"{self['backend']}: {gpus}" if gpus else "no GPU; arrays live on the host"
+        return f"{self['backend']}: {gpus}" if gpus else "no GPU; arrays are on the host"
 
 
 def device_info() -> DeviceInfo:
-    """What there is to compute on, in short; imports no framework and opens no card.
+    """Summarize the GPUs and frameworks of this machine, without importing a framework or opening a GPU.
 
     Returns:
-        a dictionary: ``available`` (is there a GPU), ``backend`` (``"cuda"``, or the framework that has an
-        accelerator, or ``"cpu"``), ``names`` of the GPUs, ``memory`` (total and free bytes of each, or
-        None), ``versions`` (of the installed frameworks). It prints as one line.
+        A dict that prints as one line: ``available`` (whether there is a GPU), ``backend`` (``"cuda"``, or
+        the framework that has an accelerator, or ``"cpu"``), ``names`` (of the GPUs), ``memory`` (total and
+        free bytes of each GPU, or None), ``versions`` (of the installed frameworks).
 
-    >>> info = device_info()
-    >>> sorted(info)
-    ['available', 'backend', 'memory', 'names', 'versions']
+    Example:
+        >>> info = device_info()
+        >>> sorted(info)
+        ['available', 'backend', 'memory', 'names', 'versions']
     """
     from arraybridge import hardware  # as in `devices`
 
@@ -230,5 +245,7 @@ def device_info() -> DeviceInfo:
         backend="cuda" if hardware.gpus() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
-        versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},
+        versions={
+            name: version for name in registry.framework_names() if (version := registry.version_of(name))
+        },
     )

@@ -1,4 +1,4 @@
-"""The array API namespace of arrays, or of the default device."""
+"""Array API namespaces of arrays and of the default device."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ __all__ = ["array_namespace"]
 
 
 def array_namespace(*xs: Any) -> Any:
-    """The array API namespace of these arrays, or of the default device's framework where there are none.
+    """Return the array API namespace of arrays; without arrays, that of the default device.
 
-    For numpy, cupy, torch and jax it comes through array-api-compat. For tensorflow it is
-    ``tf.experimental.numpy``, which has much of the array API and not all of it. pyclesperanto has none.
+    The namespaces of NumPy, CuPy, PyTorch and JAX come from array-api-compat. That of TensorFlow is
+    ``tf.experimental.numpy``, which implements a large part of the array API. pyclesperanto has none.
 
     Args:
-        xs: arrays of one framework; Python scalars and None beside them are passed over.
+        *xs: Arrays of one framework. Python scalars and None are ignored.
 
     Returns:
-        a module: NumPy's for the CPU, that of cupy, torch or jax (the first that is installed and has the
-        device) for a GPU.
+        A module. Without arrays, it is the namespace of NumPy for the CPU, and for a GPU that of CuPy,
+        PyTorch or JAX, the first one that is installed and has the device.
 
     Raises:
-        TypeError: the arrays are of several frameworks.
-        ArrayNotSupportedError: their framework has no such namespace (pyclesperanto).
-        UnknownArrayError: one is no array.
-        DeviceNotFoundError: no framework with a namespace has the default device.
+        TypeError: If the arrays belong to several frameworks.
+        ArrayNotSupportedError: If their framework has no namespace (pyclesperanto).
+        UnknownArrayError: If an argument is not an array.
+        DeviceNotFoundError: If no framework with a namespace has the default device.
 
-    >>> import numpy as np
-    >>> xp = array_namespace(np.zeros(3))
-    >>> xp.concat([np.zeros(1), np.ones(1)])
-    array([0., 1.])
+    Example:
+        >>> import numpy as np
+        >>> xp = array_namespace(np.zeros(3))
+        >>> xp.concat([np.zeros(1), np.ones(1)])
+        array([0., 1.])
     """
     names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, type(None)))}
     if len(names) > 1:
         raise TypeError(
-            f"the arrays are of {' and '.join(sorted(names))}, which have no namespace in common; convert"
-            " them to one framework first, with convert_memory()"
+            f"The arrays belong to {' and '.join(sorted(names))}, which have no common namespace. Convert"
+            " them to one framework first, with convert_memory()."
         )
     name = names.pop() if names else _framework_for(get_device())
     namespace = registry.framework(name).runtime.array_namespace()
@@ -60,15 +61,15 @@ def array_namespace(*xs: Any) -> Any:
 
 def _framework_for(device: Device) -> str:
     if device.kind == "opencl":
-        return "pyclesperanto"  # whose error says what to do
+        return "pyclesperanto"  # the caller raises an error with advice
     name = "numpy" if device == CPU else framework_for_numpy_code(device)
     if name is not None:
         return name
     if chosen_device() is None:
-        return "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
+        return "numpy"  # the user did not choose this GPU, and no installed framework supports it
     raise DeviceNotFoundError(
-        f"none of {', '.join(registry.for_numpy_code())} is installed with a device {device}, and others have"
-        " no namespace.",
+        f"None of {', '.join(registry.numpy_like_names())} is installed with a device {device}, and other"
+        " frameworks have no namespace.",
         reason=f"no array namespace for {device}",
         advice="Install one of them for this device, or call use_device('cpu').",
     )

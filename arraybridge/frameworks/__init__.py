@@ -1,1 +1,1 @@
-"""One room per framework; see `base.Framework` for the questions that each answers."""
+"""One module or package per framework, and their common base class in `base.Framework`."""

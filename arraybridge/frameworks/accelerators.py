@@ -1,7 +1,4 @@
-"""Streams on accelerators, and the records in which frameworks report devices and memory.
-
-`Streams` itself is for frameworks without streams, such as a PyTorch built for the CPU.
-"""
+"""Streams on accelerators, and the records in which frameworks report devices and memory."""
 
 from __future__ import annotations
 
@@ -11,18 +8,23 @@ from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
 
-__all__ = ["DeviceDetails", "GpuMemory", "Holding", "StreamEvent", "Streams", "itself"]
+__all__ = ["DeviceDetails", "GpuMemory", "Holding", "StreamEvent", "Streams", "identity"]
 
 
-def itself(x: Any) -> Any:
+def identity(x: Any) -> Any:
+    """Return ``x``."""
     return x
 
 
 class StreamEvent(NamedTuple):
-    """An event in a thread's stream on an accelerator, recorded by `Streams.mark`.
+    """An event in a thread's stream on an accelerator, recorded by `Streams.record_event`.
 
-    ``wait`` makes the stream of the calling thread wait for it, and returns at once. ``synchronize`` blocks
-    until it is reached. ``is_done`` returns whether it is reached.
+    Attributes:
+        streams: The streams of the framework.
+        device: The device of the stream.
+        wait: Makes the stream of the calling thread wait for the event, and returns immediately.
+        synchronize: Blocks until the event is reached.
+        is_done: Returns whether the event is reached.
     """
 
     streams: Streams
@@ -33,55 +35,90 @@ class StreamEvent(NamedTuple):
 
 
 class Streams:
-    """Streams on accelerators, one per thread, and the order between them."""
+    """Streams on accelerators, one per thread, and the order between them.
+
+    This base class is for frameworks without streams, such as a PyTorch built for the CPU.
+    """
 
     #: Whether the framework has streams.
     has_streams: ClassVar[bool] = False
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context in which this thread queues its work on a separate stream on ``device``.
+        """Return a context in which this thread queues its work on a separate stream.
 
-        On entry, that stream waits for the current one. On exit, the current one waits for it. The context
-        does nothing for a device without streams.
+        On entry, that stream waits for the current one. On exit, the current one waits for it.
+
+        Args:
+            device: The device of the stream.
+
+        Returns:
+            A context manager. It does nothing for a device without streams.
         """
         return nullcontext()
 
     def take_stream(self, device: Device) -> None:
-        """Let this thread queue its work on a separate stream on ``device`` until it ends.
+        """Let this thread queue its work on a separate stream until the thread ends.
 
-        For the threads that run the stages of a pipeline.
+        Used by the threads that run the stages of a pipeline.
+
+        Args:
+            device: The device of the stream.
         """
 
     def record_event(self, device: Device) -> StreamEvent | None:
-        """Record an event in this thread's stream on ``device``; None without streams."""
+        """Record an event in this thread's stream.
+
+        Args:
+            device: The device of the stream.
+
+        Returns:
+            The event; None without streams.
+        """
         return None
 
     def handle(self, device: Device) -> int | None:
-        """Return the CUDA handle of this thread's stream on ``device``, for other frameworks; or None.
+        """Return the CUDA handle of this thread's stream, for other frameworks.
 
-        None also for CUDA's per-thread default stream, whose handle means another stream in each thread.
+        Args:
+            device: The device of the stream.
+
+        Returns:
+            The handle. None without streams, and for CUDA's per-thread default stream, whose handle denotes a
+            different stream in each thread.
         """
         return None
 
     def wait_for(self, device: Device, handle: int) -> None:
-        """Make this thread's stream on ``device`` wait for another stream there, given by its handle."""
-        raise NotImplementedError(f"{type(self).__name__} has no handles")
+        """Make this thread's stream wait for another stream on the same device.
+
+        Args:
+            device: The device of both streams.
+            handle: The CUDA handle of the other stream.
+
+        Raises:
+            NotImplementedError: If the framework has no stream handles.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no stream handles")
 
     def take_over(self, x: Any) -> Any:
-        """Return ``x``, made on another stream, such that this thread's stream may use and free it.
+        """Return an array from another stream such that this thread's stream may use and free it.
 
-        This thread's stream has already waited for the other one. Arrays on the host are unchanged.
+        Args:
+            x: An array of the framework. This thread's stream has already waited for the other stream.
+
+        Returns:
+            An array that shares the memory of ``x``. Arrays in host memory are returned unchanged.
         """
         return x
 
 
 class DeviceDetails(NamedTuple):
-    """What a framework knows of a device.
+    """A framework's knowledge of a device.
 
     Attributes:
         name: The name of the model; ``""`` if it is unknown.
         identity: The UUID or PCI address; ``""`` if it is unknown.
-        total: The bytes of its memory; None if that is unknown.
+        total: The size of its memory in bytes; None if it is unknown.
     """
 
     name: str = ""
@@ -90,22 +127,27 @@ class DeviceDetails(NamedTuple):
 
 
 class GpuMemory(NamedTuple):
-    """Free and total bytes of a GPU's memory."""
+    """The memory of a GPU.
+
+    Attributes:
+        free: The free memory in bytes.
+        total: The total memory in bytes.
+    """
 
     free: int
     total: int
 
 
 class Holding(NamedTuple):
-    """Bytes that one holder uses on one device; None if they are not counted.
+    """The memory that one holder uses on one device, in bytes. None means unknown.
 
     Attributes:
-        device: the device string, ``"cpu"`` or ``"gpu:0"``.
-        holder: a framework's name, ``"this process"`` (on the host), ``"this process, otherwise"``,
+        device: The device string, ``"cpu"`` or ``"gpu:0"``.
+        holder: The name of a framework, ``"this process"`` (on the host), ``"this process, otherwise"``,
             ``"other processes"``, or ``"everything else"``.
-        used: bytes of live arrays; for a process, all bytes that it holds.
-        cached: bytes that the framework keeps for future arrays.
-        peak: the maximum of ``used``.
+        used: The size of live arrays; for a process, all memory that it holds.
+        cached: The memory that the framework reserves for future arrays.
+        peak: The maximum of ``used``.
     """
 
     device: str
@@ -116,7 +158,7 @@ class Holding(NamedTuple):
 
     @property
     def reserved(self) -> int | None:
-        """The bytes that the holder has allocated: ``used`` plus ``cached``; None if one is unknown."""
+        """The allocated memory in bytes, ``used`` plus ``cached``; None if one of them is unknown."""
         return None if self.used is None or self.cached is None else self.used + self.cached
 
     @property
@@ -129,5 +171,5 @@ class Holding(NamedTuple):
         return None if self.reserved is None else (self.cached or 0) / max(1, self.reserved)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, ``reserved`` and ``fragmentation``."""
+        """Return the fields, ``reserved`` and ``fragmentation`` as a dictionary."""
         return {**self._asdict(), "reserved": self.reserved, "fragmentation": self.fragmentation}

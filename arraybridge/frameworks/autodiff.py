@@ -1,7 +1,7 @@
-"""What a framework may have besides: derivatives that other frameworks go through (``grad="flow"``).
+"""The interface for gradients that pass through functions of another framework (``grad="flow"``).
 
-The caller is the framework that differentiates, the callee the one that a function is written in. `Autodiff`
-says what a framework does as either of them; `arraybridge.decorators.gradient_flow` stands between the two.
+The *caller* is the framework that differentiates. The *callee* is the framework that the function is written
+in. `Autodiff` describes a framework in both roles; `arraybridge.decorators.gradient_flow` connects the two.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ import numpy as np
 from arraybridge.errors import GradientError
 
 __all__ = [
+    "NOT_DIFFERENTIABLE",
+    "NO_STATE",
     "Autodiff",
     "Body",
     "Call",
-    "Linear",
-    "NOT_DIFFERENTIABLE",
-    "NO_STATE",
-    "Shape",
     "Extent",
     "Function",
     "Leaf",
+    "Linear",
     "Operation",
-    "merged",
+    "Shape",
+    "modified_argument_error",
     "overlaps",
-    "picked",
-    "writes_to_argument",
+    "select",
+    "substitute",
 ]
 
-#: A function from a flat list of the callee's arrays to another one.
+#: A function that takes and returns a flat list of the callee's arrays.
 Body = Callable[[list[Any]], list[Any]]
 
-#: Where an array lies in memory, from and to.
+#: The memory range of an array: the address of its first byte and the address after its last byte.
 Extent = tuple[int, int]
 
 
-#: What is known of an array that has no values yet: its shape, and its dtype by name.
+#: The shape and the dtype name of an array that has no values yet.
 Shape = tuple[tuple[int, ...], str]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Linear:
-    """A function of the callee at a point.
+    """The derivative of a function of the callee at a point.
 
     Attributes:
-        pull: its pullback, from cotangents, one for each result and None where there is none, to gradients of
-            the active arguments, in torch's convention for complex numbers: JAX's conjugates.
-        captured: what the results depend on that is differentiable and no argument; "" for nothing.
-        residuals: the arrays that `pull` reads; None where nobody knows.
+        pull: The pullback. It takes one cotangent per result, or None, and returns the gradients of the
+            active arguments. For complex numbers, it follows PyTorch's convention: the conjugates of JAX's
+            gradients.
+        captured: A description of a differentiable value that the results depend on and that is not an
+            argument; ``""`` if there is none.
+        residuals: The arrays that `pull` reads; None if they are unknown.
     """
 
     pull: Callable[[list[Any]], list[Any]]
@@ -68,10 +70,10 @@ class Operation(ABC):
 
     Attributes:
         active: For each argument, whether it is differentiated.
-        label: The name of the function, for messages.
-        differentiated: Whether the caller differentiates the results. A caller that traces sees that late.
+        label: The name of the function in messages.
+        differentiated: Whether the caller differentiates the results. A caller that traces finds out late.
         draws: Whether the function draws random numbers without a seed; None if that was not predicted.
-        enter: Converts an array to the callee, on the device on which the function runs.
+        enter: A function that converts an array to the callee, on the device where the function runs.
     """
 
     active: tuple[bool, ...]
@@ -82,9 +84,14 @@ class Operation(ABC):
 
     @abstractmethod
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
-        """Run it, and return the results and what their pullback may use.
+        """Run the operation.
 
-        Without the second one, the pullback runs the function again.
+        Args:
+            arrays: The arguments.
+
+        Returns:
+            The results, and the derivative for their pullback. If the derivative is None, the pullback runs
+            the function again.
         """
 
     @abstractmethod
@@ -93,133 +100,297 @@ class Operation(ABC):
 
         Args:
             arrays: The arguments.
-            cotangents: One for each result; None if there is none.
-            linear: What `linearize` returned.
+            cotangents: One cotangent per result; None for results without one.
+            linear: The derivative that `linearize` returned.
 
         Returns:
-            One gradient for each argument; None for arguments that are not active.
+            One gradient per argument; None for arguments that are not active.
         """
 
     @abstractmethod
     def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
-        """Return the results whose memory the pullback reads, so that they may not be written to."""
+        """Return the results that the pullback reads again, so that they must not be modified.
+
+        Args:
+            results: The results that `linearize` returned.
+            linear: The derivative that `linearize` returned.
+
+        Returns:
+            Some of the results.
+        """
 
     @abstractmethod
     def pullback(
         self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
     ) -> tuple[Operation, list[Any]]:
-        """Return the operation that computes the gradients of the active arguments, and its arguments.
+        """Return the operation that computes the gradients of the active arguments.
 
-        ``cotangents`` has one for each result; None if there is none.
+        Args:
+            arrays: The arguments.
+            cotangents: One cotangent per result; None for results without one.
+            linear: The derivative that `linearize` returned.
+
+        Returns:
+            The operation, and its arguments.
         """
 
     # -- for callers that trace --------------------------------------------------------------------
 
     @abstractmethod
     def predict(self, shapes: list[Shape]) -> list[Shape]:
-        """Return the shapes and dtypes of the results for arguments of these shapes and dtypes."""
+        """Predict the shapes and dtypes of the results.
+
+        Args:
+            shapes: The shape and dtype of each argument.
+
+        Returns:
+            The shape and dtype of each result.
+
+        Raises:
+            GradientError: If they cannot be predicted.
+        """
 
     @abstractmethod
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Return the results as NumPy arrays, while a program of the caller occupies its thread.
+        """Run the operation on NumPy arrays, while a program of the caller occupies its thread.
 
-        ``states`` has the random state before the first run. It is empty for the first run, and for functions
-        that draw no random numbers.
+        Args:
+            arrays: The arguments.
+            states: The random state before the first run. Empty for the first run, and for functions that
+                draw no random numbers.
+
+        Returns:
+            The results.
         """
 
     @abstractmethod
     def replaying(self, state: Any) -> Operation:
-        """Return the same operation with this random state before its first run."""
+        """Return the same operation with a given random state before its first run.
+
+        Args:
+            state: A random state that `random_state` returned.
+
+        Returns:
+            The operation.
+        """
 
     @abstractmethod
     def random_state(self) -> np.ndarray:
-        """Return the callee's random state as it is now."""
+        """Return the current random state of the callee."""
 
 
 class Autodiff:
-    """What a framework does as the caller and as the callee; as it stands here, it has no derivatives."""
+    """A framework in the roles of caller and callee. This base class supports no derivatives."""
 
     # -- its arrays --------------------------------------------------------------------------------
 
     def requires_grad(self, x: Any) -> bool:
-        """Return whether a conversion of ``x`` to another framework would drop its graph."""
+        """Return whether a conversion of an array to another framework would drop its graph.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            False by default.
+        """
         return False
 
     def detach(self, x: Any) -> Any:
-        """Return the values of ``x`` without their graph, in the same memory."""
+        """Return the values of an array without its graph.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            An array that shares the memory of ``x``.
+        """
         return x
 
-    def follows(self, x: Any) -> bool:
-        """Whether a graph, tape or tracer follows this array, in this thread."""
+    def is_tracked(self, x: Any) -> bool:
+        """Return whether a graph, tape or tracer tracks an array in this thread.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            False by default.
+        """
         return False
 
-    def stays_in_thread(self, x: Any) -> bool:
-        """Whether something follows ``x`` that does not follow it into another thread."""
-        return self.follows(x)
+    def is_bound_to_thread(self, x: Any) -> bool:
+        """Return whether an array is tracked by something that does not track it in other threads.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            By default, the same as `is_tracked`.
+        """
+        return self.is_tracked(x)
 
     def prepare(self, x: Any) -> Any:
-        """An array that keeps its values, where that costs nothing: the value of a variable, for one."""
+        """Return an array that keeps its values, if that is free, such as the value of a variable.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            ``x`` by default.
+        """
         return x
 
     def plain_value(self, x: Any) -> Any:
-        """What a function is passed in place of an argument that is no array: itself, or its value."""
+        """Return the value that a function receives for an argument that is not an array.
+
+        Args:
+            x: The argument.
+
+        Returns:
+            ``x`` by default.
+        """
         return x
 
     def version(self, x: Any) -> int:
-        """A number that changes with each write to the array, where the framework counts them."""
+        """Return a number that changes each time an array is modified, if the framework counts modifications.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            Always 0 by default.
+        """
         return 0
 
-    def is_smooth(self, x: Any) -> bool:
-        """Whether its dtype can be differentiated."""
-        return _is_smooth(x.dtype)
+    def is_differentiable(self, x: Any) -> bool:
+        """Return whether arrays of the dtype of ``x`` can be differentiated.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            True for floating-point and complex dtypes.
+        """
+        return _is_differentiable(x.dtype)
 
     def span(self, x: Any) -> Extent:
-        """Its memory; (0, 0) where nobody knows."""
+        """Return the memory range of an array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            The address of its first byte and the address after its last byte; ``(0, 0)`` if they are unknown.
+
+        Raises:
+            NotImplementedError: If the framework does not support ``grad="flow"``.
+        """
         raise NotImplementedError
 
     # -- as the caller -----------------------------------------------------------------------------
 
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
-        """The results of an operation, as this framework differentiates them."""
+        """Run an operation of another framework so that this framework differentiates its results.
+
+        Args:
+            operation: The operation.
+            arrays: Its arguments.
+
+        Returns:
+            The results, as arrays of this framework.
+
+        Raises:
+            NotImplementedError: If the framework cannot be the caller.
+        """
         raise NotImplementedError
 
     # -- as the callee -----------------------------------------------------------------------------
 
     def run(self, body: Body, arrays: list[Any], label: str) -> list[Any]:
-        """Call a function; refuse one that writes to its arguments, where this framework shows that."""
+        """Call a function that must not modify its arguments.
+
+        Args:
+            body: The function.
+            arrays: Its arguments.
+            label: The name of the function in messages.
+
+        Returns:
+            Its results.
+
+        Raises:
+            GradientError: If it modifies an argument, and the framework counts modifications.
+        """
         versions = list(map(self.version, arrays))
         results = body(arrays)
         if list(map(self.version, arrays)) != versions:
-            raise writes_to_argument(label)
+            raise modified_argument_error(label)
         return results
 
     def linearize(
         self, body: Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], Linear]:
-        """Run a function, and keep what its pullback in the active arguments needs."""
+        """Run a function and capture its derivative.
+
+        Args:
+            body: The function.
+            arrays: Its arguments.
+            active: For each argument, whether it is differentiated.
+            label: The name of the function in messages.
+
+        Returns:
+            The results, and the derivative with respect to the active arguments.
+
+        Raises:
+            NotImplementedError: If the framework cannot be the callee.
+        """
         raise NotImplementedError
 
     def predict(self, body: Body, shapes: list[Shape], label: str) -> tuple[list[Shape], str, bool]:
-        """For callers that trace: the shapes of its results, what it captures, and whether it draws numbers.
+        """Predict the results of a function, for callers that trace.
 
-        The last two are as `Linear.captured` says, and for random numbers that it is not passed.
+        Args:
+            body: The function.
+            shapes: The shape and dtype of each argument.
+            label: The name of the function in messages.
+
+        Returns:
+            The shape and dtype of each result; a description of a captured value, see `Linear.captured`; and
+            whether the function draws random numbers without a seed.
+
+        Raises:
+            GradientError: If the framework cannot run the function without values.
         """
         raise unpredictable_shapes_error(label, "its framework cannot run without values")
 
-    def admit(self, x: Any, label: str) -> None:
-        """Refuse an array that could not keep its values here."""
+    def check_argument(self, x: Any, label: str) -> None:
+        """Raise for an array whose values this framework cannot represent exactly.
+
+        Args:
+            x: An array of the framework.
+            label: The name of the function in messages.
+
+        Raises:
+            GradientError: If its values would lose precision, such as 64-bit values in JAX without x64.
+        """
 
     def random_state(self) -> np.ndarray:
-        """The state of the random numbers that functions draw without being passed any; empty for none."""
+        """Return the state of the unseeded random numbers that functions draw; empty if there is none."""
         return NO_STATE
 
     def set_random_state(self, state: np.ndarray) -> None:
-        """Draw from now on what was drawn after this state."""
+        """Set the state of the unseeded random numbers that functions draw.
+
+        Args:
+            state: A state that `random_state` returned.
+        """
 
     @contextmanager
     def replayed(self, state: np.ndarray) -> Iterator[None]:
-        """Draw what was drawn after this state, and leave the random numbers of the process as they are."""
-        if len(state) == 0:  # the function draws none
+        """Return a context with a given random state. It restores the current state on exit.
+
+        Args:
+            state: A state that `random_state` returned. Empty if the function draws no random numbers.
+        """
+        if len(state) == 0:
             yield
             return
         now = self.random_state()
@@ -230,19 +401,28 @@ class Autodiff:
             self.set_random_state(now)
 
     def check_repeatable(self, body: Body, arrays: list[Any], label: str) -> None:
-        """Refuse to run a function again that would draw other random numbers."""
+        """Raise for a function that would draw other random numbers if it ran again.
+
+        Args:
+            body: The function.
+            arrays: Its arguments.
+            label: The name of the function in messages.
+
+        Raises:
+            GradientError: If it draws random numbers that cannot be replayed.
+        """
 
 
-#: Where no random numbers are drawn.
+#: The random state of functions that draw no random numbers.
 NO_STATE = np.zeros(0, np.uint8)
 
 
 @functools.cache
-def _is_smooth(dtype: Any) -> bool:
+def _is_differentiable(dtype: Any) -> bool:
     return re.search("float|complex", str(dtype)) is not None
 
 
-#: The derivatives of a framework that has none.
+#: The interface of frameworks without derivatives.
 NOT_DIFFERENTIABLE = Autodiff()
 
 
@@ -251,10 +431,10 @@ class Function(ABC):
 
     Attributes:
         fn: The user's function.
-        name: The framework in which it is written, the callee.
-        label: Its name, for messages.
-        programs: What the callee compiled of it, by call signature and constants.
-        constants: By call signature, the arguments that are constants of the program.
+        name: The name of the callee, the framework in which the function is written.
+        label: The name of the function in messages.
+        programs: The programs that the callee has compiled, by call signature and constants.
+        constants: By call signature, for each leaf whether it is a constant of the program.
     """
 
     fn: Callable[..., Any]
@@ -265,19 +445,34 @@ class Function(ABC):
 
     @abstractmethod
     def run(self, call: Call, values: list[Any]) -> list[Any]:
-        """Call the function with a value for each leaf, and return the arrays of its result."""
+        """Call the function.
+
+        Args:
+            call: The call.
+            values: One value per leaf.
+
+        Returns:
+            The arrays of the result.
+        """
 
     @abstractmethod
     def key(self, call: Call) -> Any:
-        """Return a key for the structure of a call. It has a hash if its parts have one."""
+        """Return a key for the structure of a call.
+
+        Args:
+            call: The call.
+
+        Returns:
+            The key. It is hashable if its parts are.
+        """
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Leaf:
-    """One of the values that a call passes to a function, containers opened.
+    """One of the values that a call passes to a function, with containers flattened.
 
     Attributes:
-        value: An array of the callee, or anything else; None for an array of the caller.
+        value: An array of the callee or any other object; None for an array of the caller.
         is_argument: Whether it is an array of the caller, and so an argument of the operation.
         is_passed: For callees that compile: whether it is an argument of the program. If not, its value is a
             constant of the program.
@@ -290,18 +485,24 @@ class Leaf:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Call:
-    """One call of the user's function, as a function of the caller's arrays alone."""
+    """One call of the user's function, as a function of the caller's arrays.
+
+    Attributes:
+        function: The decorated function.
+        own: ``self`` if the function is a method, otherwise empty.
+        structure: The containers of the other positional and keyword arguments.
+        leaves: The values in the containers.
+        refill: A function that rebuilds the result from its arrays. Set once the function has run.
+    """
 
     function: Function
-    #: ``self``, where it is a method.
     own: tuple[Any, ...]
-    #: Of the other arguments, and of those that were named.
     structure: Any
     leaves: list[Leaf]
-    #: Makes what the function returned of its arrays, once it has run.
     refill: Callable[[Iterator[Any]], Any] = list
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
+        """Run the function with these arrays as the caller's arrays, and return the arrays of its result."""
         following = iter(arrays)
         values = [next(following) if leaf.is_argument else leaf.value for leaf in self.leaves]
         return self.function.run(self, values)
@@ -310,18 +511,19 @@ class Call:
 # -- lists ---------------------------------------------------------------------------------------------
 
 
-def picked(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
-    """Those that are chosen; there may be further values."""
-    return [x for x, c in zip(values, chosen, strict=False) if c]
+def select(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """Return the values whose flag is true, ignoring values without a flag."""
+    return [x for x, flag in zip(values, flags, strict=False) if flag]
 
 
-def merged(values: Sequence[Any], replaced: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
-    """The values, with the replacements in place of those that are replaced."""
+def substitute(values: Sequence[Any], flags: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
+    """Return the values, with replacements for those whose flag is true."""
     following: Iterator[Any] = iter(replacements)
-    return [next(following) if r else x for x, r in zip(values, replaced, strict=True)]
+    return [next(following) if flag else x for x, flag in zip(values, flags, strict=True)]
 
 
 def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
+    """Return whether a memory range overlaps any of the others."""
     first, last = span
     for start, end in spans:  # noqa: SIM110  # twice as fast as any()
         if first < end and start < last:
@@ -329,20 +531,22 @@ def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
     return False
 
 
-# -- refusals ------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------
 
 
 def unpredictable_shapes_error(label: str, why: object) -> GradientError:
+    """Return the error for a function whose result shapes cannot be predicted."""
     return GradientError(
-        f"inside jax.jit its shapes have to be predicted, and that failed: {why}. Shapes that depend on"
-        " values, and functions that read values, cannot be predicted.",
+        f"inside jax.jit, the shapes of its results must be predicted, which failed: {why}. Shapes that"
+        " depend on values, and functions that read values, cannot be predicted.",
         reason="shapes cannot be predicted",
         advice="Call it outside of jax.jit.",
         place=f"{label}()",
     )
 
 
-def forward_mode(label: str, instead: str) -> GradientError:
+def forward_mode_error(label: str, instead: str) -> GradientError:
+    """Return the error for forward-mode differentiation."""
     return GradientError(
         "gradients across frameworks support only reverse mode.",
         reason="forward mode",
@@ -351,11 +555,12 @@ def forward_mode(label: str, instead: str) -> GradientError:
     )
 
 
-def writes_to_argument(label: str) -> GradientError:
+def modified_argument_error(label: str) -> GradientError:
+    """Return the error for an argument that was modified before the backward pass."""
     return GradientError(
-        "it writes to an argument, or the argument was changed after the call, and the backward pass reads it"
-        " again.",
-        reason="an argument is written to",
-        advice="Write to a copy, x.clone().",
+        "it writes to an argument, or the argument was modified after the call. The backward pass reads the"
+        " argument again.",
+        reason="an argument is modified",
+        advice="Modify a copy instead, such as x.clone().",
         place=f"{label}()",
     )

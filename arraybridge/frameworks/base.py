@@ -1,4 +1,4 @@
-"""The base class of frameworks and its components, whose defaults work through host memory."""
+"""The base class of frameworks, and components with defaults that work through host memory."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ __all__ = [
     "Observation",
     "Runtime",
     "component",
-    "find_or_host",
+    "conversion_errors",
+    "find_device_or_host",
     "is_c_contiguous",
-    "refusals",
 ]
 
 CPU = Device("cpu", 0)
@@ -56,10 +56,10 @@ class Pytree(NamedTuple):  # a dataclass would take 2 % of the time of `import a
     """One level of an object whose class is registered as a pytree with a framework.
 
     Attributes:
-        children: The values that the class lists.
-        places: The place of each child, such as ``.x``.
-        structure: Everything else; equal for objects of the same structure.
-        rebuild: A function that makes a similar object from other children.
+        children: The child values that the class registers.
+        places: The path of each child from the object, such as ``.x``.
+        structure: The rest of the object. It is equal for objects of the same structure.
+        rebuild: A function that returns a similar object with other children.
     """
 
     children: Sequence[Any]
@@ -69,9 +69,9 @@ class Pytree(NamedTuple):  # a dataclass would take 2 % of the time of `import a
 
 
 class OneLevel:
-    """An ``is_leaf`` function for flattening one level: everything is a leaf, except the first object.
+    """An ``is_leaf`` function that flattens a single level: every node except the first is a leaf.
 
-    Also an object that contains itself is flattened, without an endless recursion.
+    It therefore also flattens an object that contains itself, without infinite recursion.
     """
 
     __slots__ = ("_has_root",)
@@ -86,10 +86,10 @@ class OneLevel:
 
 
 class Component:
-    """A part of a framework, with defaults that work through host memory.
+    """A component of a framework, with defaults that work through host memory.
 
     Attributes:
-        framework: The framework that it belongs to.
+        framework: The framework that the component belongs to.
     """
 
     framework: Framework
@@ -102,7 +102,10 @@ C = TypeVar("C", bound=Component)
 
 
 class component(Generic[C]):  # noqa: N801  # used like a function
-    """Assign a component to a framework class; each instance makes its own component at the first access."""
+    """A descriptor that assigns a component to a framework class.
+
+    Each instance of the framework creates its own component on first access.
+    """
 
     def __init__(self, cls: type[C]) -> None:
         self.cls = cls
@@ -117,25 +120,34 @@ class component(Generic[C]):  # noqa: N801  # used like a function
     def __get__(self, instance: Framework | None, owner: type[Framework]) -> Any:
         if instance is None:
             return self
-        # The next access finds it among the attributes of the instance.
-        made = vars(instance)[self.name] = self.cls(instance)
-        return made
+        created = self.cls(instance)
+        vars(instance)[self.name] = created  # the next access finds this attribute first
+        return created
 
 
 class Observation:
-    """How a trace reads arrays around calls of other libraries. The defaults fit any framework."""
+    """The way a trace reads arrays around calls of other libraries. The defaults fit any framework."""
 
-    #: Whether an array on the host may still be computed when a call returns it.
-    computes_later: ClassVar[bool] = False
-    #: Whether its own calls accept arrays of any strides.
+    #: Whether a call may return a host array before its values are computed.
+    is_asynchronous: ClassVar[bool] = False
+    #: Whether the framework's own functions accept arrays with any strides.
     has_strides: ClassVar[bool] = False
-    #: Whether its calls narrow 64-bit dtypes by default.
-    narrows: ClassVar[bool] = False
+    #: Whether the framework's functions narrow 64-bit dtypes by default.
+    narrows_64_bit: ClassVar[bool] = False
 
     def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-        """Return dtype, bytes, address and device of an array.
+        """Return the dtype, the size, the address and the device of an array.
 
-        The address is None for an array on several devices. The method raises for an array without memory.
+        Args:
+            owner: The framework of the array.
+            x: The array.
+
+        Returns:
+            A tuple ``(dtype, nbytes, address, device)``. The size is in bytes. The address is None for an
+            array on several devices.
+
+        Raises:
+            MemoryConversionError: If the array has no memory.
         """
         owner.check(x)
         return owner.dtype_name(x), owner.nbytes(x), owner.interchange.address(x), owner.devices.device_of(x)
@@ -145,7 +157,7 @@ class Observation:
         return False
 
     def unobserved(self) -> AbstractContextManager[Any]:
-        """Return a context in which arrays are read without calling code of the program."""
+        """Return a context in which arrays can be read without running code of the traced program."""
         return nullcontext()
 
 
@@ -153,63 +165,95 @@ class Runtime(Component):
     """Settings, context managers and namespaces with which functions of the framework run.
 
     Attributes:
-        metadata: Metadata about the package that is needed before it is imported, if ``name`` and ``modules`` do
-            not say it all.
-        settings: Settings of a thread that change results. Each is a function that returns the value, and one
-            that makes a context manager for a value.
+        metadata: Metadata of the package that is needed before it is imported. None if ``name`` and
+            ``modules`` are sufficient.
+        settings: Thread settings that change results. Each is a pair of functions: one returns the current
+            value, the other returns a context manager that applies a value.
     """
 
     metadata: ClassVar[FrameworkMetadata | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
 
-    #: How a trace reads its arrays.
+    #: The way a trace reads the framework's arrays.
     observation: ClassVar[Observation] = Observation()
 
     def open_pytree(self, x: Any) -> Pytree | None:
-        """Return the children of an object whose class is registered as a pytree here, or None."""
+        """Return one level of an object whose class is registered as a pytree with the framework.
+
+        Args:
+            x: Any object.
+
+        Returns:
+            Its children and structure; None if its class is not registered.
+        """
         return None
 
     def device_guard(self, x: Any) -> AbstractContextManager[Any]:
-        """Return a context in which the framework's functions accept ``x`` and keep 64-bit dtypes."""
+        """Return a context in which the framework's functions accept ``x`` and keep 64-bit dtypes.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            A context manager. By default, that of `x64_context`.
+        """
         return self.x64_context()
 
     def array_classes(self) -> tuple[type, ...]:
-        """Return the classes of its arrays, or base classes, for libraries that dispatch by class."""
+        """Return the array classes, or their base classes, for libraries that dispatch by class."""
         return self.framework.fast_path.fast_types()
 
     def array_namespace(self) -> Any:
-        """Return the array API namespace for its arrays, or None."""
+        """Return the array API namespace for the framework's arrays; None without one."""
         return None
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a context manager that applies the settings of the current thread to another thread."""
-        values = [(current, under, current()) for current, under in self.settings]
+        """Capture the settings of the current thread.
+
+        Returns:
+            A function whose context managers apply these settings to another thread.
+        """
+        captured = [(current, apply, current()) for current, apply in self.settings]
 
         @contextmanager
-        def same() -> Iterator[None]:
+        def applied() -> Iterator[None]:
             with ExitStack() as stack:
-                for current, under, value in values:
+                for current, apply, value in captured:
                     if current() != value:
-                        stack.enter_context(under(value))
+                        stack.enter_context(apply(value))
                 yield
 
-        return same
+        return applied
 
     def x64_context(self) -> AbstractContextManager[Any]:
         """Return a context in which arithmetic keeps 64-bit dtypes."""
         return nullcontext()
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
-        """Return a span of that name in the framework's profiler; an empty context if it has no profiler."""
+        """Return a context that records a span in the framework's profiler.
+
+        Args:
+            name: The label of the span.
+
+        Returns:
+            A context manager. It does nothing if the framework has no profiler.
+        """
         return nullcontext()
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """Return a function that waits for an array of this class, if its errors need that; or None."""
+        """Return a function that waits for an array, for frameworks that raise errors only then.
+
+        Args:
+            cls: The class of the array.
+
+        Returns:
+            A function of one array; None if arrays of this class do not raise errors late.
+        """
         return None
 
 
 class Devices(Component):
-    """Devices of the framework, and the devices of its arrays.
+    """The devices of a framework, and the devices of its arrays.
 
     Attributes:
         has_only_host: Whether its arrays are always in host memory, so that ``gpu_id`` has no effect (NumPy).
@@ -220,18 +264,31 @@ class Devices(Component):
     selects_per_thread: ClassVar[bool] = True
 
     def device_of(self, x: Any) -> Device:
-        """Return the device of an array."""
+        """Return the device of an array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            Its device. By default, the CPU.
+        """
         return CPU
 
     def replica(self, x: Any, device: Device) -> Any | None:
-        """Return one of the equal arrays that make up ``x``, if possible the one on ``device``.
+        """Return one of the equal arrays that make up a replicated array.
 
-        None for an array that is not replicated over several devices.
+        Args:
+            x: An array of the framework.
+            device: The preferred device.
+
+        Returns:
+            The array on ``device`` if there is one, otherwise any other; None if ``x`` is not replicated over
+            several devices.
         """
         return None
 
     def available(self) -> tuple[Device, ...]:
-        """Return all devices that the framework can use here."""
+        """Return all devices that the framework can use on this machine."""
         return (CPU,)
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -239,162 +296,321 @@ class Devices(Component):
         return self.available()
 
     def accelerator(self, index: int) -> Device:
-        """Return the device for ``gpu_id=index``."""
+        """Return the device for ``gpu_id=index``, regardless of whether it exists.
+
+        Args:
+            index: The number of the accelerator.
+
+        Returns:
+            The device.
+        """
         return Device("gpu", index)
 
     def default_device(self) -> Device:
-        """Return the device for arrays from a device that this framework does not have."""
+        """Return the device for arrays that come from a device the framework does not have."""
         return CPU
 
     def find_device(self, device: Device) -> Device:
-        """Return the framework's own entry for ``device``.
+        """Return the framework's own entry for a device.
+
+        Args:
+            device: The requested device.
+
+        Returns:
+            The equal device among the available ones.
 
         Raises:
-            DeviceNotFoundError: If it does not have the device. The message lists the available devices.
+            DeviceNotFoundError: If the framework does not have the device. The message lists the available
+                ones.
         """
         devices = self.available()
         for own in devices:
             if own == device and self.has_accelerator(device.accelerator):
                 return own
-        raise _no_such_device(self.framework, device)
+        raise _missing_device_error(self.framework, device)
 
     def accelerators(self) -> tuple[str, ...]:
-        """Return the kinds of its accelerators, as device strings name them: ``("cuda",)``."""
-        kinds = {2: ("cuda",), 8: ("mps",), 10: ("rocm", "cuda"), 14: ("xpu",)}  # PyTorch calls ROCm cuda too
+        """Return the kinds of its accelerators as they appear in device strings, such as ``("cuda",)``."""
+        # PyTorch also calls ROCm devices "cuda".
+        kinds = {2: ("cuda",), 8: ("mps",), 10: ("rocm", "cuda"), 14: ("xpu",)}
         return kinds.get(self.framework.interchange.dlpack_device or 0, ())
 
     def has_accelerator(self, kind: str) -> bool:
-        """Return whether its accelerators are of this kind; true for ``""``, and if it does not know."""
+        """Return whether its accelerators are of a kind.
+
+        Args:
+            kind: The kind in a device string, such as ``"cuda"``; ``""`` for any kind.
+
+        Returns:
+            True also for ``""``, and if the framework does not know the kinds of its accelerators.
+        """
         return not kind or kind in (self.accelerators() or (kind,))
 
     def missing_device_reason(self) -> str:
-        """Return a sentence that states why there is no accelerator and how to get one, or ``""``."""
+        """Return sentences that explain why there is no accelerator and how to get one; ``""`` if unknown."""
         return ""
 
     def to_device(self, x: Any, device: Device) -> Any:
-        """Return a copy of the array on another device of this framework, complete on return."""
+        """Return a copy of an array on another device of this framework.
+
+        Args:
+            x: An array of the framework.
+            device: One of the available devices.
+
+        Returns:
+            The copy. It is complete, or ordered on the framework's stream, when the method returns.
+        """
         return self.framework.from_host(self.framework.to_host(x), device)
 
     def check_move(self, x: Any, device: Device) -> None:
-        """Raise for one of its own arrays that cannot move to another of its devices."""
+        """Raise for an array that cannot be moved to another device of this framework.
+
+        Args:
+            x: An array of the framework.
+            device: One of the available devices.
+
+        Raises:
+            MemoryConversionError: If the array cannot be moved.
+        """
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context in which ``device`` is the framework's current device for this thread."""
+        """Return a context in which a device is the framework's current device for this thread.
+
+        Args:
+            device: One of the available devices.
+
+        Returns:
+            A context manager that restores the previous device on exit.
+        """
         return nullcontext()
 
     def is_started(self) -> bool:
-        """Return whether the accelerator driver is initialized. Memory is only queried then."""
+        """Return whether the driver of the accelerators is initialized. Memory is only queried if it is."""
         return False
 
     def is_scattered(self, x: Any) -> bool:
-        """Return whether the memory of an array is distributed over several devices."""
+        """Return whether the memory of an array is distributed over several devices.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            False by default.
+        """
         return False
 
     def read_device(self, x: Any) -> Device | None:
-        """Return the device for a native device object such as ``torch.device``; None for other objects."""
+        """Return the device that a native device object denotes.
+
+        Args:
+            x: Any object, such as a ``torch.device``.
+
+        Returns:
+            The device; None if ``x`` is not a device of this framework.
+        """
         return None
 
     def native_device(self, device: Device) -> Any:
-        """Return the native object or name of a device; a device string if the framework has neither."""
+        """Return the native object or name for a device.
+
+        Args:
+            device: One of the available devices.
+
+        Returns:
+            An object such as a ``torch.device``. By default, a device string such as ``"gpu:0"``.
+        """
         return str(device)
 
 
 class Interchange(Component):
-    """How arrays are handed to other frameworks, and when they cannot be shared.
+    """Exchange of memory with other frameworks, and the reasons why it cannot be shared.
 
     Attributes:
         dlpack_device: The DLPack device type of its accelerator arrays (2: CUDA), or None. Frameworks of
             the same type share memory there.
-        all_pickle: Whether each of its arrays can be pickled without a loss.
+        all_pickle: Whether all of its arrays can be pickled without loss.
     """
 
     all_pickle: ClassVar[bool] = True
     dlpack_device: int | None = None
 
     def strides(self, x: Any) -> tuple[int, ...]:
-        """Return the strides in bytes of an array on an accelerator."""
+        """Return the strides of an array on an accelerator.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            One stride per axis, in bytes. By default, those of a C-contiguous array.
+        """
         return c_strides(self.framework.shape(x), dtype_names.np_dtype(self.framework.dtype_name(x)).itemsize)
 
     def address(self, x: Any) -> int:
-        """Return the address of the first element of an array on an accelerator; 0 if it is unknown."""
+        """Return the address of the first element of an array on an accelerator.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            The address in bytes; 0 if it is unknown.
+        """
         return 0
 
-    def must_copy(self, x: Any) -> Cause | str | None:
-        """Return why the values cannot be read where they are, or None; `to_host` and `copy` copy them.
+    def copy_reason(self, x: Any) -> Cause | str | None:
+        """Return why the values of an array cannot be read in place.
 
-        A framework from another package may return its own text, which follows "because".
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            The reason, for which `to_host` and `copy` copy the values; None if they can be read in place. A
+            framework from another package may return its own text, which follows "because".
         """
         return None
 
     def cannot_stride(
         self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> Cause | str | None:
-        """Return why this framework cannot view memory with these strides (in bytes), or None.
+        """Return why this framework cannot view memory with a given layout.
 
-        A framework from another package may return its own text, which follows "because".
+        Args:
+            shape: The number of elements along each axis.
+            strides: The stride along each axis, in bytes.
+            itemsize: The size of an element, in bytes.
+
+        Returns:
+            The reason; None if it can view the memory. A framework from another package may return its own
+            text, which follows "because".
         """
         return None
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
-        """Return an array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
+        """Return an array that shares the accelerator memory of an array of another framework.
 
-        Work queued on the source's stream is ordered before the consumer's work. By default, this waits until
-        it is done, and then calls ``from_dlpack`` of the first of ``modules``.
+        Work queued on the exporter's stream runs before work that this framework queues afterwards. The
+        default waits until that work is done and then calls ``from_dlpack`` of the first of ``modules``.
+
+        Args:
+            x: An array of ``source`` on an accelerator.
+            source: The framework of ``x``.
+            device: The device of ``x``.
+
+        Returns:
+            An array of this framework that keeps the memory alive.
         """
-        with source.devices.selected(device):  # PyTorch only exports from the current GPU
+        with source.devices.selected(device):  # PyTorch exports only from the current GPU
             source.interchange.block_until_ready(x)
             return sys.modules[self.framework.modules[0]].from_dlpack(source.interchange.export(x, device))
 
     def export(self, x: Any, device: Device) -> Any:
-        """Return ``x``, on a GPU, in a form that ``from_dlpack`` of other frameworks accepts.
+        """Return an object that ``from_dlpack`` of other frameworks accepts.
 
-        Its ``__dlpack__`` orders the work queued on ``x`` before the work of the given stream, or waits.
+        Args:
+            x: An array on an accelerator.
+            device: The device of ``x``.
+
+        Returns:
+            An object whose ``__dlpack__`` orders the work queued on ``x`` before the work of the given
+            stream, or waits for it. By default, ``x`` itself.
         """
         return x
 
     def block_until_ready(self, x: Any) -> None:
-        """Wait until ``x`` is computed, if possible only for its stream."""
+        """Wait until an array is computed, if possible by waiting only for its stream.
+
+        Args:
+            x: An array of the framework.
+        """
 
     def check_copy(self, x: Any) -> None:
-        """Raise for an array that `copy` does not support."""
+        """Raise for an array that `Framework.copy` does not support.
+
+        Args:
+            x: An array of the framework.
+
+        Raises:
+            MemoryConversionError: If the array cannot be copied.
+        """
 
     def check_cast(self, source: str, dtype: str) -> None:
-        """Raise if this framework cannot cast from one dtype to another.
+        """Raise if this framework cannot cast between two dtypes.
+
+        Args:
+            source: The name of the present dtype.
+            dtype: The name of the requested dtype.
 
         Raises:
             DtypeNotSupportedError: If there is no such cast.
         """
 
     def is_plain(self, x: Any) -> bool:
-        """Return whether ``x`` is a plain array: no parameter, variable, subclass or attributes."""
+        """Return whether an array is a plain array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            False for parameters, variables, instances of subclasses, and arrays with attributes.
+        """
         return True
 
 
 class Memory(Component):
-    """Memory that the framework holds on accelerators, and its out-of-memory errors."""
+    """The framework's memory on accelerators, and its out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
-        """Return whether ``error``, regardless of its cause, is an out-of-memory error of this framework."""
+        """Return whether an exception is an out-of-memory error of this framework.
+
+        Args:
+            error: Any exception. Its cause is not considered.
+
+        Returns:
+            By default, whether it is a ``MemoryError``.
+        """
         return isinstance(error, MemoryError)
 
     def is_oom_text(self, text: str) -> bool:
-        """Return whether a message that another error quotes is an out-of-memory message of this framework.
+        """Return whether a message quoted by another exception is an out-of-memory message of this framework.
 
-        Recognizes only messages that begin like the framework's own, because the class of the quoted error is
-        unknown.
+        Args:
+            text: The message. The class of the quoted exception is unknown.
+
+        Returns:
+            True only for messages that begin like the framework's own.
         """
         return False
 
     def device_details(self, device: Device) -> DeviceDetails:
-        """Return name, identity and memory size of a device, as far as the framework knows them."""
+        """Return the name, identity and memory size of a device, as far as the framework knows them.
+
+        Args:
+            device: One of the available devices.
+
+        Returns:
+            The details.
+        """
         return DeviceDetails(device.name)
 
     def device_memory(self, device: Device) -> GpuMemory | None:
-        """Return the memory of a GPU; None if the framework does not know it."""
+        """Return the free and total memory of a GPU.
+
+        Args:
+            device: One of the available devices.
+
+        Returns:
+            Both sizes in bytes; None if the framework does not know them.
+        """
         return None
 
     def free_memory_of(self, device: Device) -> int:
-        """Return the bytes that the framework can still allocate on a GPU with its cache; 0 if unknown."""
+        """Return the memory that the framework can still allocate on a GPU, including its cache.
+
+        Args:
+            device: One of the available devices.
+
+        Returns:
+            The size in bytes; 0 if it is unknown.
+        """
         from arraybridge import hardware  # costs 1 ms, which `import arraybridge` saves
 
         free = hardware.free_memory(device.index) if device.kind == "gpu" else None
@@ -404,25 +620,37 @@ class Memory(Component):
         return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
     def usage(self) -> list[Holding]:
-        """Return the memory that the framework holds, one entry per device that it has opened."""
+        """Return the memory that the framework holds, with one entry per device that it has opened."""
         return []
 
     def reset_peak(self) -> None:
         """Reset `Holding.peak` on all devices, if the framework counts it."""
 
     def oom_error(self) -> Exception:
-        """Return an error like the one that the framework raises when memory runs out, to simulate it."""
-        return MemoryError("Unable to allocate: a rehearsal")
+        """Return an error like those that the framework raises when memory runs out, for simulations."""
+        return MemoryError("Unable to allocate memory (simulated)")
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        """Release cached memory on ``device`` (None: all devices), and return the number of bytes.
+        """Release cached memory.
 
-        ``compiled`` also releases compiled programs. Returns 0 for a device that the framework does not have.
+        Args:
+            device: The device; None for all devices.
+            compiled: Whether to release compiled programs too. Defaults to False.
+
+        Returns:
+            The released size in bytes; 0 for a device that the framework does not have.
         """
         return 0
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        """Return page-locked host memory as a uint8 array of shape ``(nbytes,)``; None without a GPU."""
+        """Allocate page-locked host memory.
+
+        Args:
+            nbytes: The size in bytes.
+
+        Returns:
+            A uint8 array of shape ``(nbytes,)``; None without a GPU.
+        """
         return None
 
     def synchronize(self) -> None:
@@ -430,20 +658,45 @@ class Memory(Component):
 
 
 class Batching(Component):
-    """Splits arrays into parts and joins parts; through host memory by default."""
+    """Functions that split arrays into parts and join parts. The defaults work through host memory."""
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        """Return ``x[start:stop]`` along ``axis``, as a view if the framework has views."""
+        """Return a range of rows of an array, as a view if the framework has views.
+
+        Args:
+            x: An array of the framework.
+            axis: The axis of the rows.
+            start: The index of the first row.
+            stop: The index after the last row.
+
+        Returns:
+            ``x[start:stop]`` along ``axis``, on the same device.
+        """
         framework = self.framework
         values = framework.to_host(x)[_rows(axis, len(framework.shape(x)), start, stop)]
-        return framework.from_host(host_memory.fresh(values), framework.devices.device_of(x))
+        return framework.from_host(host_memory.aligned_copy(values), framework.devices.device_of(x))
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
-        """Return a new array that joins arrays of one device along ``axis``."""
+        """Join arrays along an axis.
+
+        Args:
+            parts: Arrays of one device, with equal shapes except along ``axis``.
+            axis: The axis to join along.
+
+        Returns:
+            A new array on the same device.
+        """
         return self._joined("concat", np.concatenate, parts, axis)
 
     def stack(self, planes: list[Any]) -> Any:
-        """Return a new array that stacks arrays of one shape, dtype and device along a new first axis."""
+        """Stack arrays along a new first axis.
+
+        Args:
+            planes: Arrays of one shape, dtype and device.
+
+        Returns:
+            A new array of shape ``(len(planes), *shape)`` on the same device.
+        """
         return self._joined("stack", np.stack, planes, 0)
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
@@ -452,30 +705,62 @@ class Batching(Component):
         if namespace is None:
             host = on_host([self.framework.to_host(x) for x in arrays], axis)
             return self.framework.from_host(
-                host_memory.fresh(host), self.framework.devices.device_of(arrays[0])
+                host_memory.aligned_copy(host), self.framework.devices.device_of(arrays[0])
             )
         with self.framework.runtime.device_guard(arrays[0]):
             return getattr(namespace, name)(arrays, axis=axis)
 
     def unstack(self, x: Any) -> list[Any]:
-        """Return the arrays along the first axis, as views if the framework has views."""
+        """Split an array along its first axis, into views if the framework has views.
+
+        Args:
+            x: An array of shape ``(n, ...)``.
+
+        Returns:
+            ``n`` arrays on the same device, without the first axis.
+        """
         framework = self.framework
         device = framework.devices.device_of(x)
-        return [framework.from_host(host_memory.fresh(plane), device) for plane in framework.to_host(x)]
+        return [
+            framework.from_host(host_memory.aligned_copy(plane), device) for plane in framework.to_host(x)
+        ]
 
     def output_buffer(self, part: Any, shape: tuple[int, ...]) -> Any:
-        """Return an empty array like ``part`` with another shape, to which parts are assigned by index.
+        """Return an empty array to which parts are assigned by index.
 
-        None if parts are collected and concatenated at the end instead.
+        Args:
+            part: The first part, which determines dtype and device.
+            shape: The shape of the whole array.
+
+        Returns:
+            The array; None if parts are collected and concatenated at the end instead.
         """
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        """Return an uninitialized array."""
-        return self.framework.from_host(host_memory.packed(shape, dtype_names.np_dtype(dtype)), device)
+        """Return an uninitialized array.
+
+        Args:
+            shape: The number of elements along each axis.
+            dtype: The name of the dtype.
+            device: One of the available devices.
+
+        Returns:
+            An array on that device.
+        """
+        return self.framework.from_host(host_memory.aligned_empty(shape, dtype_names.np_dtype(dtype)), device)
 
     def reinterpret(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a view of the first bytes of ``memory`` as another array; None without such views."""
+        """Return a view of the first bytes of an array as another array.
+
+        Args:
+            memory: A C-contiguous array with at least as many bytes.
+            shape: The shape of the view.
+            dtype: The name of the view's dtype.
+
+        Returns:
+            The view; None if the framework does not support such views.
+        """
         return None
 
 
@@ -485,7 +770,7 @@ def _rows(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
 
 
 class IndexedBatching(Batching):
-    """Splits arrays by indexing them as NumPy does, on their device."""
+    """Functions that split arrays by NumPy-style indexing, on their device."""
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         with self.framework.runtime.device_guard(x):
@@ -499,30 +784,31 @@ class IndexedBatching(Batching):
 class FastPath(Component):
     """Functions for host arrays that need no special handling.
 
-    They raise for an array that needs it: a Python error, or one of ``errors``, which no user sees.
+    For an array that needs it, they raise a built-in exception or one of ``errors``. The slow path catches
+    the exception and handles the array.
     """
 
     def fast_types(self) -> tuple[type, ...]:
-        """Return the exact types that the fast functions accept; subclasses take the slow path."""
+        """Return the exact types that the fast functions accept. Subclasses take the slow path."""
         return ()
 
-    #: ``(x, alignment)`` → the plan key of a host array for a target with that alignment. Arrays with equal
-    #: keys have equal results of `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
-    #: `cannot_view`. Raises for an array that is not in host memory.
+    #: A function ``(x, alignment)`` that returns the plan key of a host array for a target with that
+    #: alignment. `check`, `device_of`, `copy_reason`, `requires_grad`, `supports` and `cannot_view` return
+    #: equal results for arrays with equal keys. Raises for an array that is not in host memory.
     plan_key: Any = None
     #: A function that returns the NumPy view of a host array.
     fast_view: Any = None
-    #: A function that returns an array sharing the memory of a NumPy array, faster than through DLPack.
+    #: A function that returns an array that shares the memory of a NumPy array, faster than through DLPack.
     fast_from_view: Any = None
-    #: A function that exports a host array, aligned to `hostmemory.ALIGNMENT` bytes, as a DLPack capsule.
+    #: A function that exports a host array, aligned to `host_memory.ALIGNMENT` bytes, as a DLPack capsule.
     fast_export: Any = None
-    #: A function that imports a capsule from an immutable framework, or into one. A mutable framework copies
-    #: 0-d arrays, because immutable frameworks cache scalars.
+    #: A function that imports a capsule from or into an immutable framework. A mutable framework copies 0-d
+    #: arrays, because immutable frameworks cache scalars.
     fast_import: Any = None
 
 
 class Framework(ABC):
-    """A framework that arrays are converted from and to: a core, and components with defaults.
+    """A framework whose arrays can be converted: core methods, and components with defaults.
 
     To add a framework, derive from this class and define ``name``, ``modules`` and `owns`. If the first
     module has no ``from_dlpack``, also define `from_host`, and `host_view` or `to_host`. Then pass an
@@ -535,7 +821,7 @@ class Framework(ABC):
         alignment: The alignment in bytes that sharing requires; 1 for any alignment. 0 if `from_host` always
             copies.
         mutable: Whether its arrays can be modified in place.
-        respects_read_only: Whether it can mark arrays as read-only. Views of immutable memory are read-only.
+        respects_read_only: Whether its arrays can be read-only. Views of immutable memory are read-only.
         dtypes: The names of its dtypes. None if it has all dtypes of NumPy.
         max_rank: The maximum number of axes, at most that of NumPy.
         has_host: Whether its arrays can be in host memory.
@@ -593,14 +879,24 @@ class Framework(ABC):
     batching = component(Batching)
     fast_path = component(FastPath)
 
-    # -- which arrays, and what they hold ---------------------------------------------------------
+    # -- arrays -----------------------------------------------------------------------------------
 
     @abstractmethod
     def owns(self, x: Any) -> bool:
-        """Return whether ``x`` is an array of this framework or of a subclass. Depends only on its type."""
+        """Return whether an object is an array of this framework or of a subclass.
+
+        Args:
+            x: Any object.
+
+        Returns:
+            A result that depends only on the type of ``x``.
+        """
 
     def check(self, x: Any) -> None:
         """Raise for an array without dense, concrete values, such as a sparse, masked or traced array.
+
+        Args:
+            x: An array of the framework.
 
         Raises:
             ArrayNotSupportedError: If it has no such values. The advice states what to pass instead.
@@ -608,53 +904,102 @@ class Framework(ABC):
         """
 
     def dtype_name(self, x: Any) -> str:
-        """Return NumPy's name of the array's dtype, such as ``"float32"`` or ``"bfloat16"``."""
+        """Return NumPy's name of the dtype of an array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            A name such as ``"float32"`` or ``"bfloat16"``.
+        """
         return dtype_names.name_of(np.dtype(x.dtype))
 
     def shape(self, x: Any) -> tuple[int, ...]:
-        """Return the shape of an array."""
+        """Return the shape of an array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            The number of elements along each axis.
+        """
         return tuple(x.shape)
 
     def nbytes(self, x: Any) -> int:
-        """Return the size of the elements in bytes, without gaps."""
+        """Return the size of an array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            The size of its elements in bytes, without gaps between them.
+        """
         return int(x.nbytes)
 
     # -- host memory ------------------------------------------------------------------------------
 
     def host_view(self, x: Any) -> np.ndarray:
-        """Return a NumPy view of the array's host memory, read-only if the framework is immutable.
+        """Return a NumPy view of an array's host memory.
 
         The view must keep the memory alive and in place, even if ``x`` is deleted. The default uses DLPack,
         including for bfloat16 and float8.
+
+        Args:
+            x: An array in host memory.
+
+        Returns:
+            The view. It is read-only if the framework is immutable.
+
+        Raises:
+            NotImplementedError: If the framework has no host arrays, or ``x`` has no ``__dlpack__``.
         """
         if not self.has_host or not hasattr(x, "__dlpack__"):
-            raise NotImplementedError(f"{self.name} shows no host memory")
+            raise NotImplementedError(
+                f"{self.name} exports no host memory through DLPack. Define host_view() or to_host()."
+            )
         view = dlpack_capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
         return read_only.writable_alias(view) if self.mutable else view
 
     def to_host(self, x: Any) -> np.ndarray:
-        """Return a copy of the values in host memory that nothing else refers to, complete on return."""
-        return host_memory.fresh(self.host_view(x))
+        """Copy an array to host memory.
+
+        Args:
+            x: An array of the framework, on any device.
+
+        Returns:
+            A complete copy that nothing else refers to.
+        """
+        return host_memory.aligned_copy(self.host_view(x))
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        """Return an array on ``device`` with the values of ``view``.
-
-        On a CPU device it shares the memory of ``view``, for which `cannot_view` returned None. On another
-        device it is a copy, complete on return, and ``view`` may have any layout.
+        """Return an array with the values of a NumPy array.
 
         The default calls ``from_dlpack`` of the first of ``modules``, including for bfloat16 and float8, and
         then `Devices.to_device` for another device.
+
+        Args:
+            view: The values. On the CPU, `cannot_view` returned None for it. For other devices, it may have
+                any layout.
+            device: One of the available devices.
+
+        Returns:
+            On the CPU, an array that shares the memory of ``view``. On another device, a complete copy.
         """
         if device != CPU:
-            on_host = self.from_host(host_memory.fresh(view) if self.cannot_view(view) else view, CPU)
+            on_host = self.from_host(host_memory.aligned_copy(view) if self.cannot_view(view) else view, CPU)
             return self.devices.to_device(on_host, device)
         capsule = dlpack_capsules.capsule(view)
         return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
-        """Return why this framework cannot share the host memory of ``view``, or None.
+        """Return why this framework cannot share the host memory of a NumPy array.
 
-        A framework from another package may return its own text, which follows "because".
+        Args:
+            view: An array of any layout.
+
+        Returns:
+            The reason; None if it can share the memory. A framework from another package may return its own
+            text, which follows "because".
         """
         if not self.alignment:
             return Cause(Reason.COPIES_ONLY, framework=self.name)
@@ -672,26 +1017,45 @@ class Framework(ABC):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
-        """Return a C-contiguous copy on the same device, complete on return or ordered on its stream."""
+        """Return a copy of an array.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            A C-contiguous copy on the same device, complete or ordered on its stream.
+        """
         return self.from_host(self.to_host(x), self.devices.device_of(x))
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """Return ``x`` cast to another dtype by the rules of this framework."""
+        """Cast an array by the rules of this framework.
+
+        Args:
+            x: An array of the framework.
+            dtype: The name of the requested dtype.
+
+        Returns:
+            An array of the same shape on the same device.
+        """
         values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
-        return self.from_host(host_memory.fresh(values), self.devices.device_of(x))
+        return self.from_host(host_memory.aligned_copy(values), self.devices.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        """Raise for a dtype or a rank that this framework does not have.
+        """Raise for a dtype or a shape that this framework does not support.
+
+        Args:
+            dtype: The name of the dtype.
+            shape: The number of elements along each axis.
 
         Raises:
             DtypeNotSupportedError: If it does not have the dtype. The advice names a cast.
-            ArrayNotSupportedError: If it does not have the rank or the size.
+            ArrayNotSupportedError: If it does not support the number of axes or the size.
         """
         if len(shape) > self.max_rank:
-            instead = f"it takes at most {self.max_rank} axes; reshape it first"
+            instead = f"it supports at most {self.max_rank} axes; reshape the array first"
             raise no_counterpart_error(self, f"an array of rank {len(shape)}", instead)
         if self.dtypes is not None and dtype not in self.dtypes:
-            raise _no_dtype(self, dtype, self.dtypes)
+            raise _missing_dtype_error(self, dtype, self.dtypes)
 
     @property
     def decorator(self) -> Any:
@@ -699,31 +1063,31 @@ class Framework(ABC):
         return hooks.decorator_of(self.name)
 
 
-def _no_such_device(framework: Framework, device: Device) -> DeviceNotFoundError:
-    """Return the error for a device that ``framework`` does not have here."""
+def _missing_device_error(framework: Framework, device: Device) -> DeviceNotFoundError:
+    """Return the error for a device that ``framework`` does not have on this machine."""
     devices = framework.devices.available()
-    asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
-    have = ", ".join(str(d) for d in devices) or "no device at all"
+    requested = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
+    found = ", ".join(str(d) for d in devices) or "no devices"
     advice = "Pass one of these." if devices else ""
     if framework.has_host and device.kind != "cpu":
         advice = (
-            'Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
+            'Pass one of these, or use the CPU instead with settings(missing_gpu="host"), or in all'
             " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
         )
     why = framework.devices.missing_device_reason() if device.kind != "cpu" else ""
     explanation = f" {why}" if why else ""
     return DeviceNotFoundError(
-        f"{framework.name} has no device {asked} here; it has {have}.{explanation}",
+        f"{framework.name} has no device {requested} here; it has {found}.{explanation}",
         target_type=framework.name,
-        reason=why or f"{framework.name} has no device {asked}",
+        reason=why or f"{framework.name} has no device {requested}",
         code=Reason.NO_DEVICE,
         advice=advice,
     )
 
 
-# float6_e2m3fn and int1, say; in NumPy they take a whole byte each, elsewhere several share one.
+# Names such as float6_e2m3fn and int1. NumPy stores each element in a byte, other libraries pack several.
 _SUB_BYTE = re.compile(r"(?:u?int[1-7]|float[1-7]_\w+)$")
-# Dtypes that only NumPy has, or that libraries pack differently → the cast that loses least, or nothing.
+# Maps dtypes that only NumPy has to the nearest common dtype.
 _NEAREST = {
     "float128": "float64",
     "float96": "float64",
@@ -732,14 +1096,14 @@ _NEAREST = {
 }
 
 
-def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeNotSupportedError:
+def _missing_dtype_error(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeNotSupportedError:
     """Return the error for a dtype that arrays of ``framework`` cannot have."""
     if is_sub_byte(dtype):
-        reason = f"{framework.name} takes no {dtype} from others, since each library packs it in another way"
+        reason = f"{framework.name} cannot import {dtype}, because each library packs it differently"
         problem = f"{reason}."
     else:
         reason = f"{framework.name} has no dtype {dtype}"
-        problem = f"{reason}; nothing was converted, since any other dtype could lose values."
+        problem = f"{reason}; nothing was converted, because any other dtype could lose values."
     cast = _possible_cast(dtype, dtypes)
     if cast is None:
         advice = Advice(f"It has no {_kind_of_dtype(dtype)} dtype: convert x.real and x.imag separately.")
@@ -755,12 +1119,12 @@ def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeN
 
 
 def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
-    """Return the cast to ask for: to dtypes of the same kind, since no others keep what the values mean."""
+    """Return the suggested cast, which is to a dtype of the same kind so that values keep their meaning."""
     kind = _kind_of_dtype(dtype)
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
         return None
-    exact = wider(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
+    exact = wider_dtype(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
     if exact is not None and exact in same:
         return Cast(exact, keeps_values=is_sub_byte(dtype))
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
@@ -774,30 +1138,47 @@ def _kind_of_dtype(dtype: str) -> str:
     return "complex" if dtype.startswith("complex") else "floating"
 
 
-def find_or_host(framework: Framework, device: Device) -> Device:
-    """``device``, if the framework has it; under ``settings(missing_gpu="host")`` the CPU instead of a GPU.
+def find_device_or_host(framework: Framework, device: Device) -> Device:
+    """Return ``device`` if the framework has it; with ``settings(missing_gpu="host")``, the CPU for a GPU.
+
+    Args:
+        framework: The framework to search.
+        device: The requested device.
+
+    Returns:
+        The framework's own entry for the device, or the CPU.
 
     Raises:
-        DeviceNotFoundError: it has not, and its arrays cannot go to the host, or are not to.
+        DeviceNotFoundError: If the framework does not have the device, and the CPU cannot or must not
+            replace it.
     """
     try:
         return framework.devices.find_device(device)
     except DeviceNotFoundError as error:
         if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
             raise
-        words = f"{framework.name}: {device} is missing, so the host takes its place. {error.reason}"
-        warn(words, MissingGpuWarning)
+        warn(
+            f"{framework.name}: {device} is missing, so the CPU is used instead. {error.reason}",
+            MissingGpuWarning,
+        )
         return CPU
 
 
-def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
-    """What these frameworks raise for an array that they do not take."""
-    own = (error for one in frameworks for error in one.errors)
+def conversion_errors(*frameworks: Framework) -> tuple[type[Exception], ...]:
+    """Return the exceptions that frameworks raise for arrays that they do not support.
+
+    Args:
+        frameworks: The frameworks that take part in a conversion.
+
+    Returns:
+        Built-in exceptions, and those in `Framework.errors`.
+    """
+    own = (error for framework in frameworks for error in framework.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
 
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of a C-contiguous array."""
+    """Return the strides in bytes of a C-contiguous array."""
     return tuple(itemsize * math.prod(shape[axis:]) for axis in range(1, len(shape) + 1))
 
 
@@ -813,7 +1194,7 @@ def unsupported_cast_error(
 
 
 def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether the elements lie one beside the other, in the order of the axes."""
+    """Return whether strides (in bytes) are those of a C-contiguous array."""
     expected = c_strides(shape, itemsize)
     return all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True))
 
@@ -823,7 +1204,7 @@ def unsupported_array_error(
 ) -> ArrayNotSupportedError:
     """Return the error for an array of ``framework`` that has no dense, concrete values.
 
-    ``instead`` has ``{}`` in the place of each of the expressions, which are about ``x``, the array.
+    ``instead`` has a ``{}`` for each of the expressions, which refer to the array as ``{x}``.
     """
     return ArrayNotSupportedError(
         f"{what} of {framework.name} cannot be converted",
@@ -836,7 +1217,7 @@ def unsupported_array_error(
 def no_counterpart_error(
     framework: Framework, what: str, instead: str, *expressions: str
 ) -> ArrayNotSupportedError:
-    """Return the error for an array of another framework that has no place in ``framework``."""
+    """Return the error for an array of another framework that ``framework`` cannot represent."""
     reason = f"{framework.name} cannot hold {what}"
     return ArrayNotSupportedError(
         reason, target_type=framework.name, reason=reason, advice=Advice(instead, expressions)
@@ -846,33 +1227,33 @@ def no_counterpart_error(
 def unsupported_dtype_error(
     framework: Framework, dtype: object, instead: str, *expressions: str
 ) -> DtypeNotSupportedError:
-    """Return the error for elements of ``framework`` that no other framework can hold."""
+    """Return the error for elements of ``framework`` that no other framework supports."""
     return DtypeNotSupportedError(
         f"{framework.name} arrays of dtype {dtype} cannot be converted",
         source_type=framework.name,
-        reason=f"no other framework holds {dtype}",
+        reason=f"no other framework supports {dtype}",
         advice=Advice(instead, expressions),
     )
 
 
 def sub_byte_dtype_error(framework: Framework, dtype: str) -> DtypeNotSupportedError:
-    """Return the error for an array whose elements are smaller than a byte, with the cast that is exact."""
+    """Return the error for elements smaller than a byte. It suggests an exact cast."""
     return DtypeNotSupportedError(
         f"{framework.name} arrays of dtype {dtype} cannot be converted, because each library packs elements"
-        " of less than a byte in another way",
+        " smaller than a byte differently",
         source_type=framework.name,
-        reason=f"each library packs {dtype} in another way",
-        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider(dtype)}")',)),
+        reason=f"each library packs {dtype} differently",
+        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider_dtype(dtype)}")',)),
     )
 
 
 def is_sub_byte(dtype: str) -> bool:
-    """Return whether the elements of a dtype of that name take less than a byte each."""
+    """Return whether the elements of a dtype are smaller than a byte."""
     return _SUB_BYTE.match(dtype) is not None
 
 
-def wider(dtype: str) -> str:
-    """Return the dtype that holds every value of a dtype whose elements take less than a byte each."""
+def wider_dtype(dtype: str) -> str:
+    """Return a byte-sized or larger dtype that holds every value of a dtype with smaller elements."""
     if dtype.startswith("float"):
         return "float32"
     return "uint8" if dtype.startswith("u") else "int8"

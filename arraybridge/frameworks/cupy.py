@@ -1,4 +1,4 @@
-"""CuPy: arrays on CUDA or ROCm cards, their memory and their streams; it has no host arrays."""
+"""CuPy: arrays on CUDA or ROCm GPUs, their memory and their streams."""
 
 from __future__ import annotations
 
@@ -31,24 +31,29 @@ from arraybridge.types import Device
 
 
 def _is_capturing() -> bool:
+    """Return whether the current stream of this thread captures a CUDA graph."""
     return bool(cupy.cuda.get_current_stream().is_capturing())
 
 
 gpu_memory.captures.append(_is_capturing)
 
-# CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
+# Such as CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED and CURAND_STATUS_ALLOCATION_FAILED.
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 
-# kDLCUDAManaged: torch and JAX take no capsule of that kind (torch 2.11: "Unsupported device_type: 13").
+# kDLCUDAManaged, which PyTorch and JAX do not import (PyTorch 2.11: "Unsupported device_type: 13").
 _MANAGED = 13
 
 
 class CupyObservation(Observation):
+    """The way a trace reads CuPy arrays."""
+
     has_strides = True
 
 
 class CupyDevices(Devices):
-    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """The GPUs of CuPy."""
+
+    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def device_of(self, x: cupy.ndarray) -> Device:
         return Device("gpu", x.device.id)
@@ -56,7 +61,7 @@ class CupyDevices(Devices):
     # -- devices ----------------------------------------------------------------------------------
 
     def available(self) -> tuple[Device, ...]:
-        # CUDA itself is queried only if NVML lists no GPU, as on Jetson: the query would wake the driver.
+        # A query of CUDA initializes the driver, so it is only used if NVML lists no GPU, as on Jetson.
         return self.visible_devices() or self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -66,17 +71,17 @@ class CupyDevices(Devices):
         return tuple(Device("gpu", gpu.index) for gpu in hardware.gpus_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the GPUs that CUDA or ROCm counts. Wakes the driver."""
+        """Return the GPUs that CUDA or ROCm counts. Initializes the driver."""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:
-            return ()  # no driver, or one too old; missing_device_reason says which
+            return ()  # the driver is missing or too old; missing_device_reason reports which
         return tuple(Device("gpu", i) for i in range(count))
 
     def default_device(self) -> Device:
         if not self.available():
             return self.find_device(Device("gpu", 0))  # raises, with the reason
-        # As long as the driver sleeps, no thread has selected a device.
+        # Before the driver is initialized, no thread has selected a device.
         return Device("gpu", 0 if _is_driver_uninitialized() else cupy.cuda.Device().id)
 
     def missing_device_reason(self) -> str:
@@ -85,24 +90,24 @@ class CupyDevices(Devices):
         try:
             cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            return f"CUDA answers {error}; an NVIDIA card and its driver are needed."
+            return f"CUDA reports {error}. CuPy needs an NVIDIA GPU and its driver."
         return ""
 
     def to_device(self, x: cupy.ndarray, device: Device) -> cupy.ndarray:
         with on_gpu(x.device.id):
-            # Between cards only block blocks travel.
+            # Copies between GPUs require contiguous memory.
             block = cupy.ascontiguousarray(x) if x.ndim else x
-            reader = cupy.cuda.get_current_stream()
-            ready = reader.record()
+            source_stream = cupy.cuda.get_current_stream()
+            ready = source_stream.record()
         with on_gpu(device.index):
-            # The copy runs on this card's stream, which knows nothing of the work queued on the other.
+            # The copy runs on this GPU's stream, which is not ordered after the work on the source GPU.
             stream = cupy.cuda.get_current_stream()
             stream.wait_event(ready)
             result = block.copy()
             copied = stream.record()
         with on_gpu(x.device.id):
-            # Nor does the other one know of the copy: what is freed there may be written to at once.
-            reader.wait_event(copied)
+            # Memory freed on the source GPU may be reused immediately, so its stream waits for the copy.
+            source_stream.wait_event(copied)
         return result
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
@@ -119,6 +124,8 @@ class CupyDevices(Devices):
 
 
 class CupyInterchange(Interchange):
+    """Exchange of GPU memory with CuPy."""
+
     def strides(self, x: cupy.ndarray) -> tuple[int, ...]:
         return tuple(x.strides)
 
@@ -127,19 +134,20 @@ class CupyInterchange(Interchange):
 
     def import_from(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            # Ordered after the stream that the interface names. From any but the current card CuPy copies.
+            # CuPy waits for the stream that the interface names. It copies unless the GPU is the current one.
             with on_gpu(_device_at(x.__cuda_array_interface__["data"][0])):
                 return cupy.asarray(x)
-        if source.interchange.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
+        if source.interchange.dlpack_device is None:  # a DLPack producer of an unknown library
             with on_gpu(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
         gpu_memory.release()
-        # torch refuses to lend from a card that is not the current one.
+        # PyTorch exports only from the current GPU.
         with on_gpu(device.index), source.devices.selected(device):
             imported = source.interchange.export(x, device)
             handle = source.streams.handle(device)
             if handle is not None and self.framework.streams.handle(device) is None:
-                # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
+                # PyTorch does not export to per-thread default streams
+                # (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM), so this orders the streams.
                 self.framework.streams.wait_for(device, handle)
                 imported = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
             return _with_keep_alive(
@@ -150,25 +158,23 @@ class CupyInterchange(Interchange):
         with on_gpu(x.device.id):
             cupy.cuda.get_current_stream().synchronize()
 
-    # -- values -----------------------------------------------------------------------------------
-
-    def must_copy(self, x: cupy.ndarray) -> Cause | None:
-        with on_gpu(x.device.id):  # the question opens the current one
+    def copy_reason(self, x: cupy.ndarray) -> Cause | None:
+        with on_gpu(x.device.id):  # __dlpack_device__ creates a context on the current GPU
             is_managed = x.__dlpack_device__()[0] == _MANAGED
         return Cause(Reason.MANAGED_MEMORY) if is_managed else None
 
 
 class CupyMemory(Memory):
-    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """CuPy's memory pools, and its out-of-memory errors."""
 
-    # -- memory -----------------------------------------------------------------------------------
+    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
             return True
-        # CUDA, its libraries and its driver have classes of their own, and a name for each status.
-        ours = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
-        return ours and isinstance(error, RuntimeError) and self.is_oom_text(str(error))
+        # CUDA's runtime, driver and libraries each have an exception class and a name per status.
+        is_from_cupy = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
+        return is_from_cupy and isinstance(error, RuntimeError) and self.is_oom_text(str(error))
 
     def is_oom_text(self, text: str) -> bool:
         return _OOM.match(text) is not None
@@ -203,7 +209,7 @@ class CupyMemory(Memory):
         if not self.framework.devices.available():
             return None
         gpus = self.framework._devices_with_context() or [cupy.cuda.runtime.getDevice()]
-        with on_gpu(gpus[0]):  # memory is locked for all cards, by way of one that is open
+        with on_gpu(gpus[0]):  # memory is pinned for all GPUs, through one with a context
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:
@@ -221,6 +227,8 @@ class CupyMemory(Memory):
 
 
 class CupyBatching(IndexedBatching):
+    """Functions that split and join CuPy arrays."""
+
     def output_buffer(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
         with on_gpu(part.device.id):
             return cupy.empty(shape, part.dtype)
@@ -235,12 +243,12 @@ class CupyBatching(IndexedBatching):
 
 
 class CupyRuntime(Runtime):
+    """The current device and the array API namespace of CuPy."""
+
     observation = CupyObservation()
 
     def device_guard(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
         return on_gpu(x.device.id)
-
-    # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
         import array_api_compat.cupy as namespace
@@ -249,6 +257,8 @@ class CupyRuntime(Runtime):
 
 
 class CupyFramework(Framework):
+    """CuPy, whose arrays are always on a GPU."""
+
     name = "cupy"
     has_host = False
     dtypes = dtype_names.PLAIN
@@ -268,7 +278,7 @@ class CupyFramework(Framework):
     # -- host memory ------------------------------------------------------------------------------
 
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
-        host = host_memory.packed(x.shape, x.dtype)
+        host = host_memory.aligned_empty(x.shape, x.dtype)
         with on_gpu(x.device.id):
             # Blocks until the copy, ordered after this thread's current stream, has arrived.
             return x.get(out=host) if x.size else host
@@ -276,15 +286,15 @@ class CupyFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> cupy.ndarray:
         with on_gpu(device.index):
             result = cupy.empty(view.shape, view.dtype.newbyteorder("="))
-            # asarray, since ascontiguousarray makes an array of one axis out of one of none.
+            # np.ascontiguousarray would return an array of one axis for one without axes.
             result.set(np.asarray(view, dtype=result.dtype, order="C"))
-            # .set() returns before the last bytes have left pinned or registered host memory.
+            # set() may return before pinned or registered host memory has been read.
             cupy.cuda.get_current_stream().synchronize()
             return result
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
         with on_gpu(x.device.id):
-            if not self.interchange.must_copy(x):
+            if not self.interchange.copy_reason(x):
                 return x.copy()
             with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
                 return x.copy()
@@ -294,16 +304,25 @@ class CupyFramework(Framework):
             return x.astype(dtype)
 
     def _devices_with_context(self) -> list[int]:
-        """Numbers of the cards on which this process has a context; selecting another would create one."""
-        if not gpu_memory.is_driver_initialized():  # which asking CuPy would wake
+        """Return the numbers of the GPUs with a context, because selecting another would create one."""
+        if not gpu_memory.is_driver_initialized():  # a query of CuPy would initialize it
             return []
         return [device.index for device in self.devices.available() if gpu_memory.has_context(device.index)]
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
-        """Take memory from now on as torch's `allocator` does; a RuntimeError where it holds its own."""
+        """Allocate memory from another pool from now on.
+
+        Args:
+            allocate: A function of the size in bytes, the number of the GPU and the stream handle. Returns an
+                address.
+            free: A function of the address.
+
+        Raises:
+            RuntimeError: If CuPy already holds memory in its own pool.
+        """
         nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.memory.usage())
         if nbytes:
-            raise RuntimeError(f"CuPy holds {nbytes} bytes in its own pool already")
+            raise RuntimeError(f"CuPy already holds {nbytes} bytes in its own pool")
 
         def malloc(size: int, device: int) -> int:
             return allocate(size, device, cupy.cuda.get_current_stream().ptr)
@@ -316,19 +335,19 @@ class CupyFramework(Framework):
 
 
 def _is_driver_uninitialized() -> bool:
-    """Whether CUDA's driver has not been initialized; after that, this process cannot be forked.
+    """Return whether CUDA's driver has not been initialized, so that this process can still be forked.
 
-    Most of CUDA's queries initialize it, among them the count of GPUs.
+    Most CUDA queries initialize the driver, including the number of GPUs.
     """
     return not cupy.cuda.runtime.is_hip and not gpu_memory.is_driver_initialized()
 
 
 @contextmanager
 def on_gpu(index: int) -> Iterator[None]:
-    """Make the card the current one of this thread for a while.
+    """Return a context manager that makes a GPU the current one of this thread.
 
-    `cupy.cuda.Device` does the same, but with CUDA 12 and later it opens the card that it goes back to: a
-    process that uses the second card alone would hold memory on the first, too.
+    `cupy.cuda.Device` does the same. But with CUDA 12 and later, it creates a context on the GPU that it
+    restores, so that a process that uses only the second GPU would also hold memory on the first.
     """
     runtime = cupy.cuda.runtime
     before = runtime.getDevice()
@@ -358,7 +377,7 @@ def _device_at(address: int) -> int:
 
 
 def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, device: Device) -> cupy.ndarray:
-    """The same memory, in an array with whose end the loan ends in order."""
+    """Return an array of the same memory that orders the release of the memory when it is collected."""
     if not x.size:
         return x
     owner = gpu_memory.keep_alive(x, exporter, importer, device)
@@ -367,17 +386,19 @@ def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, devi
 
 
 def _pools() -> list[Any]:
-    """CuPy's own pool, and the one from which the user has it take memory."""
+    """Return CuPy's own pool, and the pool from which the user lets CuPy allocate."""
     own = cupy.get_default_memory_pool()
     current = getattr(cupy.cuda.get_allocator(), "__self__", own)
     return [own, *([current] if current is not own and hasattr(current, "free_all_blocks") else [])]
 
 
-# CUDA's handle for the default stream of whichever thread uses it.
-_OF_EACH_THREAD = 2
+# The handle of CUDA's per-thread default stream, cudaStreamPerThread.
+_PER_THREAD_STREAM = 2
 
 
 class CupyStreams(Streams):
+    """CuPy's streams, one per thread and GPU."""
+
     has_streams = True
 
     @contextmanager
@@ -391,22 +412,22 @@ class CupyStreams(Streams):
                     try:
                         yield
                     finally:
-                        # The function may have chosen another stream, or another card. An event is of the
-                        # card that is current when it is made, and only that card's streams record it.
+                        # The function may have selected another stream or GPU. An event belongs to the GPU
+                        # that is current when it is created, and only that GPU's streams can record it.
                         chosen = cupy.cuda.get_current_stream().record()
                         with on_gpu(device.index):
                             outer.wait_event(side.record())
                             outer.wait_event(chosen)
             finally:
-                # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that
-                # was chosen with use().
+                # At the end of `with`, CuPy restores the stream that was entered last, not one that was
+                # selected with use().
                 with on_gpu(device.index):
                     outer.use()
 
     def take_stream(self, device: Device) -> None:
         with on_gpu(device.index):
-            # Entered and never left: to a stream that was chosen with use(), CuPy does not come back from a
-            # `with` in the user's function.
+            # Entered and never exited: after a `with` in the user's function, CuPy does not restore a stream
+            # that was selected with use().
             _own_stream(device.index).__enter__()
 
     def record_event(self, device: Device) -> StreamEvent:
@@ -426,33 +447,34 @@ class CupyStreams(Streams):
     def handle(self, device: Device) -> int | None:
         with on_gpu(device.index):
             handle = int(cupy.cuda.get_current_stream().ptr)
-            return None if handle == _OF_EACH_THREAD else handle
+            return None if handle == _PER_THREAD_STREAM else handle
 
     def wait_for(self, device: Device, handle: int) -> None:
         with on_gpu(device.index):
             stream = cupy.cuda.get_current_stream()
             if stream.ptr != handle:
-                # By the runtime's own call: CuPy 14.2 warns of ExternalStream, and older ones have no other.
+                # A call of the runtime: CuPy 14.2 deprecates ExternalStream, and older releases have no
+                # replacement.
                 reached = cupy.cuda.Event(disable_timing=True)
                 cupy.cuda.runtime.eventRecord(reached.ptr, handle)
                 stream.wait_event(reached)
 
     def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
-        # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
-        # while this thread still reads it: the block is kept until this thread's work is done.
+        # CuPy's pool may reuse a block on the stream on which it was allocated while this thread still reads
+        # it, so the block is kept alive until this thread's work is done.
         gpu_memory.release()
         return _with_keep_alive(x, Streams(), self, Device("gpu", x.device.id))
 
 
-# Streams that no thread uses now. A stream that is destroyed leaves its part of CuPy's pool behind, which is
-# keyed by the handle, so that streams are used again by the threads to come. By card.
+# Unused streams, by GPU. They are reused, because CuPy's pool has an arena per stream handle that it keeps
+# after the stream is destroyed.
 _idle: defaultdict[int, deque[Any]] = defaultdict(deque)
 _streams = threading.local()
 
 
 def _own_stream(index: int) -> Any:
-    """This thread's stream on the card, which is the current one."""
-    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    """Return this thread's stream on the GPU, which must be the current one."""
+    own: dict[Any, Any] = _streams.__dict__  # maps GPUs to streams
     if index not in own:
         try:
             own[index] = _idle[index].popleft()

@@ -1,8 +1,9 @@
-"""DLPack capsules of host memory: made, read, and inspected."""
+"""Functions that create, read and inspect DLPack capsules of host memory."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,19 @@ _DLPACK_NAMES = {code: name for name, code in DLPACK_CODES.items()}
 _UNSIGNED = 1
 # Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
 _CODE_OFFSET = 20
-# Of DLTensor.byte_offset, after the dtype and pointers to shape and strides.
+# Offset of DLTensor.byte_offset, after the dtype and pointers to shape and strides.
 _BYTES_OFFSET = 40
-# DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
+# DLManagedTensorVersioned has version, manager_ctx, deleter and flags (8 bytes each) before the tensor.
 _VERSIONED_OFFSET = 32
 
 # Offset of DLTensor.device.device_type, after the data pointer.
 _DEVICE_OFFSET = 8
 # The flags are the last 8 bytes before the tensor.
+_NEWEST_VERSION = (1, 0)
 _FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
+
+# The flags of a versioned capsule, and of the tensor after them: data, device type, device, axes, dtype code.
+_HEAD = struct.Struct("=QQiiiB")
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
@@ -37,13 +42,16 @@ _capsule_name.argtypes = [ctypes.py_object]
 
 
 def _tensor_of(exported: Any) -> int:
-    """Address of the DLTensor, which begins with its data pointer, in a capsule not consumed yet."""
+    """Return the address of the DLTensor in a capsule that was not consumed yet."""
     name = _capsule_name(exported)
     return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
 
 
 def capsule_address(exported: Any) -> int:
-    """Address of the first element that a capsule lends, of OpenCL the handle; 0 where it is consumed."""
+    """Return the address of the first element in a capsule; 0 if the capsule was consumed.
+
+    For OpenCL memory, this is the handle of the buffer.
+    """
     if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
         return 0
     data, offset = (
@@ -53,6 +61,7 @@ def capsule_address(exported: Any) -> int:
 
 
 def _code_of(exported: Any) -> ctypes.c_uint8:
+    """Return the DLPack dtype code of a capsule, as a reference through which it can be changed."""
     return ctypes.c_uint8.from_address(_tensor_of(exported) + _CODE_OFFSET)
 
 
@@ -65,45 +74,61 @@ def device_type_of(exported: Any) -> int:
     if type(exported).__name__ != "PyCapsule":
         raise TypeError(f"__dlpack__ returned {type(exported).__name__}, not a DLPack capsule")
     if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
-        raise TypeError("__dlpack__ returned a capsule that was consumed already")
+        raise TypeError("__dlpack__ returned a capsule that was already consumed")
     return ctypes.c_int32.from_address(_tensor_of(exported) + _DEVICE_OFFSET).value
 
 
 def is_copied(exported: Any) -> bool:
-    """Return whether a capsule states that it holds a copy, to which nothing else refers."""
+    """Return whether a capsule states that it holds a copy that nothing else refers to."""
     if b"versioned" not in (_capsule_name(exported) or b""):
         return False
     flags = ctypes.c_uint64.from_address(_tensor_of(exported) - _FLAGS_BEFORE).value
     return flags & (_IS_COPIED | _IS_READ_ONLY) == _IS_COPIED
 
 
-def from_extended(exported: Any) -> np.ndarray:
-    """Return a NumPy view of a capsule of bfloat16 or float8 in host memory.
+def is_writable_extended(exported: Any) -> bool:
+    """Return whether a capsule states that it holds a writable host array of an extended dtype, not 0-d."""
+    name = _capsule_name(exported)
+    if name is None or b"versioned" not in name:
+        return False
+    flags, _, device_type, _, axes, code = _HEAD.unpack(
+        ctypes.string_at(_capsule_pointer(exported, name) + _VERSIONED_OFFSET - _FLAGS_BEFORE, _HEAD.size)
+    )
+    return device_type == 1 and axes > 0 and code in _DLPACK_NAMES and not flags & _IS_READ_ONLY
 
-    Raises:
-        NotImplementedError: If it holds another dtype.
+
+def export(x: Any) -> Any:
+    """Return the capsule of a producer in host memory, if possible a versioned one.
+
+    Only a versioned capsule states whether its memory may be written to.
     """
-    name = _DLPACK_NAMES.get(_code_of(exported).value)
-    if name is None:
-        raise NotImplementedError
-    return from_capsule(exported, np_dtype(name))
+    try:
+        return x.__dlpack__(max_version=_NEWEST_VERSION)
+    except TypeError:  # a producer from before DLPack 1.0
+        return x.__dlpack__()
 
 
 def from_any_capsule(exported: Any) -> np.ndarray:
     """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
-    name = _DLPACK_NAMES.get(_code_of(exported).value)
-    return np.from_dlpack(Importable(exported)) if name is None else from_capsule(exported, np_dtype(name))
+    code = _code_of(exported)
+    name = _DLPACK_NAMES.get(code.value)
+    if name is None:
+        return np.from_dlpack(Importable(exported))
+    code.value = _UNSIGNED
+    return np.from_dlpack(Importable(exported)).view(np_dtype(name))
 
 
 def capsule(view: np.ndarray) -> Any:
-    """The DLPack capsule of an array, as a writable one, the extended dtypes of ``ml_dtypes`` included.
+    """Return the DLPack capsule of an array, including the extended dtypes of ``ml_dtypes``.
 
-    NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
-    unsigned integers, and the capsule's dtype code is set to what they are.
+    The capsule is writable even if the array is read-only. NumPy does not export extended dtypes, although
+    DLPack has codes for them. They are exported as unsigned integers, and the capsule's dtype code is then
+    corrected.
     """
     if not view.flags.writeable:
         view = writable_alias(view)
-    code = DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None  # of ml_dtypes
+    # isbuiltin is 2 for dtypes of ml_dtypes.
+    code = DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None
     if code is None:
         return view.__dlpack__()
     exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
@@ -112,9 +137,10 @@ def capsule(view: np.ndarray) -> Any:
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
+    """Return a NumPy view of a capsule of host memory, the extended dtypes included.
 
-    NumPy makes it read-only, since such a capsule cannot say that it may be written to.
+    The view of an unversioned capsule is read-only, because such a capsule cannot state that its memory may
+    be written to.
     """
     if name_of(dtype) in DLPACK_CODES:
         _code_of(exported).value = _UNSIGNED
@@ -122,9 +148,9 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def from_dlpack(x: Any) -> np.ndarray:
-    """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
+    """Return the result of `np.from_dlpack`, also for producers with extended dtypes."""
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError):  # NumPy has no such dtype
-        exported = x.__dlpack__()
+        exported = export(x)
         return from_capsule(exported, np_dtype(_DLPACK_NAMES[_code_of(exported).value]))

@@ -1,4 +1,4 @@
-"""Names of dtypes: those that NumPy and DLPack have, and the NumPy dtype of each."""
+"""Names of dtypes in NumPy and DLPack, and the NumPy dtype for each name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
 
-__all__ = ["PLAIN", "dtype_of", "np_dtype", "word_of"]
+__all__ = ["PLAIN", "dtype_of", "name_of_any", "np_dtype"]
 
-#: The dtypes of numbers that NumPy has itself.
+#: The built-in numeric dtypes of NumPy.
 PLAIN = frozenset(
     (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -20,22 +20,23 @@ PLAIN = frozenset(
     )
 )
 
-# DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1), where
-# those of float8 begin at 7.
+# Codes of dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (DLPack 1.1). float8 codes start
+# at 7.
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 DLPACK_CODES = {"bfloat16": 4, **{f"float8_{kind}": code for code, kind in enumerate(_FLOAT8, 7)}}
-#: bfloat16 and the float8 types, for which DLPack has numbers.
+#: bfloat16 and the float8 dtypes, for which DLPack has codes.
 DLPACK = frozenset(DLPACK_CODES)
 
-#: The dtypes that NumPy has through ``ml_dtypes``.
+#: The dtypes that NumPy supports through ``ml_dtypes``.
 EXTENDED = DLPACK | {"int4", "uint4", "int2", "uint2", "float4_e2m1fn"}
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of that name; the extended ones (bfloat16, float8) come from ``ml_dtypes``.
+    """Return the NumPy dtype of a name. Extended dtypes such as bfloat16 come from ``ml_dtypes``.
 
     Raises:
-        DtypeNotSupportedError: NumPy has no such dtype, or ``ml_dtypes`` is needed and missing.
+        DtypeNotSupportedError: If ``ml_dtypes`` is needed and not installed.
+        TypeError: If there is no such dtype.
     """
     if name not in EXTENDED:
         return np.dtype(name)
@@ -43,19 +44,19 @@ def np_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError as error:
         raise DtypeNotSupportedError(
-            f"NumPy holds {name} only through the package ml_dtypes, which is not installed.",
+            f"NumPy supports {name} only through the package ml_dtypes, which is not installed.",
             reason="ml_dtypes is not installed",
-            advice='Run "pip install ml_dtypes", or pass dtype="float32" to ask for a cast.',
+            advice='Run pip install ml_dtypes, or pass dtype="float32" to ask for a cast.',
         ) from error
     return np.dtype(getattr(ml_dtypes, name))
 
 
-def word_of(dtype: Any) -> str:
-    """What a dtype is called that is given by name, as NumPy takes it, or as a framework's own."""
+def name_of_any(dtype: Any) -> str:
+    """Return the name of a dtype that is given as a name, a NumPy dtype, or a framework's own dtype."""
     if isinstance(dtype, (type, np.dtype)):
         with suppress(TypeError):
             return np.dtype(dtype).name
-    # torch's prints as torch.float32, TensorFlow's has a name.
+    # str() of a PyTorch dtype is "torch.float32"; a TensorFlow dtype has a name.
     return str(dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
@@ -63,13 +64,13 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     """Return the NumPy dtype of a name, a type, or a framework's own dtype such as ``torch.float32``.
 
     Raises:
-        DtypeNotSupportedError: NumPy has this dtype only through ``ml_dtypes``, which is missing.
-        TypeError: there is no such dtype.
+        DtypeNotSupportedError: If the dtype needs ``ml_dtypes``, which is not installed.
+        TypeError: If there is no such dtype.
     """
     if isinstance(dtype, np.dtype):
         return dtype
     try:
-        return np.dtype(dtype) if isinstance(dtype, type) else np_dtype(word_of(dtype))
+        return np.dtype(dtype) if isinstance(dtype, type) else np_dtype(name_of_any(dtype))
     except DtypeNotSupportedError:
         raise
     except (TypeError, ValueError, SyntaxError) as error:  # NumPy parses "f4,," as Python code
@@ -81,5 +82,5 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
 
 @lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """``dtype.name``, which NumPy puts together anew each time, in a microsecond."""
+    """Return ``dtype.name``, which NumPy otherwise computes on each access in 1 µs."""
     return dtype.name

@@ -1,14 +1,13 @@
-"""Memory of cards: which cards are open, and when what was lent goes back.
+"""Memory of CUDA devices: open contexts, and the order in which shared memory is freed.
 
-What only CUDA's driver tells stands first: the runtime's calls for the same open the current card, and take
-some hundred megabytes there.
+The first part calls CUDA's driver. The equivalent functions of the CUDA runtime create a context on the
+current device, which takes several hundred MB of its memory.
 
-Each framework's allocator gives freed memory away again in the order of its own queues. What another one
-has queued on it is unknown there, so that memory which is freed as soon as nobody refers to it may be written
-to while it is still to be read. A `keep_alive` stands between the borrower's array and what it borrowed: when that
-array goes, the lender's queue first waits for the borrower's. What was lent by a lender without queues to
-speak of (JAX, TensorFlow), or on another queue than the present one, is kept until the borrower's work is
-done. `KeepAlives` does the keeping, here and for the threads of pipelines (lines/threads.py).
+The second part keeps memory alive that one framework imports from another. An allocator reuses freed memory
+in the order of its own streams, so it could overwrite memory that the importer still has to read. The array of
+the importer therefore holds the object that `keep_alive` returns. When the array is collected, the exporter's
+stream waits for the importer's stream. If the exporter has no streams (JAX, TensorFlow) or another current
+stream, a `KeepAlives` holds the memory until the importer's work is done.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _DEVICE_ORDINAL = 9
 
 @cache
 def _driver() -> ctypes.CDLL | None:
-    """CUDA's driver as it is, not initialised by this; None without one."""
+    """Return CUDA's driver library without initializing it; None without a driver."""
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -46,16 +45,16 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def is_driver_initialized() -> bool:
-    """Whether something in this process has initialised CUDA's driver.
+    """Return whether this process has initialized CUDA's driver.
 
-    A process that is forked afterwards cannot use CUDA, so that nobody should do it without need.
+    A process that is forked afterwards cannot use CUDA, so avoid initializing the driver unnecessarily.
     """
     library = _driver()
     return library is not None and library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
 
 
 def has_context(index: int) -> bool:
-    """Whether this process has a context on the card. Does not wake the driver."""
+    """Return whether this process has a context on a GPU. Does not initialize the driver."""
     library = _driver()
     flags = ctypes.c_uint()
     active = ctypes.c_int()
@@ -68,7 +67,7 @@ def has_context(index: int) -> bool:
 def device_at(address: int) -> int | None:
     """Return the number of the CUDA device whose memory is at this address; None for unknown memory.
 
-    Unlike the runtime's query, it opens no device.
+    Unlike the query of the CUDA runtime, it does not create a context.
     """
     library = _driver()
     index = ctypes.c_int()
@@ -80,23 +79,23 @@ def device_at(address: int) -> int | None:
 
 @contextmanager
 def primary_context(index: int) -> Iterator[None]:
-    """Make the card the current one; it stays open, as after cudaSetDevice."""
+    """Return a context manager that makes a GPU current. Its context stays open, as after cudaSetDevice."""
     library = _driver()
     context = ctypes.c_void_p()
     if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index):
-        raise RuntimeError(f"CUDA's driver opens no card {index}")
+        raise RuntimeError(f"CUDA's driver cannot open GPU {index}")
     if library.cuCtxPushCurrent_v2(context):
         library.cuDevicePrimaryCtxRelease_v2(index)
-        raise RuntimeError(f"CUDA's driver cannot make card {index} the current one")
+        raise RuntimeError(f"CUDA's driver cannot make GPU {index} the current device")
     try:
         yield
     finally:
         library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
-# -- what is kept until it was read --------------------------------------------------------------------
+# -- objects that queued work still reads --------------------------------------------------------------
 
-#: Of each framework that records graphs of CUDA: whether this thread records one now.
+#: For each framework that can capture CUDA graphs, a function that returns whether this thread captures one.
 captures: list[Callable[[], bool]] = []
 
 
@@ -106,8 +105,8 @@ class _Entry:
 
     Attributes:
         what: The object.
-        is_done: Returns whether the work that reads it is done.
-        wait: Waits until it is.
+        is_done: Returns whether the work that reads the object is done.
+        wait: Waits until that work is done.
     """
 
     what: Any
@@ -116,7 +115,7 @@ class _Entry:
 
 
 class KeepAlives:
-    """Objects that are kept alive, each until the queued work that reads it is done."""
+    """Objects that are kept alive until the queued work that reads them is done."""
 
     def __init__(self) -> None:
         self._entries: deque[_Entry] = deque()
@@ -125,71 +124,76 @@ class KeepAlives:
         return len(self._entries)
 
     def keep(self, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
-        """Keep an object until ``is_done`` says so; ``wait`` waits for that.
+        """Keep an object alive until ``is_done`` returns true; ``wait`` waits for that.
 
-        It asks nothing now, since it is called when objects are collected, which may be in the midst of
-        anything.
+        It does not call ``is_done``, because it runs in finalizers, which may interrupt any code.
         """
         self._entries.append(_Entry(what, is_done, wait))
 
     def release(self) -> None:
-        """Let go of what is not read any more. Asks, and waits for nothing."""
-        with suppress(RuntimeError):  # there is no driver
+        """Drop the objects that are no longer read, without waiting."""
+        with suppress(RuntimeError):  # raised without a driver
             if self._entries and any(is_capturing() for is_capturing in captures):
-                return  # a question would break off the graph, whoever records it
+                return  # a query would invalidate the CUDA graph of any framework
         for _ in range(len(self._entries)):
-            with suppress(IndexError):  # another thread did the same
+            with suppress(IndexError):  # another thread has emptied the queue
                 entry = self._entries.popleft()
-                with suppress(RuntimeError):  # the card has failed, and tells so to whoever uses it next
+                with suppress(RuntimeError):  # the GPU has failed; its next use reports that
                     if entry.is_done():
                         continue
                 self._entries.append(entry)
 
     def block_until_ready(self, leaving: int = 0) -> None:
-        """Wait for the work that reads what is kept, and let go of all but the latest, so many of them."""
-        with suppress(IndexError):  # another thread did the same
+        """Wait for the work that reads the objects, and drop all but the latest ``leaving``."""
+        with suppress(IndexError):  # another thread has emptied the queue
             while len(self._entries) > leaving:
                 self._entries.popleft().wait()
 
 
 _keep_alives = KeepAlives()
 keep = _keep_alives.keep
-#: Before each new loan.
+#: Called before each import of memory.
 release = _keep_alives.release
 block_until_ready = _keep_alives.block_until_ready
 
 
-# -- loans ---------------------------------------------------------------------------------------------
+# -- imported memory -----------------------------------------------------------------------------------
 
 
 def keep_alive(imported: Any, exporter: Streams, importer: Streams, device: Device) -> object:
-    """What the borrower's array has to keep: it holds what was borrowed, and orders the end of that.
+    """Return an object that keeps imported memory alive, and orders its release after the importer's work.
+
+    The array of the importer must hold it.
 
     Args:
-        imported: what keeps the memory alive.
-        exporter: the queues of the framework that owns it.
-        importer: the queues of the framework that reads it.
-        device: the card.
+        imported: The object that keeps the memory alive.
+        exporter: The streams of the framework that owns the memory.
+        importer: The streams of the framework that reads it.
+        device: The GPU.
     """
-    exported = Exported()
-    # The lender's queue, by its handle: its allocator minds that one alone, whichever thread asks it.
+    owner = Exported()
+    # The exporter's allocator frees the memory in the order of this stream, regardless of the thread.
     export_stream = exporter.handle(device)
-    weakref.finalize(exported, _end, imported, exporter, export_stream, importer, device).atexit = False
-    return exported
+    finalizer = weakref.finalize(
+        owner, _release_in_order, imported, exporter, export_stream, importer, device
+    )
+    finalizer.atexit = False
+    return owner
 
 
-def _end(
+def _release_in_order(
     imported: Any, exporter: Streams, export_stream: int | None, importer: Streams, device: Device
 ) -> None:
+    """Order the release of imported memory after the importer's work, or keep it until that work is done."""
     try:
-        read_on = importer.handle(device)
-        if export_stream is not None and read_on is not None and exporter.handle(device) == export_stream:
-            exporter.wait_for(device, read_on)
+        reader = importer.handle(device)
+        if export_stream is not None and reader is not None and exporter.handle(device) == export_stream:
+            exporter.wait_for(device, reader)
         elif (event := importer.record_event(device)) is not None:
             keep(imported, event.is_done, event.synchronize)
     except RuntimeError:
-        # The queues could not be ordered. The host waits instead, before the memory goes back.
-        with suppress(RuntimeError):  # the card has failed: what runs there still is of no use to anybody
+        # The streams could not be ordered, so the host waits before the memory is freed.
+        with suppress(RuntimeError):  # the GPU has failed, and no work on it can succeed
             if (event := importer.record_event(device)) is not None:
                 event.synchronize()
 
@@ -197,11 +201,17 @@ def _end(
 def keep_until_done(
     imported_array: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]
 ) -> None:
-    """Keep ``what`` on once the array goes that shares its memory, for a borrower without queues to mark.
+    """Keep ``what`` alive after the array that shares its memory, for an importer without events.
 
-    Such a borrower computes one thing after the other: what was queued then is done when a result is there
-    that it begins afterwards. One whose results do not tell is waited for when it is asked again, by when it
-    has most likely got there.
+    Such an importer runs its work in order. After the array is collected, the first query starts another
+    computation with ``begin``. When its result is ready, all earlier work is done. If the result has no
+    ``is_ready``, the second query waits for it.
+
+    Args:
+        imported_array: The array that shares the memory.
+        what: The object that keeps the memory alive.
+        begin: A function that starts a computation and returns its result.
+        wait: A function that waits for that result.
     """
     result = cache(begin)
 
@@ -209,7 +219,7 @@ def keep_until_done(
         if not result.cache_info().currsize:
             result()
             return False
-        if hasattr(result(), "is_ready"):  # JAX's arrays have
+        if hasattr(result(), "is_ready"):  # a JAX array
             return bool(result().is_ready())
         wait(result())
         return True

@@ -1,4 +1,4 @@
-"""Metadata of frameworks that are not imported yet, and the table of the built-in frameworks."""
+"""Metadata of frameworks that is available before their import, and the table of built-in frameworks."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ __all__ = ["BUILT_IN", "FrameworkMetadata"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class FrameworkMetadata:
-    """Metadata of a framework that is available before its import. A plug-in may set `Runtime.facts`.
+    """Metadata of a framework that is available before its import. A plug-in may set `Runtime.metadata`.
 
     Attributes:
-        name: how users name it.
-        packages: what ``import`` takes, the preferred one first; ``(name,)`` where empty.
-        modules: root modules in which the types of its arrays are defined; ``packages`` where empty.
-        distributions: what brings it, as package indexes call it, first the one to install; ``packages``
-            where empty.
-        runs_numpy_code: whether functions written for NumPy run on its arrays: True where ``@gpu``,
-            `array_namespace` and `compare` may choose it, None where ``@gpu`` takes it by name alone, False
-            where it never does. The first in the list is the nearest to NumPy.
-        libraries: parts of paths by which one sees that a process has loaded it; None for the folders of its
-            ``modules``.
-        nicknames: what people call it in code; not accepted, but understood by suggestions.
-        extra: the extra of arraybridge that installs it; ``name`` if empty.
-        install_note: an addition to the command that installs it.
-        has_only_host: as `Devices.has_only_host`, before the import.
-        accelerator_kind: the `Device.kind` of its accelerators, of pyclesperanto on OpenCL.
-        has_allocator: whether CuPy can use its memory pool; its class then has a method ``allocator``.
-        loads_first: whether it has to be loaded before other frameworks, because afterwards it may crash.
+        name: The name that users pass.
+        packages: The import names, the preferred one first. Defaults to ``(name,)``.
+        modules: The root modules that define the types of its arrays. Defaults to ``packages``.
+        distributions: The names on the package index, the one to install first. Defaults to ``packages``.
+        runs_numpy_code: Whether functions written for NumPy run on its arrays. True: `array_namespace`,
+            `compare` and ``@gpu`` may choose it. None: ``@gpu`` uses it only if it is named. False: never.
+            The first framework in the table is the most similar to NumPy.
+        libraries: Parts of the paths of shared libraries that show that a process has loaded it. Defaults to
+            the folders of its ``modules``.
+        nicknames: Common names in code. They are not accepted, but lead to a suggestion in the error message.
+        extra: The extra of arraybridge that installs it. Defaults to ``name``.
+        install_note: A note that follows the command that installs it.
+        has_only_host: The value of `Devices.has_only_host`.
+        accelerator_kind: The `Device.kind` of its accelerators.
+        has_allocator: Whether CuPy can use its memory pool. If so, its class has a method ``allocator``.
+        loads_first: Whether it must be loaded before other frameworks, because it may crash afterwards.
     """
 
     name: str
@@ -87,7 +86,7 @@ BUILT_IN = {
             libraries=("/pyclesperanto", "/pyopencl/"),
             nicknames=("cle", "opencl"),
             accelerator_kind="opencl",
-            loads_first=True,  # a system's PoCL crashes the process when it is loaded after TensorFlow
+            loads_first=True,  # PoCL of a Linux distribution crashes when it is loaded after TensorFlow
         ),
         FrameworkMetadata("mlx"),
         FrameworkMetadata("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),

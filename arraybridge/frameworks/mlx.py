@@ -1,4 +1,4 @@
-"""Apple's MLX: lazy arrays on Apple's GPUs, and on the CPU everywhere."""
+"""MLX: lazy arrays on Apple GPUs, and on the CPU on all platforms."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ from arraybridge.types import Device
 
 
 class MlxDevices(Devices):
+    """The CPU, and the GPU if MLX has one."""
+
     def available(self) -> tuple[Device, ...]:
-        # Memory is unified: every array is CPU's, and is where the work is done that reads it.
+        # Memory is unified: every array is on the CPU, and any device can read it.
         return (CPU, Device("gpu", 0)) if mx.is_available(mx.gpu) else (CPU,)
 
     def missing_device_reason(self) -> str:
-        return "This MLX is built for the CPU alone, or the machine has no Apple GPU."
+        return "This MLX is built for the CPU only, or the machine has no Apple GPU."
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return mx.stream(_DEVICES[device.kind])
@@ -42,6 +44,8 @@ class MlxDevices(Devices):
 
 
 class MlxInterchange(Interchange):
+    """Evaluation of lazy MLX arrays."""
+
     def block_until_ready(self, x: Any) -> None:
         try:
             mx.eval(x)
@@ -50,8 +54,8 @@ class MlxInterchange(Interchange):
                 raise
             raise unsupported_array_error(
                 self.framework,
-                "an array that was not computed before it left its thread",
-                "MLX computes late, and in the thread that began; call mx.eval(x) there",
+                "an array that was not evaluated in its own thread",
+                "MLX evaluates an array only in the thread that created it; call mx.eval(x) in that thread",
             ) from error
         except ValueError as error:  # inside mx.compile and mx.vmap
             raise unsupported_array_error(
@@ -60,8 +64,10 @@ class MlxInterchange(Interchange):
 
 
 class MlxMemory(Memory):
+    """MLX's memory, and its out-of-memory errors."""
+
     def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, RuntimeError) and any(words in str(error) for words in _OOM)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _OOM)
 
     def usage(self) -> list[Holding]:
         device = "gpu:0" if mx.is_available(mx.gpu) else "cpu"
@@ -76,19 +82,24 @@ class MlxMemory(Memory):
         return max(before - mx.get_cache_memory(), 0)
 
     def oom_error(self) -> Exception:
-        return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (a rehearsal)")
+        return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (simulated)")
 
 
 class MlxRuntime(Runtime):
+    """The evaluation of MLX arrays whose errors occur late."""
+
     def late_errors(self, cls: type) -> Callable[[Any], object]:
-        # Also, an array that was not computed in its own thread can't be computed in another.
+        # An array that was not evaluated in its own thread also raises in others.
         return mx.eval
 
 
 class MlxFramework(Framework):
+    """MLX, whose arrays are copied when they are created."""
+
     name = "mlx"
     modules = ("mlx",)
-    # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
+    # An in-place assignment (``x[0] = 1``) gives the array new memory, so views of the old memory keep their
+    # values.
     mutable = False
     alignment = 0
     dtypes = dtype_names.PLAIN - {"complex128"} | {"bfloat16"}
@@ -116,20 +127,20 @@ class MlxFramework(Framework):
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         if not view.dtype.isnative or any(step < 0 for step in view.strides):
-            view = host_memory.fresh(view)  # MLX takes neither
+            view = host_memory.aligned_copy(view)  # MLX supports neither
         with mx.stream(_DEVICES[device.kind]):
-            # Without its dtype, float64 would come in as float32 and complex128 as complex64.
+            # Without a dtype, MLX would convert float64 to float32 and complex128 to complex64.
             return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))
 
     def cast(self, x: Any, dtype: str) -> Any:
-        wide = "float64" in (dtype, self.dtype_name(x))
-        with mx.stream(mx.cpu if wide else mx.default_device()):  # float64 is there on the CPU alone
+        has_float64 = "float64" in (dtype, self.dtype_name(x))
+        with mx.stream(mx.cpu if has_float64 else mx.default_device()):  # GPUs do not support float64
             result = x.astype(getattr(mx, _mx_name(dtype)))
         self.interchange.block_until_ready(result)
         return result
 
 
-# How MLX's allocators begin their messages (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
+# Parts of the messages of MLX's allocators (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
 _OOM = ("[malloc", "[metal::malloc]", "Unable to allocate")
 _DEVICES = {"cpu": mx.cpu, "gpu": mx.gpu}
 
@@ -142,43 +153,46 @@ def _mx_name(dtype: str) -> str:
 
 
 class MlxAutodiff(autodiff.Autodiff):
+    """MLX in the roles of caller and callee."""
+
     def __init__(self, framework: MlxFramework) -> None:
         self._framework = framework
 
     def requires_grad(self, x: Any) -> bool:
-        return self.follows(x)
+        return self.is_tracked(x)
 
     def detach(self, x: Any) -> Any:
         return self._framework.copy(x)  # mx.stop_gradient(x) would be part of the graph
 
-    def follows(self, x: Any) -> bool:
-        # What a transformation follows keeps its graph when it is computed; there is no other sign.
+    def is_tracked(self, x: Any) -> bool:
+        # Nothing else reports that a transformation tracks an array: it keeps its graph after evaluation.
         self._framework.interchange.block_until_ready(x)
         graph = io.StringIO()
         mx.export_to_dot(graph, x)
         return "shape=rectangle" in graph.getvalue()
 
     def prepare(self, x: Any) -> Any:
-        return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
+        return x[...]  # an in-place assignment (``x += 1``) gives the original object new memory
 
     def span(self, x: Any) -> autodiff.Extent:
         return np.lib.array_utils.byte_bounds(self._framework.host_view(x))
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearize(arrays)
-        if not any(operation.active) or not any(map(self.is_smooth, results)):
-            return results  # a custom function without results ends the process
+        if not any(operation.active) or not any(map(self.is_differentiable, results)):
+            return results  # a custom function without differentiable results crashes the process
 
         def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
             xs = _listed(xs)
             smooth = [
-                c if self.is_smooth(y) else None for c, y in zip(_listed(cotangents), results, strict=True)
+                c if self.is_differentiable(y) else None
+                for c, y in zip(_listed(cotangents), results, strict=True)
             ]
             gradients = operation.gradients(xs, smooth, linear)
             return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, gradients, strict=True)]
 
         def raise_forward_mode_error(*_: Any) -> Any:
-            raise autodiff.forward_mode(operation.label, "mx.grad or mx.vjp")
+            raise autodiff.forward_mode_error(operation.label, "mx.grad or mx.vjp")
 
         def constant(*_: Any) -> Any:
             return results
@@ -193,24 +207,23 @@ class MlxAutodiff(autodiff.Autodiff):
     ) -> tuple[list[Any], autodiff.Linear]:
         state = self.random_state()
         results = body(list(map(self.prepare, arrays)))
-        inner = any(map(self.follows, arrays))
-        captures = not inner and any(map(self.follows, results))
-        captured = "an array that is differentiated and none of its arguments" if captures else ""
-        inputs = autodiff.picked(arrays, active)
+        inner = any(map(self.is_tracked, arrays))
+        captures = not inner and any(map(self.is_tracked, results))
+        captured = "a differentiated array that is not one of its arguments" if captures else ""
+        inputs = autodiff.select(arrays, active)
 
         def pull(cotangents: list[Any]) -> list[Any]:
-            """It runs again for each pullback, since `mx.vjp` wants the cotangents at once."""
+            """Run the function again, because `mx.vjp` takes function and cotangents together."""
 
             def smooth(*values: Any) -> list[Any]:
-                results = body(autodiff.merged(list(map(self.prepare, arrays)), active, values))
+                results = body(autodiff.substitute(list(map(self.prepare, arrays)), active, values))
                 outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
-                # mx.vjp loses the cotangent of a result that is there twice, as it is or as
-                # y.reshape(y.shape).
+                # mx.vjp loses the cotangent of a result that occurs twice, even as y.reshape(y.shape).
                 return outputs[:1] + [y * 1 for y in outputs[1:]]
 
             with self.replayed(state):
                 gradients = mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1]
-            # The vjp of an mx.custom_function may return an array that it keeps; a product is new memory.
+            # The vjp of an mx.custom_function may return an array that it keeps. A product has new memory.
             return [g * 1 for g in gradients]
 
         return results, autodiff.Linear(pull, captured, arrays)
@@ -220,9 +233,9 @@ class MlxAutodiff(autodiff.Autodiff):
 
     def set_random_state(self, state: np.ndarray) -> None:
         high, low = state.tolist()
-        mx.random.seed(high << 32 | low)  # a key is the two halves of its seed
+        mx.random.seed(high << 32 | low)  # a key consists of the two halves of its seed
 
 
 def _listed(xs: Any) -> list[Any]:
-    """MLX hands over a lone array by itself."""
+    """Return a list of arrays; MLX passes a single array without a list."""
     return [xs] if isinstance(xs, mx.array) else list(xs)

@@ -1,4 +1,4 @@
-"""What to write instead of an object that is not an array, by its class and contents; imports nothing."""
+"""Advice for objects that are not arrays, by their class and contents. It imports no other package."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ANY_ARRAY = Advice(
     "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
     " __dlpack__, __array_interface__ or __cuda_array_interface__"
 )
-_NUMBER_TEXT = Advice("its texts stand for numbers: pass {}", ('{x}.astype("float64")',))
+_NUMBER_TEXT = Advice("its text represents numbers: pass {}", ('{x}.astype("float64")',))
 
 
 def advice_for(x: Any) -> Advice:
-    """Return what to write instead of passing ``x``, which is not an array, as the array to convert."""
+    """Return what to pass instead of ``x``, which is not an array."""
     for cls in type(x).__mro__:
         find = _BY_PACKAGE.get(str(cls.__module__).partition(".")[0])
         if find is not None:
             try:
                 return find(x)
-            except Exception:  # noqa: BLE001  # an object that cannot answer about itself, such as a closed file
+            except Exception:  # noqa: BLE001  # the object may be unusable, such as a closed file
                 break
     for classes, find in _BY_CLASS:
         if issubclass(type(x), classes):
@@ -39,16 +39,16 @@ def advice_for(x: Any) -> Advice:
 
 
 def _fits(make: Callable[[], Any]) -> bool:
-    """Return whether an expression runs and gives numbers."""
+    """Return whether an expression can be evaluated and its value consists of numbers."""
     try:
         values = np.asarray(make())
-    except Exception:  # noqa: BLE001  # the methods of others may raise anything
+    except Exception:  # noqa: BLE001  # third-party methods may raise anything
         return False
     return values.dtype.kind in _NUMBERS
 
 
 def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns") -> Advice:
-    """Return the advice to pass the first of these items, which hold numbers."""
+    """Return the advice to pass the first of these items, all of which hold numbers."""
     for name in names:
         return Advice(
             f"it holds several arrays; pass {what}, {{}}", (f"{{x}}[{literal(repr(name))}]{after}",)
@@ -71,25 +71,25 @@ def _of_pandas(x: Any) -> Advice:
     if family in by_family:
         return by_family[family]
     if dtype.kind in "Mm" or family == "PeriodDtype":
-        return Advice("pass {}, which counts units of time", ('{x}.astype("int64")',))
+        return Advice("pass {}, which counts time units", ('{x}.astype("int64")',))
     return _of_elements(x, dtype)
 
 
 def _has_accessors(x: Any) -> bool:
-    """Return whether ``x`` is a column of pandas, and not an extension array or an index."""
+    """Return whether ``x`` is a column of pandas, not an extension array or an index."""
     return hasattr(x, "cat") or hasattr(x, "sparse") or hasattr(x, "iloc")
 
 
-_CATEGORIES = "pass the numbers of its categories, {}"
+_CATEGORIES = "pass its category codes, {}"
 _SPARSE = "pass all of its values, {}"
 _INTERVALS = "pass the two ends of its intervals, {} and {}"
-#: Dtype of a column of pandas → its advice.
+#: The advice for a pandas column, by the class of its dtype.
 _BY_COLUMN_DTYPE = {
     "CategoricalDtype": Advice(_CATEGORIES, ("{x}.cat.codes",)),
     "SparseDtype": Advice(_SPARSE, ("{x}.sparse.to_dense()",)),
     "IntervalDtype": Advice(_INTERVALS, ("{x}.array.left", "{x}.array.right")),
 }
-#: Dtype of an extension array or an index of pandas → its advice.
+#: The advice for an extension array or an index of pandas, by the class of its dtype.
 _BY_ARRAY_DTYPE = {
     "CategoricalDtype": Advice(_CATEGORIES, ("{x}.codes",)),
     "SparseDtype": Advice(_SPARSE, ("np.asarray({x})",)),
@@ -98,25 +98,25 @@ _BY_ARRAY_DTYPE = {
 
 
 def _of_elements(x: Any, dtype: Any) -> Advice:
-    """Advice for a column or an extension array of pandas: numbers with nulls, objects or text."""
+    """Return the advice for a pandas column or extension array: numbers with nulls, objects or text."""
     if hasattr(dtype, "numpy_dtype") and dtype.kind in _NUMBERS and not np.any(x.isna()):
         return Advice("pass {}", ("{x}.to_numpy({x}.dtype.numpy_dtype)",))
     if _fits(lambda: x.to_numpy("float64", na_value=float("nan"))):
-        what = "pass {}, which makes NaN of nulls and rounds integers above 2**53"
-        return Advice(what, ('{x}.to_numpy("float64", na_value=float("nan"))',))
+        text = "pass {}, which converts nulls to NaN and rounds integers above 2**53"
+        return Advice(text, ('{x}.to_numpy("float64", na_value=float("nan"))',))
     if _fits(lambda: x.astype("float64")):
         return _NUMBER_TEXT
     codes = '{x}.astype("category").cat.codes' if hasattr(x, "iloc") else '{x}.astype("category").codes'
-    return Advice("it holds text or objects; pass the numbers of its distinct values, {}", (codes,))
+    return Advice("it holds text or objects; pass the codes of its distinct values, {}", (codes,))
 
 
 def _of_frame(x: Any) -> Advice:
     if all(getattr(dtype, "kind", "O") in _NUMBERS for dtype in x.dtypes):
-        wide = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
+        common = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
         nan = ', na_value=float("nan")' if _has_nulls(x) else ""
-        expression = f'{{x}}.to_numpy("{wide}"{nan})'
-        what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
-        return Advice(what, (expression,))
+        expression = f'{{x}}.to_numpy("{common}"{nan})'
+        text = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
+        return Advice(text, (expression,))
     return _item(name for name, dtype in x.dtypes.items() if getattr(dtype, "kind", "O") in _NUMBERS)
 
 
@@ -125,31 +125,9 @@ def _has_nulls(x: Any) -> bool:
 
 
 def _of_polars(x: Any) -> Advice:
-    if hasattr(x, "collect"):  # a LazyFrame
-        return Advice("pass {}", ("{x}.collect().to_numpy()",))
-    if hasattr(x, "columns"):
-        schema = dict(x.collect_schema())
-        names = [name for name, dtype in schema.items() if dtype.is_numeric()]
-        if len(names) == len(schema):
-            return Advice("pass {}", ("{x}.to_numpy()",))
-        return _item(names)
-    kind = str(x.dtype).partition("(")[0]
-    if kind == "Struct":
-        (name, *_) = x.struct.fields
-        return Advice("its rows are structs; pass one of their fields, {}", (_field_of(name),))
-    if kind == "Object":
-        return Advice("it holds objects of Python; convert them with convert_tree(x.to_list(), target)")
-    if x.dtype.is_nested():
-        return Advice("its rows are lists; pass their elements in one array, {}", ("{x}.explode()",))
-    if kind == "String":
-        return Advice("it holds text; pass the numbers of its distinct texts, {}", ('{x}.rank("dense")',))
-    if x.dtype.is_decimal():
-        return Advice("pass {}, which rounds its decimals", ("{x}.cast(float)",))
-    return Advice("pass the integers behind its values, {}", ("{x}.to_physical()",))
+    from arraybridge.frameworks.polars_advice import advice_for_polars
 
-
-def _field_of(name: str) -> str:
-    return f"{{x}}.struct.field({literal(repr(name))})"
+    return advice_for_polars(x)
 
 
 def _of_xarray(x: Any) -> Advice:
@@ -157,18 +135,21 @@ def _of_xarray(x: Any) -> Advice:
     return _item(names, what="one of its variables")
 
 
+_LAZY_VIEW = Advice("it reads the file when it is indexed; pass {}", ("{x}[...]",))
+
+
 def _of_h5py(x: Any) -> Advice:
     if type(x).__name__ == "FieldsView":
         if x.read_dtype.names and not x.extract_field:
             return _item(x.read_dtype.names, what="one of its fields").about("{x}[...]")
-        return Advice("it reads when it is indexed; pass {}", ("{x}[...]",))
+        return _LAZY_VIEW
     if type(x).__name__ == "AsStrView":
         return Advice(
-            "it holds text; pass the numbers of its distinct texts, {}",
+            "it holds text; pass the index of each distinct string, {}",
             ("np.unique({x}[...], return_inverse=True)[1]",),
         )
     if type(x).__name__ == "AsTypeView":
-        return Advice("it reads when it is indexed; pass {}", ("{x}[...]",))
+        return _LAZY_VIEW
     names = [name for name, one in x.items() if _is_dataset_of_numbers(one)]
     return _item(names, what="one of its datasets")
 
@@ -184,24 +165,64 @@ def _of_zarr(x: Any) -> Advice:
 
 def _of_keras(x: Any) -> Advice:
     if type(x).__name__ == "KerasTensor":
-        return Advice("it is symbolic and has no values; convert the arrays that a model takes and returns")
+        return Advice("it is symbolic and has no values; convert the inputs and outputs of the model instead")
     return _of_array_like(x)
 
 
 def _of_pydicom(x: Any) -> Advice:
-    if any(word in x for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+    if any(keyword in x for keyword in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         return Advice("pass its pixels, {}", ("{x}.pixel_array",))
-    return Advice("it has no pixels; pass an object that has some")
+    return Advice("it has no pixels; pass a dataset with pixels")
 
 
 def _of_datasets(x: Any) -> Advice:
+    kind = type(x).__name__
     if isinstance(x, dict):
         return _of_container(x)
-    if type(x).__name__ == "Column":
-        return _of_array_like(x)
-    columns = ((name, getattr(kind, "dtype", "")) for name, kind in x.features.items())
-    names = [name for name, dtype in columns if dtype.startswith(("int", "uint", "float", "bool"))]
-    return _wrapped(_item(names), "np.asarray({})")
+    if kind == "IterableColumn":
+        return Advice("it is read row by row; convert its rows one at a time")
+    if kind == "Column":
+        if hasattr(x.source, "with_format"):
+            return _of_formatted(x.source, x.column_name, "{x}.source", "{x}.column_name")
+        of_field = Advice("pass {}", ("np.array({x}[:])",))
+        return of_field if _fits(lambda: x[:]) else Advice("it holds no numbers")
+    find = _of_formatted if hasattr(x, "num_rows") else _of_row_by_row
+    numbers = ("int", "uint", "float", "bool")
+    features = x.features or {}
+    for name in sorted(features, key=lambda name: not _dtype_of(features[name]).startswith(numbers)):
+        advice = find(x, name, "{x}", literal(repr(name)))
+        if advice.expressions:
+            return advice._replace(text="it holds several arrays; pass one of its columns, {}")
+    return Advice("it holds no numbers; pass an object that does")
+
+
+def _of_formatted(x: Any, name: str, subject: str, key: str) -> Advice:
+    """Return the advice for a column of a data set that is stored as Arrow."""
+    from arraybridge.frameworks.arrow_advice import advice_for_values, converts
+
+    column = x.with_format("arrow")[name]
+    arrow = f'{subject}.with_format("arrow")[{key}]'
+    if converts(column):
+        return Advice("pass {}", (arrow,))
+    if _fits(lambda: x.with_format("numpy")[name][:]):
+        return Advice("pass {}", (f'{subject}.with_format("numpy")[{key}][:]',))
+    return advice_for_values(column).about(arrow)
+
+
+def _of_row_by_row(x: Any, name: str, subject: str, key: str) -> Advice:
+    """Return the advice for a column of a data set that is read row by row."""
+    feature = x.features[name]
+    while getattr(feature, "length", 0) > 0:  # of lists of one length
+        feature = feature.feature
+    dtype = _dtype_of(feature)
+    if not dtype.startswith(("int", "uint", "float", "bool")):
+        return Advice("it holds no numbers")
+    return Advice("pass {}", (f'np.array(list({subject}[{key}]), "{dtype}")',))
+
+
+def _dtype_of(feature: Any) -> str:
+    """Return the dtype of a feature of a data set; ``""`` for lists and structs."""
+    return str(getattr(feature, "dtype", ""))
 
 
 def _of_astropy(x: Any) -> Advice:
@@ -211,18 +232,15 @@ def _of_astropy(x: Any) -> Advice:
 
 
 def _of_pyarrow(x: Any) -> Advice:
-    if hasattr(x, "schema") and hasattr(x, "column_names"):
-        numbers = ("int", "uint", "float", "double", "halffloat", "bool")
-        names = [field.name for field in x.schema if str(field.type).startswith(numbers)]
-        return _item(
-            names, ".to_numpy(zero_copy_only=False)" if type(x).__name__ == "RecordBatch" else ".to_numpy()"
-        )
-    if _fits(x.to_numpy):
-        return Advice("pass {}, in which integers with nulls are floats", ("{x}.to_numpy()",))
-    return Advice(
-        "pass the numbers of its distinct values, {}",
-        ("{x}.dictionary_encode().combine_chunks().indices.to_numpy()",),
-    )
+    from arraybridge.frameworks.arrow_advice import advice_for_table, advice_for_values
+
+    if hasattr(x, "schema") and hasattr(x, "columns"):
+        return advice_for_table(x)
+    if hasattr(x, "type") and hasattr(x, "null_count"):
+        return advice_for_values(x)
+    if hasattr(x, "as_py") and _fits(x.as_py):
+        return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
+    return _of_array_like(x) if hasattr(type(x), "__array__") else _ANY_ARRAY
 
 
 def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
@@ -234,11 +252,7 @@ def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
     return find
 
 
-def _wrapped(advice: Advice, form: str) -> Advice:
-    return Advice(advice.text, tuple(form.format(one) for one in advice.expressions))
-
-
-#: Root module of a class, or of the first of its bases that is in here → the advice for its objects.
+#: The advice for objects by the root module of their class, or of its first base class in this table.
 _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "pandas": _of_pandas,
     "polars": _of_polars,
@@ -255,7 +269,7 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "pyopencl": _always("pass {}", "{x}.get()"),
     "numba": _always("pass {}", "{x}.copy_to_host()"),
     "dask": _always(
-        "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x)", "{x}.compute()"
+        "pass {}, or process its blocks with arraybridge.dask.map_blocks(fn, x)", "{x}.compute()"
     ),
     "pint": _always("its unit would be lost; pass {}", "{x}.magnitude"),
 }
@@ -265,28 +279,28 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
 
 
 def _of_container(x: Any) -> Advice:
-    if type(x).__name__ == "PackedSequence":  # of PyTorch, which makes one of its own tensors alone
+    if type(x).__name__ == "PackedSequence":  # a named tuple of PyTorch
         return Advice("pass its values, {}", ("{x}.data",))
-    inside = "convert the arrays inside it with convert_tree(x, target)"
+    by_item = "convert the arrays inside it with convert_tree(x, target)"
     if not isinstance(x, dict) and _fits(lambda: np.asarray(x)):
-        return Advice(f"make one array of it with {{}}, or {inside}", ("np.asarray({x})",))
-    return Advice(inside)
+        return Advice(f"convert it to one array with {{}}, or {by_item}", ("np.asarray({x})",))
+    return Advice(by_item)
 
 
 def _of_scalar(x: Any) -> Advice:
     if isinstance(x, np.void) and x.dtype.names:
         return Advice("convert its fields one at a time: {}", (f"{{x}}[{literal(repr(x.dtype.names[0]))}]",))
     if isinstance(x, (np.datetime64, np.timedelta64)):
-        return Advice("pass {}, which counts units of time", ('np.asarray({x}).astype("int64")',))
+        return Advice("pass {}, which counts time units", ('np.asarray({x}).astype("int64")',))
     if isinstance(x, np.generic) and not _fits(lambda: np.float64(x)):
         return Advice(
-            "it holds no number; pass its bytes, {}", ("np.frombuffer(np.asarray({x}).tobytes(), np.uint8)",)
+            "it is not a number; pass its bytes, {}", ("np.frombuffer(np.asarray({x}).tobytes(), np.uint8)",)
         )
     if isinstance(x, (np.str_, np.bytes_)):
-        return Advice("its text stands for a number: pass {}", ("np.float64({x})",))
+        return Advice("its text represents a number: pass {}", ("np.float64({x})",))
     if _fits(lambda: np.asarray(x)):
-        return Advice("make an array of it with {}", ("np.asarray({x})",))
-    return Advice("make an array of it with {}, which rounds it", ("np.asarray({x}, np.float64)",))
+        return Advice("convert it to an array with {}", ("np.asarray({x})",))
+    return Advice("convert it to an array with {}, which rounds it", ("np.asarray({x}, np.float64)",))
 
 
 _BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] = (
@@ -305,12 +319,12 @@ def _is_buffer(x: Any) -> bool:
 
 def _of_buffer(x: Any) -> Advice:
     if _fits(lambda: np.asarray(memoryview(x))):
-        return Advice("make an array of it with {}", ("np.asarray({x})",))
+        return Advice("convert it to an array with {}", ("np.asarray({x})",))
     return Advice("its elements are not numbers; pass its bytes, {}", ("np.frombuffer({x}, np.uint8)",))
 
 
 def _of_array_like(x: Any) -> Advice:
-    """Advice for an object that offers nothing but ``__array__``, which may be slow or lose what it knows."""
+    """Return the advice for an object with only ``__array__``, which may be slow or lose metadata."""
     if hasattr(type(x), "__array__") or isinstance(x, list) or hasattr(type(x), "__getitem__"):
-        return Advice("it offers no array protocol; pass {}", ("np.asarray({x})",))
+        return Advice("it supports no array protocol; pass {}", ("np.asarray({x})",))
     return _ANY_ARRAY

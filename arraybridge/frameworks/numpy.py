@@ -1,4 +1,4 @@
-"""NumPy: the lingua franca of host memory."""
+"""NumPy: arrays in host memory, through which other frameworks convert by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from arraybridge.errors import literal
 from arraybridge.frameworks import dtype_names, host_memory
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import (
     CPU,
     Devices,
@@ -34,12 +34,14 @@ from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
-# How the message of numpy._core._exceptions._ArrayMemoryError begins.
+# The start of the message of numpy._core._exceptions._ArrayMemoryError.
 _OOM = r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array"
 _first_byte = ctypes.c_char.from_buffer
 
 
 class NumpyObservation(Observation):
+    """The way a trace reads NumPy arrays."""
+
     has_strides = True
 
     def read(self, owner: Framework, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
@@ -47,13 +49,17 @@ class NumpyObservation(Observation):
 
 
 class NumpyDevices(Devices):
+    """The host, the only device of NumPy."""
+
     has_only_host = True
 
 
 class NumpyFastPath(FastPath):
-    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
-    fast_view = staticmethod(itself)
-    fast_from_view = staticmethod(itself)
+    """Functions for NumPy arrays that need no special handling."""
+
+    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
+    fast_view = staticmethod(identity)
+    fast_from_view = staticmethod(identity)
 
     def fast_types(self) -> tuple[type, ...]:
         return tuple(self.framework.classes)
@@ -61,35 +67,40 @@ class NumpyFastPath(FastPath):
     def plan_key(self, x: np.ndarray, alignment: int) -> Hashable:
         flags = x.flags
         layout = x.ndim if flags.c_contiguous and x.size else (x.shape, x.strides)
-        if alignment > 1 or x.itemsize == 16:  # torch minds the alignment of complex128
+        if alignment > 1 or x.itemsize == 16:  # PyTorch requires aligned complex128
             return x.dtype, flags.writeable, layout, host_memory.address(x) % host_memory.ALIGNMENT
         return x.dtype, flags.writeable, layout
 
     def fast_export(self, x: np.ndarray) -> Any:
-        # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
-        # empty, which then takes the careful path.
-        if ctypes.addressof(_first_byte(x)) % host_memory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
+        # Four times as fast as __array_interface__. It raises for read-only, strided and empty arrays, which
+        # then take the slow path.
+        first_byte = _first_byte(x)  # type: ignore[arg-type]  # an array is a buffer
+        if ctypes.addressof(first_byte) % host_memory.ALIGNMENT:
             raise NotImplementedError
         return x.__dlpack__()
 
 
 class NumpyInterchange(Interchange):
-    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """The reasons why NumPy arrays are copied, and the casts that NumPy lacks."""
 
-    def must_copy(self, x: np.ndarray) -> Cause | None:
+    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
+
+    def copy_reason(self, x: np.ndarray) -> Cause | None:
         return self.framework._copied
 
     def check_cast(self, source: str, dtype: str) -> None:
         try:
             np.empty(0, dtype_names.np_dtype(source)).astype(dtype_names.np_dtype(dtype))
         except TypeError:
-            instead = f"Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype={dtype!r})."
+            instead = f"Cast to int8 first: to_numpy(to_numpy(x, dtype='int8'), dtype={dtype!r})."
             raise unsupported_cast_error(self.framework, source, dtype, instead) from None
 
 
 class NumpyBatching(IndexedBatching):
+    """Functions that split and join NumPy arrays, including masked arrays and other subclasses."""
+
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """In an array of their class, whose masks NumPy's functions drop, and dtype, which they change."""
+        """Join arrays without losing their class, mask or dtype, as NumPy's functions would."""
         first = next((x for x in arrays if isinstance(x, np.ma.MaskedArray)), arrays[0])
         values = on_host(arrays, axis, dtype=first.dtype)
         if type(first) is np.ndarray:
@@ -101,7 +112,7 @@ class NumpyBatching(IndexedBatching):
         return joined
 
     def output_buffer(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        # A subclass may hold more than its values, as a mask.
+        # A subclass may hold more than values, such as a mask.
         return np.empty(shape, part.dtype) if type(part) is np.ndarray else None
 
     def reinterpret(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -111,11 +122,15 @@ class NumpyBatching(IndexedBatching):
 
 
 class NumpyMemory(Memory):
+    """NumPy's out-of-memory errors."""
+
     def is_oom_text(self, text: str) -> bool:
         return re.match(_OOM, text) is not None
 
 
 class NumpyRuntime(Runtime):
+    """The array API namespace of NumPy."""
+
     observation = NumpyObservation()
 
     def array_namespace(self) -> Any:
@@ -125,8 +140,13 @@ class NumpyRuntime(Runtime):
 
 
 class NumpyFramework(Framework):
+    """NumPy, and its subclasses that have no mask.
+
+    Attributes:
+        classes: The classes of arrays that have nothing but their values. Plug-ins may add theirs.
+    """
+
     name = "numpy"
-    #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     respects_read_only = True
     devices = component(NumpyDevices)
@@ -137,7 +157,11 @@ class NumpyFramework(Framework):
     runtime = component(NumpyRuntime)
 
     def __init__(self, copied: Cause | None = None) -> None:
-        """``copied`` is the reason if the memory that another library handed out is a copy."""
+        """Create the framework.
+
+        Args:
+            copied: The reason why memory from another library is a copy; None if it is not.
+        """
         self._copied = copied
 
     def owns(self, x: Any) -> bool:
@@ -151,21 +175,26 @@ class NumpyFramework(Framework):
             return
         if is_sub_byte(dtype.name):
             raise sub_byte_dtype_error(self, dtype.name)
-        raise unsupported_dtype_error(self, dtype, *_instead_of(x))
+        raise unsupported_dtype_error(self, dtype, *_advice_for_elements(x))
 
     def _check_mask(self, x: np.ndarray) -> None:
-        """Refuse an array of a subclass that has a mask, which a view of its values would drop."""
+        """Raise for an array of a subclass with a mask, which a view of its values would drop."""
         if isinstance(x, np.ma.MaskedArray):
             names = x.dtype.names
             field = f"[{literal(repr(names[0]))}]" if names else ""
             instead = "its mask would be lost; pass {}, with a value of your choice, or {} and {} separately"
-            parts = f"{{x}}{field}.filled(0)", f"{{x}}{field}.data", f"np.ma.getmaskarray({{x}}{field})"
-            raise unsupported_array_error(self, "a masked array", instead, *parts)
+            expressions = (
+                f"{{x}}{field}.filled(0)",
+                f"{{x}}{field}.data",
+                f"np.ma.getmaskarray({{x}}{field})",
+            )
+            raise unsupported_array_error(self, "a masked array", instead, *expressions)
         what = f"an array of type {type(x).__qualname__}, which has a mask,"
         if x.dtype.names is None and has_attribute(x, "unmasked"):  # astropy's Masked
             instead = "its mask would be lost; pass {}, or {} and {} separately"
             raise unsupported_array_error(self, what, instead, "{x}.filled(0)", "{x}.unmasked", "{x}.mask")
-        if x.dtype.names is None and has_attribute(x, "mask"):  # a record array has its fields as attributes
+        # The fields of a record array are attributes, and one of them may have this name.
+        if x.dtype.names is None and has_attribute(x, "mask"):
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
             raise unsupported_array_error(self, what, instead, "{x}.view(np.ndarray)")
 
@@ -176,11 +205,11 @@ class NumpyFramework(Framework):
         return view.view(np.ndarray) if type(view) is not np.ndarray else view
 
     def cannot_view(self, view: np.ndarray) -> Cause | None:
-        return None  # NumPy views any strides, byte order and alignment, and can say read-only
+        return None  # NumPy supports any strides, byte order and alignment, and read-only views
 
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
-            return host_memory.compact(x)  # which the others can share, where it is large
+            return host_memory.contiguous_copy(x)  # aligned if it is large, so that others can share it
         return x.copy()
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
@@ -188,23 +217,23 @@ class NumpyFramework(Framework):
 
 
 def has_attribute(x: Any, name: str) -> bool:
-    """Return whether ``x`` has the attribute; true as well if reading it raises any other error."""
+    """Return whether an object has an attribute; also true if reading the attribute raises another error."""
     try:
         return hasattr(x, name)
-    except Exception:  # noqa: BLE001  # a property of somebody's class may raise anything
+    except Exception:  # noqa: BLE001  # a property of a third-party class may raise anything
         return True
 
 
-def _instead_of(x: Any) -> tuple[str, ...]:
-    """Return the advice for elements that are not numbers, and its expressions.
+def _advice_for_elements(x: Any) -> tuple[str, ...]:
+    """Return the text and the expressions of the advice for elements that are not numbers.
 
-    ``x`` may be a file, which is not read for it.
+    ``x`` may be an array in a file, which is not read for this.
     """
     kind = x.dtype.kind
     names = x.dtype.names
     values = "{x}" if isinstance(x, np.ndarray) else "{x}[...]"
     if kind in "Mm":
-        instead = "pass {}, which counts units of time, and has the least integer for NaT"
+        instead = "pass {}, which counts time units, with the smallest integer for NaT"
         return instead, f'{values}.astype("int64")'
     if names:
         return "convert its fields one at a time: {}", f"{values}[{literal(repr(names[0]))}]"
@@ -213,16 +242,18 @@ def _instead_of(x: Any) -> tuple[str, ...]:
         return instead, f"np.frombuffer({values}.tobytes(), np.uint8)"
     is_text = kind != "O" or (x.dtype.metadata or {}).get("vlen") in (str, bytes)  # h5py's strings
     if isinstance(x, np.ndarray) and _are_numbers(x):
-        what = "numeric objects, in which None becomes NaN" if kind == "O" else "texts that stand for numbers"
-        return f"it holds {what}; pass {{}}", "{x}.astype(float)"
+        if kind == "O":
+            return "it holds numeric objects; pass {}, in which None becomes NaN", "{x}.astype(float)"
+        return "it holds text that represents numbers; pass {}", "{x}.astype(float)"
     if not is_text:
         elements = f"{values.format(x='x')}.tolist()"
         return (f"not all of its elements are numbers; convert them with convert_tree({elements}, target)",)
-    return "its strings are not numbers; number them, {}", f"np.unique({values}, return_inverse=True)[1]"
+    numbers = f"np.unique({values}, return_inverse=True)[1]"
+    return "its strings are not numbers; pass the index of each distinct string, {}", numbers
 
 
 def _are_numbers(x: np.ndarray) -> bool:
-    """Return whether strings or objects can be cast to numbers; False for objects in memory of others.
+    """Return whether strings or objects can be cast to numbers; False for objects in foreign memory.
 
     An exporter may declare any bytes to be objects, and reading such an object crashes the process.
     """

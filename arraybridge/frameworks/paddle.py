@@ -1,4 +1,4 @@
-"""PaddlePaddle: tensors on CPU and CUDA."""
+"""PaddlePaddle: tensors on the CPU and on CUDA GPUs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from arraybridge.frameworks.base import (
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-# No uint16: Paddle takes its numbers for bfloat16.
+# Without uint16, because Paddle interprets its values as bfloat16.
 _DTYPES = dtype_names.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-# It has these dtypes, and no more than a cast for them: no slice and no sum.
+# Dtypes that Paddle can cast, but neither slice nor sum.
 _NO_KERNELS = ("uint32", "uint64")
 
 
 class PaddleInterchange(Interchange):
+    """Exchange of memory with Paddle."""
+
     def strides(self, x: Any) -> tuple[int, ...]:
         return tuple(step * x.element_size() for step in x.strides)
 
@@ -54,6 +56,8 @@ class PaddleInterchange(Interchange):
 
 
 class PaddleDevices(Devices):
+    """The devices of Paddle."""
+
     def device_of(self, x: Any) -> Device:
         place = x.place
         return Device("gpu", place.gpu_device_id()) if place.is_gpu_place() else CPU
@@ -63,12 +67,12 @@ class PaddleDevices(Devices):
 
     def missing_device_reason(self) -> str:
         if not paddle.is_compiled_with_cuda():
-            return "This Paddle is built for the CPU alone; install paddlepaddle-gpu."
-        return "Paddle finds no CUDA device; is the card's driver installed?"
+            return "This Paddle is built for the CPU only. Install paddlepaddle-gpu."
+        return "Paddle finds no CUDA device. Check that the NVIDIA driver is installed."
 
     def to_device(self, x: Any, device: Device) -> Any:
         place = paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
-        return x._copy_to(place, True)  # True: waits for it
+        return x._copy_to(place, True)  # True: block until the copy is complete
 
     @contextmanager
     def selected(self, device: Device) -> Iterator[None]:
@@ -84,6 +88,8 @@ class PaddleDevices(Devices):
 
 
 class PaddleMemory(Memory):
+    """Paddle's memory on GPUs, and its out-of-memory errors."""
+
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
 
@@ -103,6 +109,8 @@ class PaddleMemory(Memory):
 
 
 class PaddleBatching(IndexedBatching):
+    """Functions that split tensors, also those with dtypes that Paddle cannot slice."""
+
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         if self.framework.dtype_name(x) not in _NO_KERNELS:
             return super().slice_axis(x, axis, start, stop)
@@ -111,6 +119,8 @@ class PaddleBatching(IndexedBatching):
 
 
 class PaddleFramework(Framework):
+    """Paddle, with dense tensors."""
+
     name = "paddle"
     modules = ("paddle",)
     dtypes = _DTYPES
@@ -139,7 +149,7 @@ class PaddleFramework(Framework):
         return int(x.size) * int(x.element_size())
 
     def to_host(self, x: Any) -> np.ndarray:
-        return host_memory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+        return host_memory.aligned_copy(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
     def copy(self, x: Any) -> Any:
         return self.devices.to_device(x, self.devices.device_of(x))
@@ -152,16 +162,18 @@ class PaddleFramework(Framework):
 
 
 class PaddleAutodiff(autodiff.Autodiff):
+    """Paddle in the roles of caller and callee."""
+
     def requires_grad(self, x: Any) -> bool:
         return not x.stop_gradient
 
     def detach(self, x: Any) -> Any:
         return x.detach()
 
-    def follows(self, x: Any) -> bool:
+    def is_tracked(self, x: Any) -> bool:
         return not x.stop_gradient and paddle.is_grad_enabled()
 
-    def stays_in_thread(self, x: Any) -> bool:
+    def is_bound_to_thread(self, x: Any) -> bool:
         return False
 
     def span(self, x: Any) -> autodiff.Extent:
@@ -174,16 +186,16 @@ class PaddleAutodiff(autodiff.Autodiff):
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearize(arrays)
-        # Paddle looks whether a tensor was written to for its own operations alone.
+        # Paddle detects modified tensors only for its own operations.
         read_again = set(map(id, operation.read_again(results, linear)))
         results = [y.clone() if id(y) in read_again else y for y in results]
-        if not any(operation.active) or not any(map(self.is_smooth, results)):
+        if not any(operation.active) or not any(map(self.is_differentiable, results)):
             return results
         versions = list(map(self.version, arrays))
 
         def pull_back(cotangents: tuple[Any, ...]) -> list[Any]:
             if versions != list(map(self.version, arrays)):
-                raise autodiff.writes_to_argument(operation.label)
+                raise autodiff.modified_argument_error(operation.label)
             _engine.runs = True
             try:
                 return _joined(operation.gradients(arrays, cotangents, linear), operation.active)
@@ -191,40 +203,40 @@ class PaddleAutodiff(autodiff.Autodiff):
                 _engine.runs = False
 
         def guard(_: Any) -> None:
-            # backward() drops what a PyLayer keeps, with retain_graph=True too, and reads it the next time,
-            # which would end the process.
+            # backward() frees the context of a PyLayer even with retain_graph=True. The next backward() reads
+            # it, which would crash the process.
             if alive() is None:
                 raise GradientError(
-                    "Paddle can run backward() once through a PyLayer, which this is, also with"
+                    "Paddle can run backward() only once through a PyLayer such as this function, even with"
                     " retain_graph=True.",
                     target_type="paddle",
                     reason="a second backward()",
-                    advice="Use paddle.grad(..., retain_graph=True) until the last one, or call the function"
-                    " again.",
+                    advice="Use paddle.grad(..., retain_graph=True) for all but the last pass, or call the"
+                    " function again.",
                     place=f"{label}()",
                 )
 
         alive = weakref.ref(pull_back)
         label = operation.label
-        constant = [y for y in results if not self.is_smooth(y)]
+        constant = [y for y in results if not self.is_differentiable(y)]
         inputs = _joined(arrays, operation.active)
-        # As iterators, since tensors among the arguments would be written to.
+        # Passed as iterators, because PyLayer modifies tensors among its arguments.
         results = _AppliedLayer.apply(pull_back, iter(results), iter(constant), *inputs)
         for y in results:
             if not y.stop_gradient:
                 y.register_hook(guard)
-        # A PyLayer runs the hooks of its results and ignores what they give; those of a view count.
+        # Paddle ignores the values that hooks of a PyLayer's results return, but not those of a view's hooks.
         return [y if y.stop_gradient else y.transpose(list(range(y.ndim))) for y in results]
 
     def linearize(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         with paddle.enable_grad():
-            # Inside of a pullback that is differentiated itself, they are part of a graph.
+            # In a pullback that is differentiated itself, the arguments are part of a graph.
             inner = any(not x.stop_gradient for x in arrays)
             arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
-        inputs = autodiff.picked(arrays, active)
+        inputs = autodiff.select(arrays, active)
         pull = functools.partial(_pull, results, inputs, inner)
         return results, autodiff.Linear(pull, _captured(results, inputs))
 
@@ -236,20 +248,21 @@ class PaddleAutodiff(autodiff.Autodiff):
 
 
 def _leaf(x: Any) -> Any:
-    """The same memory, to be differentiated from here on."""
+    """Return a tensor of the same memory that starts a new graph."""
     x = x.detach()
     x.stop_gradient = False
     return x
 
 
 def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
-    """The arguments that get gradients, or their gradients: one tensor of each dtype.
+    """Return the active arrays as one flat tensor per dtype.
 
-    Such a one stands for them in Paddle's graph: `paddle.grad` for some of a PyLayer's arguments fails, since
-    the layer is not told for which; the gradient of `paddle.concat` is.
+    These tensors represent them in Paddle's graph. A PyLayer is not informed which of its arguments need
+    gradients, so that `paddle.grad` fails for some of them. The gradient of `paddle.concat` has this
+    information.
     """
     groups: dict[Any, list[Any]] = {}
-    for x in autodiff.picked(arrays, active):
+    for x in autodiff.select(arrays, active):
         groups.setdefault(x.dtype, []).append(x.reshape([-1]))
     return [first if not more else paddle.concat([first, *more]) for first, *more in groups.values()]
 
@@ -269,13 +282,16 @@ class _AppliedLayer(PyLayer):  # type: ignore[misc]  # paddle is Any here
         return tuple(ctx.pull_back(cotangents))
 
 
-# In ``runs``: whether a backward pass of Paddle has come to another framework, in this thread.
+# ``runs`` states whether a backward pass of Paddle currently runs another framework in this thread.
 _engine = threading.local()
 
 
 def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[Any]) -> list[Any]:
-    """By the graph; ``inner`` says that it is part of one that is differentiated itself."""
-    sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
+    """Return the gradients of ``inputs`` through the graph.
+
+    ``inner`` states whether the graph is part of one that is differentiated itself.
+    """
+    sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad raises for a result that occurs twice
     for y, c in zip(outputs, cotangents, strict=True):
         if c is not None and not y.stop_gradient:
             sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
@@ -283,11 +299,11 @@ def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[A
         return list(map(paddle.zeros_like, inputs))
     if getattr(_engine, "runs", False):
         raise GradientError(
-            "a backward pass of Paddle has come to another one, through a function of another framework"
-            " that calls one of Paddle, which would end the process.",
+            "a backward pass of Paddle started another one, through a function of another framework that"
+            " calls a Paddle function. This would crash the process.",
             target_type="paddle",
-            reason="a backward within a backward",
-            advice="Call that one directly.",
+            reason="a nested backward pass",
+            advice="Call the Paddle function directly.",
         )
     outputs, cotangents = map(list, zip(*sums.values(), strict=True))
     create_graph = inner or any(not c.stop_gradient for c in cotangents)
@@ -299,7 +315,7 @@ def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[A
 
 
 def _captured(outputs: list[Any], inputs: list[Any]) -> str:
-    # They would get no gradient, in silence.
+    """Return a description of a captured tensor, which would get no gradient; ``""`` if there is none."""
     seen = {x.grad_fn.node_ptr() for x in inputs}
     nodes = [y.grad_fn for y in outputs if not y.stop_gradient]
     while nodes:
@@ -307,7 +323,7 @@ def _captured(outputs: list[Any], inputs: list[Any]) -> str:
         if node.node_ptr() in seen:
             continue
         if node.name() == "GradNodeAccumulation":
-            return "a trainable tensor that is none of its arguments (its values are x.detach())"
+            return "a trainable tensor that is not one of its arguments (its values are x.detach())"
         seen.add(node.node_ptr())
         nodes.extend(n for n in node.next_functions if n is not None)
     return ""

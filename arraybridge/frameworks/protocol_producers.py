@@ -1,7 +1,8 @@
-"""Arrays of libraries that arraybridge does not know, through the protocols that they offer."""
+"""Arrays of unknown libraries, which are converted through the array protocols that they support."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,38 +10,39 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, error_text
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
-from arraybridge.frameworks.base import CPU, Framework, refusals, unsupported_array_error
+from arraybridge.frameworks.base import CPU, Framework, conversion_errors, unsupported_array_error
 from arraybridge.frameworks.non_array_advice import advice_for
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [
     "FOREIGN_HOST",
+    "check_readable_without_copy",
     "framework_of_producer",
+    "importer",
     "is_protocol_producer",
     "is_on_gpu",
     "offers_on_instance",
     "opener",
-    "check_readable_without_copy",
-    "unknown_array",
+    "unknown_array_error",
 ]
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 
-# DLPack device types: kDLCPU, kDLCUDAHost (pinned), kDLROCMHost can be read by the processor.
+# DLPack device types that the CPU can read: kDLCPU, kDLCUDAHost (pinned) and kDLROCMHost.
 _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
 #: The frameworks that read CUDA memory of any library, in the order in which they are tried.
 _CUDA_READERS = ("cupy", "torch")
 
 
-#: Host memory of other libraries, once it was opened as a NumPy array.
+#: The framework of foreign host memory that was opened as a NumPy array.
 FOREIGN_HOST = NumpyFramework()
 
 
 class _Fetched(NumpyFramework):
-    """NumPy arrays that a producer's library copied to the host on request; nothing else refers to them."""
+    """NumPy arrays that a producer's library copied to the host, and that nothing else refers to."""
 
     def to_host(self, x: np.ndarray) -> np.ndarray:
         return x
@@ -52,29 +54,37 @@ _SCALAR = NumpyFramework(Cause(Reason.NUMPY_SCALAR))
 
 
 def is_protocol_producer(x: Any) -> bool:
-    """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
+    """Return whether ``x`` supports an array protocol. NumPy scalars do if they are numbers."""
     if issubclass(type(x), (type, *_NO_NUMBERS)):
         return False
-    return any(offers(x, protocol) for protocol in _PROTOCOLS)
+    return any(offers(x, protocol) for protocol in _PROTOCOLS) and not _is_arrow_without_numbers(x)
+
+
+def _is_arrow_without_numbers(x: Any) -> bool:
+    """Return whether ``x`` is a pyarrow array without numbers, which still offers ``__dlpack__``."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is None or not issubclass(type(x), getattr(pyarrow, "Array", ())):
+        return False
+    return not (pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type))
 
 
 def offers(x: Any, protocol: str) -> bool:
-    """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
+    """Return whether ``x`` or its class has an attribute, without calling ``__getattr__``."""
     try:
         return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
     except (RecursionError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001  # of the object's own attributes
+    except Exception:  # noqa: BLE001  # attributes of third-party objects may raise anything
         return False
 
 
 def offers_on_instance(x: Any) -> bool:
-    """Whether ``x`` offers an array protocol that others of its class may lack."""
+    """Return whether ``x`` supports an array protocol that other instances of its class may not support."""
     return any(offers(x, protocol) and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
 
 
 def is_on_gpu(x: Any) -> bool:
-    """Whether the memory of a foreign array is CUDA's."""
+    """Return whether the memory of a foreign array is CUDA memory."""
     kind = None if isinstance(x, np.generic) else _dlpack_kind(x)
     if kind is not None:
         return kind in _CUDA_TYPES
@@ -82,7 +92,7 @@ def is_on_gpu(x: Any) -> bool:
 
 
 def _dlpack_kind(x: Any) -> int | None:
-    """DLPack's number for the kind of memory; None where the array does not tell."""
+    """Return the DLPack device type of an array; None if it does not report one."""
     if not offers(x, "__dlpack_device__"):
         return None
     try:
@@ -97,10 +107,10 @@ def _dlpack_kind(x: Any) -> int | None:
 
 
 def framework_of_producer(x: Any) -> tuple[Framework, Any]:
-    """How to treat an object that offers an array protocol: its framework, and the array to read.
+    """Return the framework and the readable array for an object that supports an array protocol.
 
     Raises:
-        ArrayNotSupportedError: its memory is of a kind that nothing here can read.
+        ArrayNotSupportedError: If no framework here can read its memory.
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
@@ -118,8 +128,8 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
             return _fetched(x, kind)
         return reader, reader.interchange.import_from(x, FOREIGN_HOST, CPU)
     try:
-        of_numpy = offers(x, "__array_interface__")
-        return FOREIGN_HOST, np.asarray(x) if of_numpy else dlpack_capsules.from_dlpack(x)
+        has_interface = offers(x, "__array_interface__")
+        return FOREIGN_HOST, np.asarray(x) if has_interface else dlpack_capsules.from_dlpack(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
         raise unsupported_array_error(
@@ -128,16 +138,16 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
-    """``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
+    """Return ``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
     failed: Exception | None = None
     instead = "install cupy or torch, which can read it"
     for name in _CUDA_READERS:
-        target = registry.usable(name)
+        target = registry.load_or_none(name)
         if target is None:
             continue
         try:
             return target, target.interchange.import_from(x, FOREIGN_HOST, CPU)
-        except refusals(target) as error:
+        except conversion_errors(target) as error:
             if failed is None:
                 instead = f"{name} cannot read it here ({error_text(error)}); copy it to the host first"
                 failed = error
@@ -152,9 +162,9 @@ def _reader_of(kind: int) -> Framework | None:
 # -- producers on devices that no framework here reads ---------------------------------------------------
 
 _HOST = (1, 0)
-# Keyword arguments of `__dlpack__`, the newest form first: array API 2024, 2023, and producers that
+# Keyword arguments of `__dlpack__`, the newest standard first: array API 2024, 2023, and producers that
 # cannot copy on request.
-_WISHES: tuple[dict[str, Any], ...] = (
+_REQUESTS: tuple[dict[str, Any], ...] = (
     {"dl_device": _HOST, "copy": True, "max_version": (1, 0)},
     {"dl_device": _HOST, "copy": True},
     {"dl_device": _HOST, "max_version": (1, 0)},
@@ -165,19 +175,19 @@ _WISHES: tuple[dict[str, Any], ...] = (
 def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
     """Return a copy of ``x`` in host memory, made by the producer's own library.
 
-    The request says ``copy=True``, because a producer with unified memory may otherwise share it. If the
+    The request has ``copy=True``, because a producer with unified memory may otherwise share it. If the
     capsule does not state that it holds a copy, its values are copied here.
     """
     failed: Exception | None = None
-    for wish in _WISHES if offers(x, "__dlpack__") else ():
+    for request in _REQUESTS if offers(x, "__dlpack__") else ():
         try:
-            capsule = x.__dlpack__(**wish)
+            capsule = x.__dlpack__(**request)
             if dlpack_capsules.device_type_of(capsule) not in _HOST_TYPES:
                 failed = failed or BufferError("it returned memory that is not on the host")
                 continue
             is_copy = dlpack_capsules.is_copied(capsule)
             view = dlpack_capsules.from_any_capsule(capsule)
-            memory = read_only.writable_alias(view) if is_copy else host_memory.compact(view)
+            memory = read_only.writable_alias(view) if is_copy else host_memory.contiguous_copy(view)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  # third-party code may raise anything
@@ -198,7 +208,7 @@ def _named(kind: int) -> str:
 
 
 def check_readable_without_copy(x: Any, target: str) -> None:
-    """Raise `CopyRequiredError` if ``x`` could only be read by a copy that its own library makes."""
+    """Raise `CopyRequiredError` if ``x`` could only be read through a copy that its own library makes."""
     if isinstance(x, np.generic) or not is_protocol_producer(x):
         return
     kind = _dlpack_kind(x)
@@ -217,10 +227,10 @@ def check_readable_without_copy(x: Any, target: str) -> None:
 
 
 def _is_readable(kind: int) -> bool:
-    """Whether a framework here reads memory of this DLPack device type."""
+    """Return whether a framework here reads memory of this DLPack device type."""
     if kind not in _CUDA_TYPES:
         return _reader_of(kind) is not None
-    readers = (registry.usable(name) for name in _CUDA_READERS)
+    readers = (registry.load_or_none(name) for name in _CUDA_READERS)
     return any(one is not None and any(d.kind == "gpu" for d in one.devices.available()) for one in readers)
 
 
@@ -236,23 +246,47 @@ def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
         return None if hasattr(cls, "__dlpack_device__") else np.asarray
     if not hasattr(cls, "__dlpack_device__"):
         return None
-    # NumPy imports neither bfloat16 nor float8, and its error costs more than the import of the capsule.
+    # NumPy imports neither bfloat16 nor float8, and its exception takes longer than importing the capsule.
     return _open_extended if opened.dtype.isbuiltin == 2 else _open_host_memory
 
 
 def _open_host_memory(x: Any) -> np.ndarray:
-    return _open(x, np.from_dlpack)
+    opened: np.ndarray = _open(x, np.from_dlpack)
+    return opened
 
 
 def _open_extended(x: Any) -> np.ndarray:
-    return _open(x, _import_extended)
+    opened: np.ndarray = _open(x, _import_extended)
+    return opened
 
 
 def _import_extended(x: Any) -> np.ndarray:
-    return dlpack_capsules.from_extended(x.__dlpack__())
+    return dlpack_capsules.from_any_capsule(dlpack_capsules.export(x))
 
 
-def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:
+def importer(opened: Callable[[Any], np.ndarray], target: Framework) -> Callable[[Any], Any] | None:
+    """Return a function that imports arrays of extended dtypes without a NumPy view; None if there is none.
+
+    The view takes as long as the import by PyTorch. The function raises `NotImplementedError` for others.
+    """
+    import_from = target.fast_path.fast_import
+    if opened is not _open_extended or import_from is None or not target.mutable or target.alignment > 1:
+        return None
+
+    def import_writable(x: Any) -> Any:
+        return import_from(_open(x, _export_writable))
+
+    return import_writable
+
+
+def _export_writable(x: Any) -> Any:
+    exported = dlpack_capsules.export(x)
+    if not dlpack_capsules.is_writable_extended(exported):
+        raise NotImplementedError
+    return exported
+
+
+def _open(x: Any, read: Callable[[Any], Any]) -> Any:
     try:
         if x.__dlpack_device__()[0] == 1:
             return read(x)
@@ -263,12 +297,12 @@ def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:
     raise NotImplementedError
 
 
-# -- what is no array ------------------------------------------------------------------------------------
+# -- other objects ---------------------------------------------------------------------------------------
 
 
-def unknown_array(x: Any) -> UnknownArrayError:
-    """Return the error for an object that is not an array, with what would help."""
+def unknown_array_error(x: Any) -> UnknownArrayError:
+    """Return the error for an object that is not an array, with advice."""
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
-        f"an object of type {cls} is no array", reason=f"{cls} is no array", advice=advice_for(x)
+        f"an object of type {cls} is not an array", reason=f"{cls} is not an array", advice=advice_for(x)
     )

@@ -1,4 +1,4 @@
-"""Objects that export memory by an array protocol alone."""
+"""Objects that export memory through a single array protocol."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import Any
 
 
 class Exported:
-    """Memory by an array protocol alone: an attribute of that name; ``owner`` has to live as long as it."""
+    """Memory that is exported through array protocols, each an attribute of that name.
+
+    Attributes:
+        owner: An object that must live as long as the memory is used.
+    """
 
     def __init__(self, owner: Any = None, **protocols: Any) -> None:
         self.owner = owner
@@ -14,9 +18,9 @@ class Exported:
 
 
 class Importable:
-    """A capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
+    """A DLPack capsule in the form that ``from_dlpack`` functions accept. It ignores the requested stream.
 
-    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.
+    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for CUDA device ``i``.
     """
 
     def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:

@@ -1,11 +1,11 @@
-"""Classify messages of the status RESOURCE_EXHAUSTED, which TensorFlow and JAX share."""
+"""Classification of RESOURCE_EXHAUSTED messages, which TensorFlow and JAX share."""
 
 from __future__ import annotations
 
 import re
 
 _MEMORY = re.compile(r"\bOOM\b|memory|alloc|\bHBM\b", re.IGNORECASE)
-# Limits of files, messages and kernels. Freeing caches or splitting the batch does not help.
+# Limits of files, messages and kernels, for which neither freeing caches nor splitting the batch helps.
 _OTHER_RESOURCE = re.compile(
     r"Disk quota exceeded|No space left on device|Too many open files|Too many links|Too many users"
     r"|No buffer space available|Out of streams resources|message larger than max"
@@ -16,10 +16,13 @@ _OTHER_RESOURCE = re.compile(
 
 
 def is_memory(text: str) -> bool:
-    """Return whether a message is about memory that recovery can free."""
+    """Return whether a message is about memory that out-of-memory recovery can free."""
     return not is_other(text) and _MEMORY.search(text) is not None
 
 
 def is_other(text: str) -> bool:
-    """Return whether a message names a resource that recovery cannot free. A message can be neither."""
+    """Return whether a message names a resource that recovery cannot free.
+
+    A message can match neither function.
+    """
     return _OTHER_RESOURCE.search(text) is not None

@@ -1,1 +1,1 @@
-"""Memory: recover when it runs out, give caches back, see who holds what, move data fast."""
+"""Memory management: recovery from out-of-memory errors, caches, statistics, pools and shared memory."""

@@ -1,7 +1,6 @@
-"""Give caches back, select a device everywhere, and let frameworks share one card.
+"""Functions that free caches, select a GPU in all frameworks, and let frameworks share one GPU.
 
-Nothing here imports a framework, and nothing opens an accelerator that the process has not opened yet;
-`gpu_context` and `share_gpu_memory`, which are about to use one, are the exceptions.
+They import no framework and open no accelerator, except for `gpu_context` and `share_gpu_memory`.
 """
 
 from __future__ import annotations
@@ -39,42 +38,52 @@ __all__ = [
     "share_gpu_memory",
 ]
 
-#: Caches of arraybridge's own, which `release_caches` empties: functions from a device (None: all) and the
-#: name of a framework (None: all) to the bytes that they gave back.
+#: Functions that empty the caches of this package. Each takes a device (None: all) and the name of a
+#: framework (None: all), and returns the number of bytes freed.
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
 class SharedPoolError(MemoryConversionError, RuntimeError):
-    """CuPy cannot draw from another framework's memory now; the message says why."""
+    """CuPy holds memory of its own pool, so it cannot use PyTorch's pool.
+
+    Also a ``RuntimeError``. Call `share_gpu_memory` before the first CuPy array::
+
+        arraybridge.share_gpu_memory("torch")
+        x = cupy.zeros(3)
+    """
 
 
-# -- giving back -------------------------------------------------------------------------------------
+# -- freeing caches ----------------------------------------------------------------------------------
 
 
 def free_memory(
     framework: FrameworkLike | None = None, gpu_id: int | None = None, *, compiled: bool = False
 ) -> int:
-    """Give the caches of every loaded framework back to the system, and return the bytes given back.
+    """Free the caches of every loaded framework, and return the number of bytes freed.
 
-    What arrays hold stays; what nobody refers to any more is collected first. PyTorch gives back its cached
-    blocks and its pinned host memory, CuPy both of its pools, and every `BufferPool` its idle arrays.
-    JAX keeps what it has taken from a card, but for the memory of compiled programs, if asked.
-    TensorFlow gives back nothing before the process ends (`coexist` makes it take less), and
-    pyclesperanto, like NumPy, keeps no cache.
+    Arrays keep their memory. Garbage is collected first. PyTorch frees its cached blocks and its pinned host
+    memory, CuPy frees both of its pools, and every `BufferPool` drops its idle arrays. JAX frees only the
+    memory of compiled programs, with ``compiled=True``. TensorFlow frees no memory before the process ends;
+    call `coexist` to limit how much it reserves. pyclesperanto and NumPy have no cache.
 
     Args:
-        framework: only that one. It is not imported: one that is not loaded holds nothing.
-        gpu_id: only that accelerator, counted as each framework counts; None: all of them.
-        compiled: drop compiled programs too (JAX's, and CuPy's plans of Fourier transforms); the next
-            calls compile again.
+        framework: The only framework whose caches are freed. It is not imported. Defaults to None: all
+            loaded frameworks.
+        gpu_id: The number of the accelerator, as each framework counts. Defaults to None: all accelerators.
+        compiled: Whether to drop compiled programs as well: those of JAX, and CuPy's plans of Fourier
+            transforms. The next calls compile again. Defaults to False.
+
+    Returns:
+        The number of bytes freed.
 
     Raises:
-        UnknownFrameworkError: no framework of that name is known.
-        DeviceNotFoundError: no loaded framework has that accelerator.
-        ValueError: ``gpu_id`` is negative, a bool or a float.
+        UnknownFrameworkError: If no framework of that name is known.
+        DeviceNotFoundError: If no loaded framework has that accelerator.
+        ValueError: If ``gpu_id`` is negative, a bool or a float.
 
-    >>> free_memory() >= 0
-    True
+    Example:
+        >>> free_memory() >= 0
+        True
     """
     name = None if framework is None else registry.framework_name(framework)
     index = gpu_number("free_memory", gpu_id)
@@ -85,7 +94,7 @@ def free_memory(
 
 
 def _freed(framework: str | None, gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` as arraybridge 0.2 to 0.5 calls it: ``device_id`` is ``gpu_id``, and misses no card."""
+    """Call `free_memory` as in arraybridge 0.2 to 0.5: a ``device_id`` without a device frees nothing."""
     if device_id is None:
         return free_memory(framework, gpu_id)
     try:
@@ -103,9 +112,9 @@ cleanup_torch_gpu = partial(_freed, "torch")
 
 
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
-    """Collect garbage, then free the caches of these frameworks; returns the bytes given back."""
+    """Collect garbage, free the caches of these frameworks, and return the number of bytes freed."""
     gc.collect()
-    gpu_memory.block_until_ready()  # what frameworks have lent one another, and is read no more
+    gpu_memory.block_until_ready()  # memory shared between frameworks may still be in use by a stream
     freed = 0
     for one in frameworks:
         device = None if index is None else one.devices.accelerator(index)
@@ -115,23 +124,29 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
     return freed
 
 
-def gpu_number(who: str, gpu_id: GpuId) -> int | None:
-    """The number of an accelerator, for functions that mean one or all of them.
+def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
+    """Return the number of an accelerator, or None, for functions that act on one or on all of them.
+
+    Args:
+        caller: The name of the function, for the message.
+        gpu_id: The number, or None.
 
     Raises:
-        ValueError: it is ``"auto"``, negative, a bool or a float.
+        ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
     """
     index = check_gpu_id(gpu_id)
     if isinstance(index, str):
-        raise ValueError(f"{who}(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
+        raise ValueError(
+            f"{caller}() does not accept gpu_id='auto'. Pass least_used_gpu(), a number or None."
+        )
     return index
 
 
 def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framework]:
-    """The frameworks that have that accelerator.
+    """Return the frameworks that have that accelerator.
 
     Raises:
-        DeviceNotFoundError: none has, and the settings do not send the work to the host.
+        DeviceNotFoundError: If none has it and `settings` do not select the host instead.
     """
     devices = {one: one.devices.visible_devices() for one in frameworks}
     owners = [one for one in frameworks if one.devices.accelerator(index) in devices[one]]
@@ -143,34 +158,37 @@ def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framew
         f"{reason}{have and f': {have}'}.",
         reason=reason,
         code=Reason.NO_DEVICE,
-        advice="Pass gpu_id of one that is there, or None; or opt in to the host with"
+        advice="Pass the gpu_id of an available accelerator, or None. To use the host instead, call"
         ' settings(missing_gpu="host").',
     )
 
 
-# -- one device everywhere ---------------------------------------------------------------------------
+# -- selecting a GPU ---------------------------------------------------------------------------------
 
 
 @contextmanager
 def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     """Make accelerator ``gpu_id`` the current one of every loaded framework, inside a ``with`` block.
 
-    On leaving, also by an exception, each framework gets its own choice back, and the caches of that
-    accelerator are freed. A framework that has no such accelerator (a build for the CPU) stays as it is.
+    When the block ends, also by an exception, the previous accelerator of each framework is restored and the
+    caches of this accelerator are freed. Frameworks without this accelerator, such as CPU builds, are left
+    unchanged.
 
     Args:
-        gpu_id: its number; None changes nothing and frees the caches of all.
+        gpu_id: The number of the accelerator. None selects nothing, and frees the caches of all accelerators
+            when the block ends.
 
     Yields:
-        the number, as an int; None for None.
+        The number as an int, or None.
 
     Raises:
-        DeviceNotFoundError: no loaded framework has it.
-        ValueError: ``gpu_id`` is negative, a bool or a float.
+        DeviceNotFoundError: If no loaded framework has the accelerator.
+        ValueError: If ``gpu_id`` is negative, a bool or a float.
 
-    >>> with gpu_context(None) as gpu_id:
-    ...     gpu_id is None
-    True
+    Example:
+        >>> with gpu_context(None) as gpu_id:
+        ...     gpu_id is None
+        True
     """
     index = gpu_number("gpu_context", gpu_id)
     frameworks = loaded()
@@ -182,24 +200,30 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
         yield index
 
 
-# -- sharing one card --------------------------------------------------------------------------------
+# -- sharing one GPU ---------------------------------------------------------------------------------
 
 
 def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
-    """Let CuPy draw from PyTorch's pool, so that what one of them frees the other can use.
+    """Make CuPy allocate from PyTorch's pool, so that each can use the memory that the other frees.
 
-    For the whole process, from now on. PyTorch's allocator learns the stream on which CuPy asks, and keeps
-    each block on that stream, as CuPy's own pool does.
+    It applies to the whole process, from this call on. PyTorch's allocator reuses each block only on
+    the stream on which CuPy requested it, as CuPy's own pool does.
+
+    Args:
+        framework: The framework whose pool CuPy uses. Only ``"torch"`` is supported. Defaults to ``"torch"``.
 
     Raises:
-        FrameworkNotInstalledError: CuPy or PyTorch is missing.
-        DeviceNotFoundError: PyTorch has no CUDA card here.
-        SharedPoolError: CuPy holds memory of its own already: its arrays would have two owners.
-        ValueError: another framework than PyTorch is named.
+        FrameworkNotInstalledError: If CuPy or PyTorch is missing.
+        DeviceNotFoundError: If PyTorch has no CUDA device.
+        SharedPoolError: If CuPy has already allocated memory from its own pool.
+        ValueError: If ``framework`` is not PyTorch.
+
+    Example:
+        >>> share_gpu_memory("torch")  # doctest: +SKIP
     """
     name = registry.framework_name(framework)
     if not registry.metadata_of(name).has_allocator:
-        raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {name!r}")
+        raise ValueError(f"CuPy cannot use the memory pool of {name!r}. Pass 'torch'.")
     owner: Any = registry.framework(name)
     cupy: Any = registry.framework("cupy")
     owner.devices.find_device(Device("gpu", 0))
@@ -207,17 +231,22 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         cupy.use_allocator(*owner.allocator())
     except RuntimeError as error:
         raise SharedPoolError(
-            f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"
-            " CuPy array is made, or free those arrays and call free_memory('cupy') first."
+            f"CuPy can no longer switch to PyTorch's memory: {error}. Call share_gpu_memory() before you"
+            " create the first CuPy array, or delete all CuPy arrays and call free_memory('cupy') first."
         ) from error
 
 
 class Coexistence(NamedTuple):
-    """What `coexist` did; it prints as one line for each variable.
+    """The result of `coexist`; it prints one line per variable.
 
     Attributes:
-        environment: the variables that it set, with their values.
-        too_late: frameworks that had opened their devices already and read the variables no more.
+        environment: The environment variables that were set, with their values.
+        too_late: The frameworks that had already initialized their devices.
+
+    Example:
+        >>> print(Coexistence({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, ("jax",)))
+        XLA_PYTHON_CLIENT_PREALLOCATE=false
+        too late for jax
     """
 
     environment: dict[str, str]
@@ -229,40 +258,45 @@ class Coexistence(NamedTuple):
 
 
 def coexistence(fraction: float | None = None) -> dict[str, str]:
-    """The environment variables that `coexist` sets."""
+    """Return the environment variables that `coexist` sets."""
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if fraction is not None:
         if isinstance(fraction, bool) or not isinstance(fraction, Real):
-            raise TypeError(f"fraction={fraction!r} must be a number over 0, at most 1, or None")
+            raise TypeError(f"fraction={fraction!r} must be a number above 0 and at most 1, or None.")
         if not 0 < fraction <= 1:
-            raise ValueError(f"fraction={fraction!r} is no share of a card; pass a number over 0, at most 1")
+            raise ValueError(f"fraction={fraction!r} is out of range. Pass a number above 0 and at most 1.")
         chosen["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:g}"
         chosen["CUPY_GPU_MEMORY_LIMIT"] = f"{100 * fraction:g}%"
     return chosen
 
 
 def coexist(fraction: float | None = None) -> Coexistence:
-    """Stop JAX and TensorFlow from taking a whole card, so that several frameworks fit on it.
+    """Stop JAX and TensorFlow from reserving a whole GPU, so that several frameworks can use it.
 
     Sets the environment variables that frameworks read when they open their devices, for this process and
-    those that it starts. Call it before any is used; when one has opened its devices, a warning says so.
+    for its child processes. Call it before you use any framework.
 
     Args:
-        fraction: at most this share of a card for each of JAX and CuPy (0 < fraction <= 1); None: as much as
-            they need. PyTorch takes it by ``torch.cuda.set_per_process_memory_fraction``, TensorFlow not.
+        fraction: The largest fraction of a GPU's memory for each of JAX and CuPy (0 < fraction <= 1). For
+            PyTorch, call ``torch.cuda.set_per_process_memory_fraction``; TensorFlow has no such limit.
+            Defaults to None, which sets no limit.
 
     Returns:
-        What was set, and for which frameworks it came too late.
+        The variables that were set, and the frameworks for which the call came too late.
+
+    Warns:
+        RuntimeWarning: If a framework has already opened its devices.
 
     Raises:
-        TypeError: ``fraction`` is no number.
-        ValueError: it is no share.
+        TypeError: If ``fraction`` is not a number.
+        ValueError: If ``fraction`` is out of range.
 
-    >>> print(coexist().environment["XLA_PYTHON_CLIENT_PREALLOCATE"])
-    false
+    Example:
+        >>> print(coexist().environment["XLA_PYTHON_CLIENT_PREALLOCATE"])
+        false
     """
     chosen = coexistence(fraction)
-    if fraction is not None:  # JAX refuses to start when it finds both names
+    if fraction is not None:  # JAX raises an error at startup if both names are set
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
     readers = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "jax",
@@ -278,8 +312,8 @@ def coexist(fraction: float | None = None) -> Coexistence:
     os.environ.update(chosen)
     if latecomers:
         warnings.warn(
-            f"coexist() came too late for {' and '.join(latecomers)}, which had opened their devices"
-            " already and may have taken the whole card; call it first in the program, before they are used",
+            f"coexist() came too late for {' and '.join(latecomers)}: the devices are already open, and the"
+            " whole GPU may be reserved. Call it at the start of the program, before you use any framework.",
             RuntimeWarning,
             stacklevel=2,
         )

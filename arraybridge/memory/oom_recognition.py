@@ -37,7 +37,7 @@ _EXCEPTION_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>(?s:.*))|
 
 # Class names in printed tracebacks that mean out of memory, regardless of their message.
 _MEMORY_ERRORS = frozenset({"MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "OutOfMemoryError"})
-# Class names of errors that are out of memory only if their message says so.
+# Class names of errors that are out of memory only if their message matches.
 _GENERAL_ERRORS = frozenset(
     {
         *("RuntimeError", "AcceleratorError", "JaxRuntimeError", "XlaRuntimeError"),
@@ -64,8 +64,15 @@ def is_oom_error(error: BaseException) -> bool:
     ``raise … from None`` does not count. The message of a ValueError, KeyError or AssertionError is ignored.
     Only frameworks that the process has imported are checked; this function imports none.
 
-    >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
-    (True, False)
+    Args:
+        error: Any exception.
+
+    Returns:
+        True if the error, or one that it wraps, is an out-of-memory error.
+
+    Example:
+        >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
+        (True, False)
     """
     return is_oom(error, None)
 
@@ -134,7 +141,7 @@ def _is_known(error: BaseException) -> bool:
         try:
             if framework.memory.is_oom(error):
                 return True
-        except Exception:  # the framework reads an error whose __str__ raises
+        except Exception:  # a framework calls str(error), which may raise for third-party classes
             if text_of(error) is not None:
                 raise
     return False

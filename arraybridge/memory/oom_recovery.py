@@ -1,7 +1,7 @@
-"""When memory runs out: tell it from other errors, clean up and try again, and go on in smaller parts.
+"""Recovery from out-of-memory errors: free caches and retry, then continue in smaller parts.
 
-An attempt that fails is left behind before the next one starts: outside the ``except`` block, with its
-traceback dropped, so that nothing pins the arrays it had made.
+Each retry runs outside the ``except`` block, after the traceback of the failed attempt was dropped, so that
+no frame keeps the arrays of that attempt alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from arraybridge.batches import Joined
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, note_on, text_of
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import refusals
+from arraybridge.frameworks.base import conversion_errors
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.memory.oom_recognition import chain, is_oom, is_oom_error
@@ -32,9 +32,9 @@ from arraybridge.types import new_cache, remember
 from arraybridge.validation import whole_number
 
 __all__ = [
+    "drop_tracebacks",
     "faults",
     "is_oom_error",
-    "let_go",
     "recovered",
     "run_with_oom_recovery",
     "split_and_retry",
@@ -46,14 +46,15 @@ R = TypeVar("R")
 #: Positional and keyword arguments.
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
-#: Faults of `arraybridge.testing.inject_oom`: each is called with the rows of every attempt, and may raise.
+#: Faults of `arraybridge.testing.inject_oom`. Each is called with the number of rows of every attempt, and
+#: may raise.
 faults: list[Callable[[int | None], None]] = []
 
-#: Called with "retry" or "split" and a message whenever a recovery takes that step.
+#: Functions that are called with "retry" or "split" and a message whenever a recovery takes that step.
 watchers: list[Callable[[str, str], None]] = []
 
 
-# -- what users call ---------------------------------------------------------------------------------
+# -- public functions --------------------------------------------------------------------------------
 
 
 def run_with_oom_recovery(
@@ -69,47 +70,55 @@ def run_with_oom_recovery(
 ) -> R:
     """Call ``fn(*args, **kwargs)``; when memory runs out, free all caches and call it again.
 
-    Between two attempts everything that the failed one had made is released, garbage is collected, and the
-    caches of all loaded frameworks on that device are freed. Generators that are still suspended are left
-    alone, and keep what they hold. Other errors pass untouched. ``fn`` must bear being called again: it
-    should not change its arguments in place before it can fail, or ``before_retry`` should undo that. With an
-    iterator among its arguments, from which the first attempt may have read, it is not called again.
+    Before each retry, the objects of the failed attempt are released, garbage is collected, and the caches of
+    all loaded frameworks on that device are freed. Suspended generators are not closed, and keep their
+    objects alive. Other errors are not caught. ``fn`` must be safe to call again: it should not modify its
+    arguments in place before it can fail, or ``before_retry`` should undo the modification. ``fn`` is not
+    called again if one of its arguments is an iterator, because the first attempt may have read from it.
 
     Args:
-        fn: a function.
-        *args: handed to it.
-        **kwargs: handed to it; none of them may be called like the six below (bind such a one with
-            ``functools.partial``).
-        max_retries: attempts after the first; 0 only calls.
-        gpu_id: the accelerator of which to free caches; None: all.
-        split: when a retry fails too, go on in halves, as `split_and_retry` does. A call that has nothing to
-            split just runs.
-        split_axis: the axis to split along.
-        min_split: the fewest rows of a part.
-        before_retry: called without arguments after each failure, before the next attempt: a training step
-            zeroes its gradients there. With ``split``, finished parts are not computed again.
+        fn: The function.
+        *args: The positional arguments of ``fn``.
+        **kwargs: The keyword arguments of ``fn``. To pass one that has the name of an option below, use
+            ``functools.partial``.
+        max_retries: The number of attempts after the first one. Defaults to 2.
+        gpu_id: The accelerator whose caches are freed. Defaults to None: all accelerators.
+        split: Whether to continue in halves if a retry fails as well, as `split_and_retry` does. Defaults to
+            False.
+        split_axis: The axis to split along. Defaults to 0.
+        min_split: The smallest number of rows in a part. Defaults to 1.
+        before_retry: A function that is called without arguments after each failure, before the next attempt.
+            A training step can zero its gradients there. With ``split``, finished parts are not computed
+            again. Defaults to None.
+
+    Returns:
+        The result of ``fn``.
 
     Raises:
-        The error of the last attempt, with a note of what was tried, when every one ran out of memory.
-        CannotSplitError: with ``split``: memory has run out and no argument has that axis, or the results
+        CannotSplitError: If memory runs out with ``split=True`` and no argument has that axis, or the results
             cannot be joined.
-        ValueError: ``max_retries`` or ``min_split`` is out of range.
-        TypeError: ``before_retry`` cannot be called, or ``split`` is no bool.
+        ValueError: If ``max_retries`` or ``min_split`` is out of range.
+        TypeError: If ``before_retry`` is not callable, or ``split`` is not a bool.
+        Exception: If every attempt runs out of memory: the error of the last attempt, with a description of
+            the attempts. Other errors of ``fn`` are raised unchanged.
 
-    >>> import numpy as np
-    >>> run_with_oom_recovery(np.add, np.ones(2), 1)
-    array([2., 2.])
+    Example:
+        >>> import numpy as np
+        >>> run_with_oom_recovery(np.add, np.ones(2), 1)
+        array([2., 2.])
     """
     if max_retries.__class__ is not int or max_retries < 0:  # calling the validator takes 0.1 µs
         whole_number("max_retries", max_retries, least=0, type_error=ValueError)
     if before_retry is not None and not callable(before_retry):
-        raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
+        raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
     result: R
     if split is False:
         result = recovered(fn, args, kwargs, max_retries, gpu_id, before_retry)
         return result
     if split is not True:
-        raise TypeError(f"split={split!r} must be True or False; mark what is not to be split as fixed(x)")
+        raise TypeError(
+            f"split={split!r} must be True or False. To exclude an argument, wrap it in fixed(x)."
+        )
     _check_min_split(min_split)
     result = recovered(
         _without_fixed(fn),
@@ -127,41 +136,44 @@ def run_with_oom_recovery(
 
 
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
-    """Call ``fn`` on a batch; when memory runs out, go on in parts and join their results.
+    """Call ``fn`` on a batch; when memory runs out, continue in parts and join their results.
 
-    After a first clean-up and retry, the size is halved until a part fits. Parts that are finished are kept
-    and never computed again; the size that fits is used for the rest. The result of each part is copied into
-    one result that is made beforehand, so that ``fn`` may write to a buffer of its own at the next part.
-    Arrays of JAX and TensorFlow are kept instead, and must not share such a buffer. The result equals that of
-    the whole batch, bit for bit, if ``fn`` is row-wise: it treats each row (slice along ``axis``) by itself,
-    and gives one back for each.
+    After a first cleanup and retry, the size is halved until a part fits, and that size is used for the rest.
+    Finished parts are never computed again. The result of each part is copied into one preallocated result,
+    so ``fn`` may reuse its own output buffer for the next part. Results that are JAX or TensorFlow arrays are
+    not copied and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
+    ``fn`` is row-wise: it processes each row (slice along ``axis``) independently, and returns one row for
+    each.
 
     Args:
-        fn: called as ``fn(part)``.
-        batch: an array; or a tuple of arguments, ``fn(*arguments)``; or a dict, ``fn(**arguments)``. The
-            first array among them has the batch's length along ``axis``; every array of that length is
-            split, also within containers, and so is every list of non-arrays with one entry per row.
-            Everything else is passed whole to each part. Wrap an argument that has that length by chance in
+        fn: The function, called as ``fn(part)``.
+        batch: An array; or a tuple of arguments, for ``fn(*arguments)``; or a dict, for ``fn(**arguments)``.
+            The first array among them has the batch's length along ``axis``. Every array of that length is
+            split, also in containers, and so is every list of non-arrays with one entry per row. All other
+            arguments are passed whole to each part. Wrap an argument that has that length by chance in
             `fixed`. An exception raised in a part has a note that names the split arguments.
-        axis: the axis to split along, of arguments and results; negative axes count from the end.
-        min_split: the fewest rows of a part; fewer than twice as many are not halved.
+        axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
+            to 0.
+        min_split: The smallest number of rows in a part. A part with fewer than twice as many rows is not
+            halved. Defaults to 1.
 
     Returns:
-        What ``fn`` returns. Of several parts, the arrays are joined along ``axis``, within containers as
-        well, those of dicts by their keys. Lists with one entry per row, such as texts or dicts, are
-        concatenated. Any other value has to be the very same object or an equal text in every part, or to be
-        marked as `fixed`.
+        The result of ``fn``. The arrays of several parts are joined along ``axis``, also in containers; dicts
+        are joined by key. Lists with one entry per row, such as strings or dicts, are concatenated. Any other
+        value must be the same object or an equal string in every part, or wrapped in `fixed`.
 
     Raises:
-        The error, with a note, when a part of the smallest size does not fit.
-        CannotSplitError: memory has run out, and no argument has that axis; or a result has not as many rows
-            as its part, or is a number, of which nobody can say how to join it; or the parts gave results of
-            different structures; or a list can be one entry per row or several results.
-        ValueError: ``min_split`` is less than 1.
+        CannotSplitError: If memory runs out and no argument has that axis, or the results of the parts cannot
+            be joined: their number of rows differs from that of their part, they are numbers, their
+            structures differ, or a list could be one entry per row or several results.
+        ValueError: If ``min_split`` is less than 1.
+        Exception: If a part of the smallest size does not fit: its error, with an explanation. Other errors
+            of ``fn`` are raised unchanged.
 
-    >>> import numpy as np
-    >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
-    array([1., 2., 3.])
+    Example:
+        >>> import numpy as np
+        >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
+        array([1., 2., 3.])
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -192,7 +204,7 @@ def _check_min_split(rows: Any) -> None:
 
 
 def _without_fixed(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called without the marks of `fixed`."""
+    """Return a function that unwraps its arguments from `fixed` before it calls ``fn``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*batches.plain(args), **(kwargs and batches.plain(kwargs)))
@@ -203,8 +215,8 @@ def _without_fixed(fn: Callable[..., Any]) -> Callable[..., Any]:
 # -- one attempt -------------------------------------------------------------------------------------
 
 
-def let_go(error: BaseException) -> None:
-    """Drop the tracebacks, and with them the frames that are finished and their variables."""
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop the tracebacks of an error and its chain, and with them the variables of finished frames."""
     for one in list(chain(error, sys.exception())):
         one.__traceback__ = None
 
@@ -212,9 +224,9 @@ def let_go(error: BaseException) -> None:
 def attempted(
     fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], before: BaseException | None
 ) -> tuple[Any, Exception | None]:
-    """What the function returns, and None; or None and its error, where that is about memory.
+    """Return ``(result, None)``, or ``(None, error)`` if the call ran out of memory.
 
-    ``before`` is the error that is being handled meanwhile, which is not this call's.
+    ``before`` is the error that is already being handled. It is not an error of this call.
     """
     try:
         result = fn(*args, **kwargs) if kwargs else fn(*args)
@@ -225,26 +237,26 @@ def attempted(
         if wait is not None:
             wait(result)
         return result, None
-    except Exception as error:  # an unknown function's error: it is classified, and raised again
+    except Exception as error:  # the user's function may raise any error; all but OOM are raised again
         if not is_oom(error, before):
             raise
         return None, error
 
 
-# Type of a result → what waits for it, so that an allocation which failed behind the caller's back (JAX)
-# shows itself; None where there is nothing to wait for.
+# For each type of result, the function that waits for it, so that an asynchronous allocation error (JAX) is
+# raised here; None if there is nothing to wait for.
 _waits: dict[type, Callable[[Any], object] | None] = new_cache()
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
-    # Not isinstance, which asks the object for its __class__: that of a proxy may raise.
+    # Not isinstance, which reads __class__: that of a proxy may raise.
     if issubclass(type(result), dict):
         return remember(_waits, type(result), _wait_for_values)
     if issubclass(type(result), (tuple, list)):
         return remember(_waits, type(result), _wait_for_all)
     try:
         owner = registry.find_owner(result)
-    except FrameworkNotInstalledError:  # something else of a framework that does not work here
+    except FrameworkNotInstalledError:  # an object of a framework that is broken in this environment
         owner = None
     wait = None if owner is None else owner.runtime.late_errors(type(result))
     return remember(_waits, type(result), wait)
@@ -255,14 +267,14 @@ def _wait_for_values(results: dict[Any, Any]) -> None:
 
 
 def _wait_for_all(results: Iterable[Any]) -> None:
-    # So many arrays settle the question; a list of a million numbers costs no time.
+    # The first arrays are enough to raise a late error. The limit makes a list of a million numbers cheap.
     for one in islice(results, 100):
         wait = _waits[type(one)] if type(one) in _waits else _find_wait(one)
         if wait is not None:
             wait(one)
 
 
-# -- again, and in parts -----------------------------------------------------------------------------
+# -- retries and parts -------------------------------------------------------------------------------
 
 
 def recovered(
@@ -278,14 +290,14 @@ def recovered(
     named: Callable[..., Any] | None = None,
     packed: bool = False,
 ) -> Any:
-    """Call the function; where memory runs out, again and in parts, as `run_with_oom_recovery` says.
+    """Call the function; when memory runs out, retry and split as `run_with_oom_recovery` documents.
 
-    With ``split``, what is marked as `fixed` comes to the function as it is, and may be in its result.
-    ``named`` is the function whose parameters name the arguments in notes. ``packed`` states that ``args`` is
-    one tuple and one dict, its arguments.
+    With ``split``, arguments wrapped in `fixed` reach the function still wrapped, and may be in its result.
+    ``named`` is the function whose parameters name the arguments in notes. ``packed`` states that ``args``
+    consists of one tuple and one dict, which are the arguments of ``named``.
     """
     failure: Any = None
-    if not faults:  # the first attempt, which most calls need alone
+    if not faults:  # most calls need only this attempt
         result, failure = attempted(fn, args, kwargs, sys.exception())
         if failure is None:
             return result
@@ -301,7 +313,7 @@ def recovered(
         named=named,
         packed=packed,
     )
-    del failure  # whose traceback holds this frame
+    del failure  # its traceback refers to this frame
     try:
         return call.made(split)
     finally:
@@ -310,14 +322,20 @@ def recovered(
 
 @dataclass(slots=True, eq=False)
 class _Recovery:
-    """A call that is made until it succeeds.
+    """A call that is retried until it succeeds.
 
     Attributes:
-        fn, batch: the function, and its arguments.
-        failure: the error that `attempted` has returned of the last attempt, or None. It stands nowhere else,
-            since its traceback holds the frames of these methods.
-        retries, gpu_id, before_retry, axis, least: as for `run_with_oom_recovery`.
-        named, packed: as for `recovered`.
+        fn: The function.
+        batch: Its arguments.
+        failure: The error that `attempted` returned for the last attempt, or None. No other variable refers
+            to it, because its traceback refers to the frames of these methods.
+        retries: As ``max_retries`` of `run_with_oom_recovery`.
+        gpu_id: As for `run_with_oom_recovery`.
+        before_retry: As for `run_with_oom_recovery`.
+        axis: As ``split_axis`` of `run_with_oom_recovery`.
+        least: As ``min_split`` of `run_with_oom_recovery`.
+        named: As for `recovered`.
+        packed: As for `recovered`.
     """
 
     fn: Callable[..., Any]
@@ -332,7 +350,7 @@ class _Recovery:
     packed: bool
 
     def made(self, split: bool) -> Any:
-        """The whole call, as often as is planned; then, with ``split``, in parts."""
+        """Return the result of the whole call, after retries; with ``split``, continue in parts."""
         rows = batches.rows(self.batch, self.axis) if split or faults else None
         attempts = 1 + (min(self.retries, 1) if split else self.retries)
         what = f"{rows} rows" if split else f"one of {attempts} attempts"
@@ -341,16 +359,16 @@ class _Recovery:
             return result
         if not split:
             self._give_up(
-                f"out of memory in each of {attempts} attempts, with the caches of all loaded frameworks"
-                " freed between them; process fewer rows at a time (oom_recovery='split'), or see"
-                " memory_stats() for who holds the memory."
+                f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
+                " freed between them. Process fewer rows at a time (oom_recovery='split'), or call"
+                " memory_stats() to see what uses the memory."
             )
         if rows is None:
             raise _nothing_to_split(self.batch, self.axis) from self.failure
         return self._in_parts(rows)
 
     def _in_parts(self, rows: int) -> Any:
-        """Parts of half the size, until one fits, and of that size for the rest."""
+        """Halve the size of the parts until one fits, process the rest, and return the joined result."""
         joined = Joined(rows, self.axis, self.batch)
         size = rows
         least = self.least
@@ -358,11 +376,11 @@ class _Recovery:
             if self.failure is not None and size < 2 * least:
                 self._give_up(_too_large_a_part(size, rows, least))
             if self.failure is not None:
-                then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
+                then = f"continuing with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
                 self._clean_up("split", f"{size} rows", then)
                 size //= 2
             count = _portion(rows - joined.done, size, least)
-            # Parts of the smallest size are tried twice, since nothing smaller is left to try.
+            # Parts of the smallest size are tried twice, because they cannot be halved.
             attempts = 2 if count < 2 * least else 1
             result = self._tried(partial(self._attempt, rows, joined.done, count), attempts, f"{count} rows")
             if self.failure is None:
@@ -373,8 +391,8 @@ class _Recovery:
         return self._join(joined.result)
 
     def _attempt(self, rows: Any, start: int, count: Any) -> Any:
-        """Call the function on ``count`` of the rows; both are None where nobody has counted them."""
-        for fault in tuple(faults):  # another thread may end its rehearsal
+        """Call the function on ``count`` of the rows; both are None if the rows were not counted."""
+        for fault in tuple(faults):  # another thread may end its simulation
             fault(count)
         if count == rows:
             args, kwargs = self.batch
@@ -382,7 +400,7 @@ class _Recovery:
         args, kwargs = self._part(rows, start, count)
         try:
             return self.fn(*args, **kwargs)
-        except Exception as error:  # of the user's function, which gets a note and is raised again
+        except Exception as error:  # any error of the user's function gets a note and is raised again
             self._note_part(error, rows, start, count)
             raise
 
@@ -401,22 +419,21 @@ class _Recovery:
                 note_on(error, note)
 
     def _part(self, rows: int, start: int, count: int) -> Batch:
-        """The arguments for these rows."""
+        """Return the arguments for these rows."""
         try:
             return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
-        except refusals(*loaded()) as error:
+        except conversion_errors(*loaded()) as error:
             if is_oom_error(error):
                 raise
             raise CannotSplitError(
-                f"memory has run out, and the batch cannot be cut along axis {self.axis}:"
-                f" {_described(error)}.",
-                reason=f"the batch cannot be cut along axis {self.axis}",
-                advice="Pass arrays that can be sliced, as x.to_dense() of a sparse one, or mark what every"
-                " part is to get as fixed(array).",
+                f"Memory ran out, and the batch cannot be split along axis {self.axis}: {_described(error)}.",
+                reason=f"the batch cannot be split along axis {self.axis}",
+                advice="Pass arrays that can be sliced, such as x.to_dense() for a sparse tensor, or wrap"
+                " arrays that every part needs whole in fixed(array).",
             ) from error
 
     def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
-        """The result of the first of so many attempts that succeeds; None where `failure` is left."""
+        """Return the result of the first attempt that succeeds; None, with `failure` set, if none does."""
         while True:
             if self.failure is None:
                 result, self.failure = attempted(run, (), {}, sys.exception())
@@ -425,26 +442,28 @@ class _Recovery:
             attempts -= 1
             if attempts <= 0:
                 return None
-            self._clean_up("retry", what, "try again")
+            self._clean_up("retry", what, "trying again")
 
     def _join(self, step: Callable[[], Any]) -> Any:
-        """Put results together, for which memory may run out as well."""
+        """Join results, with one retry if memory runs out."""
         result = self._tried(step, 2, "joining")
         if self.failure is not None:
-            self._give_up("out of memory while the results of the parts were joined")
+            self._give_up(
+                "Out of memory while joining the results of the parts. Free memory (see memory_stats())."
+            )
         return result
 
-    def _give_up(self, note: str) -> NoReturn:
-        _extend_message(self.failure, f"arraybridge: {note}")
+    def _give_up(self, explanation: str) -> NoReturn:
+        _extend_message(self.failure, f"arraybridge: {explanation}")
         raise self.failure
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
-        """Let go of what the failed attempt has made, and say so."""
-        hindrance = _read_once(self.batch)
-        if hindrance:
-            self._give_up(hindrance)
+        """Release the objects of the failed attempt, free caches, and report both."""
+        obstacle = _read_once(self.batch)
+        if obstacle:
+            self._give_up(obstacle)
         reason = _described(self.failure)
-        let_go(self.failure)
+        drop_tracebacks(self.failure)
         self.failure = None
         gpu_id = self.gpu_id
         device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
@@ -455,8 +474,8 @@ class _Recovery:
             span.device = device
             span.reason = "memory ran out"
             span.end()
-        message = f"{what} ran out of memory ({reason}); freed {freed} bytes of caches and {then}"
-        import logging  # nothing that `import arraybridge` needs
+        message = f"{what} ran out of memory ({reason}); freed {freed} bytes of caches, {then}"
+        import logging  # `import arraybridge` does not need it
 
         logging.getLogger("arraybridge.memory").info(message)
         for watch in watchers:
@@ -468,25 +487,24 @@ class _Recovery:
 
 
 def _described(error: BaseException) -> str:
-    words = first_line(text_of(error) or "")
-    return f"{type(error).__module__}.{type(error).__qualname__}: {words}".removeprefix("builtins.")
+    text = first_line(text_of(error) or "")
+    return f"{type(error).__module__}.{type(error).__qualname__}: {text}".removeprefix("builtins.")
 
 
 # -- the arguments -----------------------------------------------------------------------------------
 
 
 def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
-    """The error for a call of which no argument has that axis."""
+    """Return the error for a call without an argument that has that axis."""
     leaves = [
         (type(x).__name__, source_of(x) if kind_of(x) is ARRAY else None) for x in leaves_of(batch)[:20]
     ]
-    words = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
-    shapes = ", ".join(words) or "none"
+    texts = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
+    shapes = ", ".join(texts) or "none"
     return CannotSplitError(
-        f"memory has run out, and no argument to split is an array with an axis {axis} (arguments:"
-        f" {shapes}).",
+        f"Memory ran out, and no argument to split is an array with an axis {axis} (arguments: {shapes}).",
         reason=f"no argument to split has an axis {axis}",
-        advice="Pass the batch as an array, and another split axis if its rows lie elsewhere.",
+        advice="Pass the batch as an array, and choose another split axis if its rows are along that one.",
     )
 
 
@@ -504,14 +522,14 @@ def _too_large_a_part(size: int, rows: int, least: int) -> str:
 
 
 def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) -> list[str]:
-    """Return the names of the arguments that are split, with their places in containers."""
+    """Return the names of the split arguments, with their positions in containers."""
     args, kwargs = batch
     arguments = [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
     return [name + place for name, value in arguments for place in batches.split_places(value, axis, rows)]
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return names for positional arguments: of the parameters if the signature has them."""
+    """Return names for positional arguments: those of the parameters if the signature has them."""
     import inspect  # costs some ms, and only an error needs it
 
     names = [f"argument {i}" for i in range(count)]
@@ -524,7 +542,11 @@ def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _portion(remaining: int, size: int, least: int) -> int:
-    """Rows of the next part: at most ``size`` if it can be, in even parts, none smaller than ``least``."""
+    """Return the number of rows of the next part.
+
+    The remaining rows are divided evenly into parts of at most ``size`` rows. A part may be larger if it
+    would otherwise have fewer than ``least`` rows.
+    """
     if remaining <= size:
         return remaining
     parts = max(1, min(-(-remaining // size), remaining // least))
@@ -532,21 +554,22 @@ def _portion(remaining: int, size: int, least: int) -> int:
 
 
 def _read_once(batch: Batch) -> str:
-    """Why a call cannot be made again: an argument from which the first attempt may have read; or ``""``."""
-    with suppress(ValueError, RecursionError):  # it contains itself, or is too deep to be looked through
+    """Return why a call cannot be repeated (an argument is an iterator), or an empty string."""
+    with suppress(ValueError, RecursionError):  # a container that contains itself, or is nested too deeply
         for x in leaves_of(batch):
             cls = type(x)
-            # A file is a log more often than the data.
+            # Files are allowed: they are logs more often than input.
             if hasattr(cls, "__next__") and hasattr(cls, "__iter__") and not issubclass(cls, IOBase):
                 return (
-                    "out of memory in the first attempt, and the function is not called again: one of its"
-                    f" arguments is an iterator ({cls.__name__}), from which that may have read; pass a list."
+                    "Out of memory in the first attempt. The function is not called again because that"
+                    f" attempt may have read from an argument that is an iterator ({cls.__name__}). Pass a"
+                    " list."
                 )
     return ""
 
 
 def _extend_message(error: BaseException, sentence: str) -> None:
-    """Say more in the message of an error of somebody else; in a note where its class makes its message."""
+    """Add a sentence to the message of a third-party error, or as a note if its class builds the message."""
     message = text_of(error)
     with suppress(Exception):  # as in `note_on`
         if error.args in ((), (message,)):

@@ -1,4 +1,4 @@
-"""Reusable arrays, and page-locked host memory."""
+"""Pools of reusable arrays, and page-locked host memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,30 @@ __all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
 
 class PoolLimitError(MemoryConversionError, ValueError):
-    """A buffer does not fit within the bound of its pool."""
+    """A buffer does not fit into the limit of its `BufferPool`.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> pool = BufferPool(max_bytes=10)
+        >>> pool.take((10,), "float64", "numpy")
+        Traceback (most recent call last):
+            ...
+        arraybridge.memory.pools.PoolLimitError: ...
+    """
 
 
 # -- reusable arrays -----------------------------------------------------------------------------------
 
 
 class _Buffer(NamedTuple):
-    """Memory of the pool. What is lent are views of it; where a framework has none, the memory itself.
+    """A block of memory in a pool. The pool returns views of it, or the block itself if there are no views.
 
     Attributes:
-        place: what it may serve for: buffers of one place differ in size alone.
-        nbytes: its size.
-        owner: the framework that it was made for.
-        memory: packed bytes; None while the array itself is lent.
+        place: The key of interchangeable buffers: buffers of the same place differ only in size.
+        nbytes: The size in bytes.
+        owner: The framework for which it was allocated.
+        memory: Contiguous bytes; None while the array itself is in use.
     """
 
     place: tuple[Any, ...]
@@ -49,61 +59,72 @@ class _Buffer(NamedTuple):
 
 
 class BufferPool:
-    """Arrays to use again, so that memory is not taken from the system, and first touched, anew.
+    """A pool of reusable arrays, which avoids the cost of allocating memory and of touching it first.
 
-    What is lent is a new array over the beginning of memory that was given back: the smallest that has
-    enough, and at most twice as much. NumPy and PyTorch use the same memory of the host.
+    `take` returns a new array over the beginning of an idle buffer: the smallest one that is large enough and
+    at most twice as large. NumPy and PyTorch share the same host buffers.
 
-    A pool may be used by several threads. It counts what it has lent as well as what is idle, and drops idle
-    memory to stay within its bound, that which was given back first. `free_memory` and every recovery from
-    OOM drop it all. A lent array that its user forgets, instead of giving it back, is not counted any more.
+    A pool is thread-safe. Its limit covers both the arrays in use and the idle buffers. To stay within the
+    limit, the pool drops idle buffers, the one that was returned first before the others. `free_memory` and
+    every recovery from OOM drop all idle buffers. An array that is deleted instead of returned is no longer
+    counted.
 
     Args:
-        max_bytes: the bound on lent and idle memory together, in bytes.
+        max_bytes: The limit of all memory, in use and idle, in bytes. Defaults to 1 GiB.
 
     Raises:
-        ValueError: the bound is not a positive int.
+        ValueError: If ``max_bytes`` is not a positive int.
 
-    >>> pool = BufferPool(max_bytes=1 << 20)
-    >>> x = pool.take((256, 256), "float32", "numpy")
-    >>> pool.give(x)
-    >>> smaller = pool.take((200, 256), "float32", "numpy")
-    >>> pool.nbytes == x.nbytes  # no more memory than before
-    True
+    Example:
+        >>> pool = BufferPool(max_bytes=1 << 20)
+        >>> x = pool.take((256, 256), "float32", "numpy")
+        >>> pool.give(x)
+        >>> smaller = pool.take((200, 256), "float32", "numpy")
+        >>> pool.nbytes == x.nbytes  # no more memory than before
+        True
     """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         self.max_bytes = whole_number("max_bytes", max_bytes, least=1, type_error=ValueError)
-        # Reentrant: the collector may run a finaliser that gives a buffer back in the midst of any method.
+        # Reentrant: the garbage collector may run a finalizer that calls `give` during any method.
         self._lock = threading.RLock()
         self._idle: list[_Buffer] = []
-        #: By the id of the lent array.
+        #: The arrays in use, by id, with their buffers.
         self._taken: dict[int, tuple[weakref.ref[Any], _Buffer]] = {}
         _pools.add(self)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the lent and the idle memory."""
+        """The number of bytes in use and idle."""
         return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._taken.values())), *self._idle])
 
     def take(
         self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None
     ) -> Any:
-        """An array that nobody else uses; its values are whatever was there before.
+        """Return an uninitialized array for exclusive use.
 
         Args:
-            shape: its shape.
-            dtype: its dtype, by NumPy's name, as a NumPy dtype, or as ``torch.float32``.
-            framework: whose array: one with mutable arrays (not JAX or TensorFlow).
-            gpu_id: on which accelerator; None: on the host, or on the current device of a framework that has
-                no host arrays.
+            shape: The shape.
+            dtype: The dtype: a NumPy name, a NumPy dtype, or the dtype of a framework, such as
+                ``torch.float32``.
+            framework: The framework of the array. Its arrays must be mutable, which excludes JAX and
+                TensorFlow.
+            gpu_id: The number of the accelerator. Defaults to None: the host, or the current device of a
+                framework that has no host arrays.
+
+        Returns:
+            A C-contiguous array. Its values are undefined.
 
         Raises:
-            PoolLimitError: it would exceed the bound, also with every idle array dropped.
-            DeviceNotFoundError: there is no such accelerator.
-            DtypeNotSupportedError: the framework does not have the dtype, or it is none of numbers.
-            TypeError: the shape is no whole number, nor several.
-            ValueError: the framework's arrays are immutable, or the shape has a negative extent.
+            PoolLimitError: If the array would exceed the limit even with no idle buffers left.
+            DeviceNotFoundError: If there is no such accelerator.
+            DtypeNotSupportedError: If the framework does not support the dtype, or it is not numeric.
+            TypeError: If the shape is neither an int nor a sequence of ints.
+            ValueError: If the framework's arrays are immutable, or the shape has a negative extent.
+
+        Example:
+            >>> BufferPool().take((2, 3), "float32", "numpy").shape
+            (2, 3)
         """
         owner, extents, name, device = _parse_request(framework, shape, dtype, gpu_id)
         has_views = type(owner.batching).reinterpret is not Batching.reinterpret
@@ -119,7 +140,7 @@ class BufferPool:
                 if not has_views:
                     memory = owner.batching.empty(extents, name, device)
                 elif device == CPU:
-                    memory = host_memory.packed((nbytes,), np.dtype(np.uint8))
+                    memory = host_memory.aligned_empty((nbytes,), np.dtype(np.uint8))
                 else:
                     memory = owner.batching.empty((max(1, nbytes),), "uint8", device)
                 buffer = _Buffer(place, nbytes, owner, memory)
@@ -132,44 +153,51 @@ class BufferPool:
         return array
 
     def _evict(self, nbytes: int, owner: Framework) -> None:
-        """Drop idle memory until so much more is within the bound."""
+        """Drop idle buffers until ``nbytes`` more bytes are within the limit."""
         while self._idle and self.nbytes + nbytes > self.max_bytes:
             del self._idle[0]
         if self.nbytes + nbytes > self.max_bytes:
             raise PoolLimitError(
-                f"a buffer of {nbytes} bytes does not fit: {self.nbytes} of the pool's {self.max_bytes} bytes"
-                " are lent. Give buffers back first, or make the pool with a larger max_bytes.",
+                f"A buffer of {nbytes} bytes does not fit: {self.nbytes} of the pool's {self.max_bytes} bytes"
+                " are in use. Return buffers with give() first, or create the pool with a larger max_bytes.",
                 target_type=owner.name,
-                reason=f"{nbytes} bytes exceed what is left of {self.max_bytes}",
+                reason=f"{nbytes} bytes exceed the remainder of {self.max_bytes} bytes",
             )
 
     def give(self, array: Any) -> None:
-        """Give a lent array back. Whoever still refers to it, or to a view of it, must not use it any more.
+        """Return an array to the pool. Do not use the array or a view of it afterwards.
 
-        Waits until all work is done that was queued on the card, whichever its stream.
+        Waits until all work on the array's device is complete, in every stream.
+
+        Args:
+            array: An array that `take` of this pool returned.
 
         Raises:
-            ValueError: the array is not lent by this pool: it is another one, a view, or was given back
-                before.
+            ValueError: If this pool did not create the array, it is a view, or it was already returned.
+
+        Example:
+            >>> pool = BufferPool()
+            >>> pool.give(pool.take(4, "float32", "numpy"))
         """
         with self._lock:
             reference, buffer = self._taken.get(id(array), (None, None))
             if reference is None or buffer is None or reference() is not array:
                 raise ValueError(
-                    "this array is not lent by this pool: give back what take() returned, once, and no view"
+                    "This array is not in use from this pool. Pass the array that take() returned, not a view"
+                    " of it, and only once."
                 )
             del self._taken[id(array)]
         if buffer.place[1] != CPU:
-            buffer.owner.memory.synchronize()  # where that fails, the memory goes
+            buffer.owner.memory.synchronize()  # if this raises, the buffer is dropped
         with self._lock:
             self._idle.append(buffer if buffer.memory is not None else buffer._replace(memory=array))
 
     def clear(self) -> int:
-        """Drop the idle memory, and return its bytes. Lent arrays stay with those who took them."""
+        """Drop the idle buffers, and return the number of bytes freed. Arrays in use are not affected."""
         return self._drop(None, None)
 
     def _drop(self, device: Device | None, name: str | None) -> int:
-        """Drop the idle memory of that framework on that device; None stands for all."""
+        """Drop the idle buffers of a framework on a device (None: any), and return their bytes."""
         with self._lock:
             idle = self._idle
             gone = [b for b in idle if device in (None, b.place[1]) and name in (None, b.owner.name)]
@@ -178,21 +206,21 @@ class BufferPool:
 
     def __repr__(self) -> str:
         return (
-            f"<BufferPool: {len(self._taken)} lent, {len(self._idle)} idle, {self.nbytes} of"
+            f"<BufferPool: {len(self._taken)} in use, {len(self._idle)} idle, {self.nbytes} of"
             f" {self.max_bytes} bytes>"
         )
 
 
-def _forget(lent: dict[int, Any], identity: int, _: object) -> None:
-    """Remove an array that the caller dropped instead of giving it back, and with it its memory."""
-    lent.pop(identity, None)
+def _forget(taken: dict[int, Any], identity: int, _: object) -> None:
+    """Remove an array, and its buffer, that the caller deleted instead of returning it."""
+    taken.pop(identity, None)
 
 
 _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
 def _drop_idle(device: Device | None, name: str | None) -> int:
-    """Empty the idle memory of all pools, as far as it is on that device and of that framework."""
+    """Drop the idle buffers of that framework on that device in all pools, and return their bytes."""
     return sum(pool._drop(device, name) for pool in list(_pools))
 
 
@@ -202,14 +230,14 @@ cleanup.own_caches.append(_drop_idle)
 def _parse_request(
     framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None
 ) -> tuple[Framework, tuple[int, ...], str, Device]:
-    """What `BufferPool.take` is asked for: framework, shape, name of the dtype, and device."""
+    """Return the arguments of `BufferPool.take` in checked form: framework, shape, dtype name and device."""
     owner = registry.framework(framework)
     if not owner.mutable:
         raise ValueError(
-            f"{owner.name} arrays are immutable, so that there is nothing to use again; take the buffer"
-            " as 'numpy', 'torch' or 'cupy'"
+            f"{owner.name} arrays are immutable, so their memory cannot be reused. Pass framework='numpy',"
+            " 'torch' or 'cupy'."
         )
-    extents = host_memory.extents(shape)
+    extents = host_memory.parse_shape(shape)
     with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
@@ -224,32 +252,31 @@ def _parse_request(
 
 
 def pinned(x: Any) -> Any:
-    """A copy of a host array in page-locked memory, from which a card copies at full speed.
+    """Return a copy of a host array in page-locked memory, from which a GPU copies at full speed.
 
-    Worth it for memory that travels again and again; `take` such memory once, not for each transfer.
-    PyTorch or CuPy, whichever is loaded, locks the pages. Where neither is, or there is no CUDA card, nothing
-    can be gained and ``x`` itself comes back.
+    Page-locked memory is expensive to allocate: allocate it once and reuse it for many transfers. PyTorch or
+    CuPy allocates it, if loaded. ``x`` itself is returned if neither is loaded or there is no CUDA device.
 
     Args:
-        x: an array in host memory: a NumPy array or a torch tensor, of any shape and dtype. (Arrays of JAX
-            and TensorFlow come back as they are: those frameworks allocate by themselves.)
+        x: An array in host memory: a NumPy array or a PyTorch tensor, of any shape and dtype. Arrays of JAX
+            and TensorFlow are returned unchanged, because those frameworks allocate their own memory.
 
     Returns:
         An array of the same framework, shape, dtype and values.
 
     Raises:
-        UnknownArrayError: ``x`` is no array.
-        CopyRequiredError: it is not in host memory.
+        UnknownArrayError: If ``x`` is not an array.
+        CopyRequiredError: If ``x`` is not in host memory.
 
-    >>> import numpy as np
-    >>> pinned(np.arange(3))
-    array([0, 1, 2])
+    Example:
+        >>> import numpy as np
+        >>> pinned(np.arange(3))
+        array([0, 1, 2])
     """
     view = convert_memory(x, "numpy", copy=False)
     owner = registry.find_owner(x)
     if owner is None or not owner.mutable or not view.nbytes:
         return x
-    # Page-locked bytes from whichever loaded framework locks pages.
     locked = (one.memory.pinned_bytes(view.nbytes) for one in registry.loaded())
     memory = next((memory for memory in locked if memory is not None), None)
     if memory is None:

@@ -1,7 +1,7 @@
-"""What leaves a process, as bytes that another one reads: any object, with the arrays in it bit for bit.
+"""Serialization of objects and their arrays for other processes, bit for bit.
 
-`dumps` hands large buffers over by shared memory. `save` makes a header and frames of one array, as Dask asks
-for them.
+`dumps` transfers large buffers through shared memory. `save` splits one array into a header and frames, the
+format of Dask.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["dumps", "load", "loads", "save"]
 
 
 def dumps(x: Any, exchange: Exchange) -> bytes:
-    """The object as `loads` reads it in another process, which gets its large buffers by the exchange.
+    """Serialize an object for `loads` in another process; large buffers go through the exchange.
 
-    The pickler of multiprocessing would move torch's tensors to shared memory from under the arrays of NumPy
-    and JAX that share theirs.
+    The pickler of multiprocessing is not used here: it moves the storage of PyTorch tensors to shared memory,
+    which would detach NumPy and JAX arrays that share it.
 
     Raises:
-        GradientError: an array would leave its graph behind.
-        Exception: whatever is raised by what cannot be pickled.
+        GradientError: If an array is part of an autograd graph, which cannot be sent.
+        Exception: Any error of an object that cannot be pickled.
     """
     file = io.BytesIO()
     buffers: list[memoryview] = []
@@ -54,16 +54,18 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
 
 
 def loads(data: bytes, exchange: Exchange) -> Any:
-    """What `dumps` has written in another process."""
+    """Return the object that `dumps` serialized in another process."""
     file = io.BytesIO(data)
     buffers = exchange.import_exported(*pickle.load(file))  # noqa: S301  # our own process
     return pickle.load(file, buffers=buffers)  # noqa: S301
 
 
 class _Pickler(pickle.Pickler):
+    """A pickler with out-of-band buffers for large NumPy arrays, and `save` for other arrays."""
+
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (np.ndarray, np.memmap) and obj.nbytes > Exchange.LARGE and not obj.dtype.hasobject:
-            # NumPy itself writes into the pickle what is of another layout, or of a dtype without a buffer.
+            # NumPy's own reduction copies other layouts, and dtypes without a buffer, into the pickle.
             order: Any = "F" if obj.flags.fnc else "C"
             flat: Any = np.asarray(obj, order=order).reshape(-1, order=order).view(np.uint8)
             return np.ndarray, (obj.shape, obj.dtype, pickle.PickleBuffer(flat), 0, None, order)
@@ -73,13 +75,14 @@ class _Pickler(pickle.Pickler):
         owner = None if isinstance(obj, np.ndarray) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented
-        if owner.autodiff.follows(obj) and not getattr(obj, "is_leaf", False):  # torch and Paddle start there
+        # A leaf of PyTorch or Paddle has no graph behind it.
+        if owner.autodiff.is_tracked(obj) and not getattr(obj, "is_leaf", False):
             raise GradientError(
-                f"an array of {owner.name} is being differentiated, and its graph stays in the process that"
-                " made it.",
+                f"Cannot send an array of {owner.name} that is part of an autograd graph: its graph stays in"
+                " the process that created it.",
                 source_type=owner.name,
-                reason="a graph does not leave its process",
-                advice="Send it without, as x.detach(), or compute under torch.no_grad() in the function.",
+                reason="an autograd graph cannot leave its process",
+                advice="Send x.detach(), or compute under torch.no_grad() in the function.",
             )
         try:
             return _on_its_gpu(owner, obj) or (load, save(obj))
@@ -87,14 +90,14 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
 
 
-# -- arrays on a card --------------------------------------------------------------------------------
+# -- arrays on a GPU ---------------------------------------------------------------------------------
 
 
 def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
-    """What an array on a card is pickled to where torch hands its memory to another process (CUDA IPC).
+    """Return a reduction that transfers a GPU array by CUDA IPC of PyTorch, or None if that is impossible.
 
-    torch keeps that memory until the other process has let go of it. It gives away what it has allocated
-    itself: arrays of CuPy and JAX are copied there, on their card.
+    PyTorch keeps the memory until the other process has released it. It can export only memory that it
+    allocated itself, so arrays of CuPy and JAX are copied to PyTorch on their GPU first.
     """
     is_on_gpu = owner.devices.device_of(x).kind == "gpu"
     if registry.loaded("torch") and is_on_gpu and not owner.autodiff.requires_grad(x):
@@ -106,26 +109,26 @@ def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
 
 
 def _from_its_gpu(data: bytes, name: str, sender: int) -> Any:
-    """The array, over memory of the process that started this one; a copy where the sender may end first."""
+    """Return the array, sharing memory with the parent process; a copy if another process sent it."""
     copy = None if sender == os.getppid() else True
     return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # our own process
 
 
-# -- one array by its values -------------------------------------------------------------------------
+# -- one array as header and frames ------------------------------------------------------------------
 
 
 def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
-    """An array as a header and frames of host memory, for ``dask_serialize``.
+    """Return an array as a header and frames of host memory, for ``dask_serialize``.
 
     Raises:
-        NotImplementedError: the array is to be pickled instead.
+        NotImplementedError: If the array has to be pickled instead.
     """
     owner = registry.find_owner(x)
     if owner is None or not owner.interchange.is_plain(x):
-        raise NotImplementedError(f"{type(x).__name__} is more than an array")
+        raise NotImplementedError(f"{type(x).__name__} is not a plain array and is pickled")
     try:
         owner.check(x)
-    except (ArrayNotSupportedError, DtypeNotSupportedError) as error:  # sparse, of strings, …
+    except (ArrayNotSupportedError, DtypeNotSupportedError) as error:  # such as sparse or string arrays
         raise NotImplementedError(f"{type(x).__name__} is pickled: {error}") from error
     header: dict[str, Any] = {
         "framework": owner.name,
@@ -143,7 +146,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
-    """The array of a header and its frames, on the device that it came from where there is one such here."""
+    """Return the array of a header and its frames, on its original device if that is available here."""
     owner = registry.framework(header["framework"])
     frame, *more = frames
     host = np.ndarray(tuple(header["shape"]), dtype_names.np_dtype(header["dtype"]), frame)

@@ -1,8 +1,8 @@
-"""Memory that processes share: `shared`, and the segments behind it.
+"""Arrays in memory that processes share, and the segments behind them.
 
-On Linux a segment is a file of the kernel without a name (``memfd_create``), which goes with the last process
-that maps it, however that ends. Another process opens it by way of ``/proc``, as long as the one that sent it
-maps it. Elsewhere it is `multiprocessing.shared_memory`, whose names Python's tracker removes.
+On Linux, a segment is an anonymous file (``memfd_create``). The kernel frees it when the last process that
+maps it ends, even by a crash. Another process opens it through ``/proc`` while the sender maps it. On other
+systems, a segment is a `multiprocessing.shared_memory` block, whose name Python's resource tracker removes.
 """
 
 from __future__ import annotations
@@ -38,21 +38,39 @@ _ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
 
 
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
-    """The memory of a shared array went before the array arrived, or is out of this process's reach."""
+    """The memory of a shared array was freed before the array arrived, or another process cannot map it.
+
+    Also a ``RuntimeError``.
+
+    Example:
+        >>> import pickle
+        >>> location = pickle.dumps(shared((100, 100), "float32"))  # nothing keeps the array
+        >>> pickle.loads(location)
+        Traceback (most recent call last):
+            ...
+        arraybridge.memory.shared_memory.SharedMemoryGoneError: ...
+    """
 
 
 class Segment:
-    """Memory that processes map, each as long as anything there refers to it; bytes to NumPy.
+    """A block of memory that several processes map. NumPy reads it as an array of bytes.
 
-    Pickled, it is the place where another process finds it, while this one has it. ``in_use.value``, its first
-    byte, is the same in all of them; arrays begin at `HEAD`.
+    Each process maps it for as long as an object there refers to it. Its pickle contains only its location,
+    and can be loaded while the sender maps the segment.
+
+    Attributes:
+        key: The unique name of the segment.
+        size: The size in bytes.
+        address: The address of the first byte in this process.
+        in_use: The first byte of the segment, as a flag that all processes share.
     """
 
+    #: The offset of the first array, in bytes.
     HEAD = 64
 
     def __init__(self, key: str, memory: Any) -> None:
         self.key = key
-        self._memory = memory  # an mmap or SharedMemory, which is unmapped when it goes
+        self._memory = memory  # an mmap or SharedMemory, which unmaps the memory when it is deleted
         buffer = getattr(memory, "buf", memory)
         self.size = len(buffer)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
@@ -62,23 +80,27 @@ class Segment:
         _segments[key] = self
 
     def set_free(self) -> None:
-        """Report to all processes that nothing uses the segment."""
+        """Clear the flag of the segment, for all processes."""
         self.in_use.value = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _found, (platform.node(), os.getpid(), self.key)
 
 
-# Key → the segment that is mapped here, by way of a descriptor of its own.
+# The segments that this process maps, by key.
 _segments: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
 
 
 def make_segment(size: int) -> Segment:
-    """A new segment, whose bytes are zero; an `OSError` where the system has no room or no descriptor."""
+    """Return a new segment, filled with zeros.
+
+    Raises:
+        OSError: If the system has no memory or no file descriptor left.
+    """
     if not _ANONYMOUS:
         memory = SharedMemory(None, True, size)
         segment = Segment(memory.name, memory)
-        Finalize(segment, memory.unlink, exitpriority=0)  # which a fork leaves alone
+        Finalize(segment, memory.unlink, exitpriority=0)  # not run in forked processes
         return segment
     key = f"arraybridge-{uuid4().hex}"
     with os.fdopen(os.memfd_create(key), "r+b", buffering=0) as file:
@@ -87,7 +109,7 @@ def make_segment(size: int) -> Segment:
 
 
 def _found(machine: str, process: int, key: str) -> Segment:
-    """The segment of a process, mapped here too, where others find it from now on."""
+    """Return the segment of another process, mapped into this one, where others can open it from now on."""
     if (segment := _segments.get(key)) is not None:
         return segment
     try:
@@ -96,39 +118,40 @@ def _found(machine: str, process: int, key: str) -> Segment:
         return Segment(key, _mapped_memory(process, key))
     except OSError as error:
         raise SharedMemoryGoneError(
-            f"the shared memory of process {process} cannot be mapped: {error}. Keep the array until it has"
-            " arrived; to another machine or user, send x.view(numpy.ndarray), whose bytes travel.",
-            reason="it went, or is out of this process's reach",
+            f"Cannot map the shared memory of process {process}: {error}. Keep the array until it has"
+            " arrived. To send the values to another machine or user, send x.view(numpy.ndarray).",
+            reason="its memory was freed or is not accessible from this process",
         ) from error
 
 
 def _mapped_memory(process: int, key: str) -> Any:
-    """The memory of that key, which the process has mapped."""
+    """Map the memory of that key, which the other process has mapped."""
     if not _ANONYMOUS:
-        # Before 3.13 the tracker of each family of processes removes the name when that family ends: too
-        # early for those who would open it later, and of no matter to those who have mapped it.
+        # Python < 3.13: the resource tracker removes the name when a process tree that opened it ends.
+        # That is too early for processes that open it later, but harmless to those that have mapped it.
         options: Any = {"track": False} if sys.version_info >= (3, 13) else {}
         return SharedMemory(key, **options)
     for path in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed in the meantime
             if key in str(path.readlink()):
                 with path.open("r+b", buffering=0) as file:
-                    if key in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()):  # still that file
+                    # The descriptor may have been closed and reused since.
+                    if key in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()):
                         return mmap(file.fileno(), 0)
-    raise FileNotFoundError("it is not there any more")
+    raise FileNotFoundError("it no longer exists")
 
 
-# -- memory that is used again -----------------------------------------------------------------------
+# -- reused segments ---------------------------------------------------------------------------------
 
 
 class Exchange:
-    """What one process lends to others, and borrows of them: segments that are used again and again.
+    """The segments that one process exports to others and imports from them, for reuse.
 
-    Fresh pages cost several times what copying into them does. So the process that makes a segment keeps it,
-    the other one keeps its mapping for a while, and the segment itself says whether it is in use.
+    Fresh pages cost several times as much as copying into them. The process that creates a segment therefore
+    caches it, the other process caches its mapping, and a flag in the segment records whether it is in use.
     """
 
-    #: Bytes from which on memory is faster than a pipe.
+    #: The size in bytes above which shared memory is faster than a pipe.
     LARGE = 1 << 17
     #: The number of unused segments that are cached.
     SPARE = 3
@@ -137,25 +160,27 @@ class Exchange:
     IN_USE = 8
 
     def __init__(self) -> None:
-        #: Segments made here, the one lent last at the end; and those of others.
+        #: The segments that this process created. The one exported last is at the end.
         self.segments: list[Segment] = []
-        self._in_use: list[Segment] = []
+        #: The segments imported from other processes.
+        self._imported: list[Segment] = []
 
     def export(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
-        """Copy buffers of bytes to one segment; what is returned pickles, and is what `import_exported` takes.
+        """Copy buffers of bytes to one segment, and return picklable arguments for `import_exported`.
 
-        Few bytes go themselves, and all where the system has no more segments.
+        The result contains the bytes themselves if they are few, or if the system has no segment left.
         """
         places: list[slice] = []
         size = Segment.HEAD
-        for buffer in buffers:  # each aligned for every framework
+        for buffer in buffers:  # align each for every framework
             places.append(slice(size, size + len(buffer)))
             size += -(-len(buffer) // Segment.HEAD) * Segment.HEAD
         in_use = [one for one in self.segments if one.in_use.value]
         free = [one for one in self.segments if one not in in_use and one.size >= size > self.LARGE]
         segment = free.pop() if free else None
         if segment is None and size > self.LARGE:
-            with suppress(OSError):  # pages are had when they are written to
+            # Rounding up costs no memory: the system allocates pages when they are written to.
+            with suppress(OSError):
                 segment = make_segment(1 << (size - 1).bit_length())
         if segment is None:
             return None, [bytearray(buffer) for buffer in buffers]
@@ -167,16 +192,16 @@ class Exchange:
         return segment, places
 
     def import_exported(self, segment: Segment | None, places: list[Any]) -> list[Any]:
-        """The buffers, writable; the segment is free again when they and all that lies over them are gone."""
+        """Return the buffers, writable. The segment is free again when all views of them are deleted."""
         if segment is None:
             return places
         memory = np.asarray(segment)
         # NumPy >= 2.5 releases the base of an array before it calls the array's finalizers. The finalizer
         # therefore holds the segment itself, so that its memory is still mapped. A fork drops the finalizer.
         Finalize(memory, Segment.set_free, (segment,))
-        other_segments = [one for one in self._in_use if one is not segment]
+        other_segments = [one for one in self._imported if one is not segment]
         is_full = sum(one.in_use.value for one in other_segments) >= self.IN_USE
-        self._in_use = [*other_segments, segment][-self.IN_USE - self.SPARE :]
+        self._imported = [*other_segments, segment][-self.IN_USE - self.SPARE :]
         return [memory[place].copy() if is_full else memory[place] for place in places]
 
 
@@ -185,7 +210,7 @@ class Exchange:
 
 @cache
 def _sent_segments(process: int) -> list[Segment]:
-    """What this process of a pool has sent. It may end after any task, and waits for the readers."""
+    """Return the segments that this worker process has sent. At exit, the worker waits for their readers."""
     sent: list[Segment] = []
 
     def wait() -> None:
@@ -198,24 +223,26 @@ def _sent_segments(process: int) -> list[Segment]:
 
 
 class SharedArray(np.ndarray):
-    """A NumPy array in memory that other processes map, when it or a view of it is pickled.
+    """A NumPy array in shared memory. Its pickle, or that of a view, contains only the location.
 
-    What NumPy computes or copies of it is an ordinary array.
+    Copies of it and results of NumPy functions are ordinary arrays.
     """
 
     @property
     def segment(self) -> Segment | None:
-        """The memory that it lies in; None: memory of its own."""
+        """The segment that contains the array; None if it has separate memory."""
         base: Any = self
         while base is not None and not isinstance(base, Segment):
             base = getattr(base, "base", None)
         return base
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        return self if array is self else array.view(np.ndarray)[()]  # in place; a number where it is 0-d
+        if array is self:  # an in-place operation
+            return self
+        return array.view(np.ndarray)[()]  # a scalar if it is 0-d
 
     def _plain(self, method: str, *args: Any, **options: Any) -> Any:
-        """What a method of NumPy's returns, of this class only where it lies in a segment."""
+        """Call a method of `numpy.ndarray`, and return an ordinary array unless it is in a segment."""
         result = getattr(np.ndarray, method)(self, *args, **options)
         is_copy = isinstance(result, SharedArray) and result.segment is None
         return result.view(np.ndarray) if is_copy else result
@@ -243,10 +270,10 @@ NumpyFramework.classes.append(SharedArray)
 
 
 def keep_until_arrival(x: SharedArray) -> None:
-    """Keep the memory of an array that is sent from a worker until another process has mapped it.
+    """Keep the memory of an array that a worker sends until another process has mapped it.
 
-    Only picklers that send to other processes call this. `pickle.dumps` serves hashes and caches as well, and
-    nothing ever arrives from those.
+    Only picklers that send to other processes call this. `pickle.dumps` also serves hashes and caches, whose
+    pickles never arrive anywhere.
     """
     segment = x.segment
     if segment is None or not x.size or multiprocessing.parent_process() is None:
@@ -258,10 +285,10 @@ def keep_until_arrival(x: SharedArray) -> None:
 
 def _reduce_to_send(x: SharedArray) -> Any:
     keep_until_arrival(x)
-    return x.__reduce_ex__(4)  # protocol 5 has separate buffers, which these picklers do not take
+    return x.__reduce_ex__(4)  # protocol 5 has separate buffers, which these picklers do not support
 
 
-# Picklers of results and messages. A worker of joblib has loaded loky's before it loads this module.
+# Picklers of results and messages. A joblib worker imports the pickler of loky before this module.
 ForkingPickler.register(SharedArray, _reduce_to_send)
 for _name in ("joblib.externals.loky.backend.reduction", "loky.backend.reduction"):
     if (_module := sys.modules.get(_name)) is not None:
@@ -269,48 +296,54 @@ for _name in ("joblib.externals.loky.backend.reduction", "loky.backend.reduction
 
 
 def shared(x: Any, dtype: Any = None) -> np.ndarray:
-    """An array in memory that other processes can map; pickled, it hands over its place and not its bytes.
+    """Return a NumPy array in memory that other processes can map.
 
-    So do slices, views and transposes of it; what NumPy computes of it is an ordinary array. The memory goes
-    with the last array in the last process: keep the array until it has arrived. Workers of pools do so with
-    the arrays that they return or send. `pickle.dumps`, as in a hash or a cache, keeps nothing.
+    Pickling the array, a slice, a view or a transpose of it transfers only its location. Results of NumPy
+    functions are ordinary arrays. The memory is freed with the last array in the last process: keep the array
+    until it has arrived. Workers of process pools do so for arrays that they return or send. `pickle.dumps`,
+    as used for hashes and caches, does not keep the array.
 
     Args:
-        x: an array, whose values are copied once; or a shape, for an array with values unset.
-        dtype: the dtype of an array with values unset, as in `aligned`; or one to cast to.
+        x: An array, whose values are copied once; or a shape, for an uninitialized array.
+        dtype: The dtype of an uninitialized array, as in `aligned`, or the dtype to cast ``x`` to. Defaults
+            to None: float64, or the dtype of ``x``.
 
     Returns:
-        a NumPy array, C-contiguous and aligned for every framework.
+        A NumPy array, C-contiguous and aligned for every framework.
 
     Raises:
-        ArrayNotSupportedError, DtypeNotSupportedError: it is masked, or its elements are no numbers.
-        TypeError: there is no such dtype, or an element of the shape is not a whole number.
-        ValueError: an element of the shape is negative, or the shape is too large.
-        OSError: the system has no room for it; a note says what to do.
-        as `convert_memory`: ``x`` is no array.
+        UnknownArrayError: If ``x`` is neither an array nor a shape.
+        ArrayNotSupportedError: If the array is masked.
+        DtypeNotSupportedError: If its elements are not numbers.
+        TypeError: If there is no such dtype, or an element of the shape is not an int.
+        ValueError: If an element of the shape is negative, or the shape is too large.
+        OSError: If the system has no memory left. A note describes how to increase the limits.
+        MemoryConversionError: Other errors of `convert_memory`.
 
-    >>> import pickle
-    >>> x = shared((2, 3), "float32")
-    >>> x[:] = 1
-    >>> y = pickle.loads(pickle.dumps(x[0]))  # in this process or another
-    >>> y[:] = 5
-    >>> float(x[0, 0])
-    5.0
+    Example:
+        >>> import pickle
+        >>> x = shared((2, 3), "float32")
+        >>> x[:] = 1
+        >>> y = pickle.loads(pickle.dumps(x[0]))  # in this process or another
+        >>> y[:] = 5
+        >>> float(x[0, 0])
+        5.0
     """
     has_values = not isinstance(x, (tuple, list, int, np.integer))
     if has_values:
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
         elements = np.dtype("float64") if dtype is None else dtype_names.dtype_of(dtype)
-        source = np.broadcast_to(np.empty((), elements), host_memory.extents(x))
+        source = np.broadcast_to(np.empty((), elements), host_memory.parse_shape(x))
     registry.framework("numpy").check(source)
     try:
         segment = make_segment(Segment.HEAD + source.nbytes)
     except OSError as error:
         note_on(
             error,
-            f"{source.nbytes} bytes of shared memory cannot be had. Let go of shared arrays, raise ulimit -n"
-            " (an array takes a descriptor in each process), or enlarge /dev/shm (docker run --shm-size=2g)",
+            f"Cannot allocate {source.nbytes} bytes of shared memory. Delete shared arrays, raise ulimit -n"
+            " (each array uses one file descriptor per process), or enlarge /dev/shm (docker run"
+            " --shm-size=2g).",
         )
         raise
     array: np.ndarray = _rebuild(segment, True, Segment.HEAD, source.shape, None, source.dtype)

@@ -1,7 +1,7 @@
-"""Who holds what: memory of every framework, device and process, now and at most, and the load of the cards.
+"""Current and peak memory use per framework, device and process, and the load of GPUs.
 
-A reading imports no framework and opens no accelerator: a framework that has not opened a card holds nothing
-on it. What the cards themselves say comes from `arraybridge.hardware`.
+A reading imports no framework and opens no accelerator: a framework that has not opened a GPU uses no memory
+on it. `arraybridge.hardware` reads the GPUs themselves.
 """
 
 from __future__ import annotations
@@ -34,10 +34,20 @@ _HEAD = ("device", "holder", "used", "cached", "peak", "fragmentation")
 
 
 class DeviceMemory(NamedTuple):
-    """A device's memory in bytes, who holds it, its load in per cent and temperature in degrees Celsius.
+    """The memory of a device and its holders, its load and its temperature.
 
-    On a card what the holders have used and cached, and what is free, add up to ``total``. None stands for
-    what it does not tell.
+    On a GPU, the used and cached bytes of all holders and the free bytes add up to ``total``. A value is None
+    if the device does not report it.
+
+    Attributes:
+        device: The device string, such as ``"gpu:0"``.
+        name: The model; an empty string if unknown.
+        uuid: The UUID; an empty string if unknown.
+        total: The total memory in bytes.
+        free: The free memory in bytes.
+        holdings: The memory of each framework and process.
+        load: The utilization in percent.
+        temperature: The temperature in degrees Celsius.
     """
 
     device: str
@@ -52,11 +62,11 @@ class DeviceMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryStats(Table):
-    """One reading of `memory_stats`: a table, also in a notebook; ``to_dict()`` is ready for JSON.
+    """One reading of `memory_stats`. It prints as a table, also in a notebook.
 
     Attributes:
-        devices: the host first, then each card.
-        note: what could not be seen, and why; or ``""``.
+        devices: The host first, then each accelerator.
+        note: The reason, if the driver could not be read; an empty string otherwise.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -68,10 +78,10 @@ class MemoryStats(Table):
         return tuple(holding for device in self.devices for holding in device.holdings)
 
     def __getitem__(self, device: str) -> DeviceMemory:
-        """The device of that name, ``stats["gpu:0"]``.
+        """Return the device of that name, as in ``stats["gpu:0"]``.
 
         Raises:
-            KeyError: the reading has no such device.
+            KeyError: If the reading has no such device.
         """
         for one in self.devices:
             if one.device == str(device):
@@ -79,7 +89,7 @@ class MemoryStats(Table):
         raise KeyError(f"{device} is not among {', '.join(d.device for d in self.devices)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, strings and numbers."""
+        """Return the reading as dicts, lists, strings and numbers, ready for JSON."""
         return {
             "devices": [
                 {**device._asdict(), "holdings": [holding.to_dict() for holding in device.holdings]}
@@ -101,9 +111,9 @@ class MemoryStats(Table):
 
 
 def holdings() -> list[Holding]:
-    """This process on the host, and each framework on each device that it has opened.
+    """Return the memory of this process on the host, and of each framework on each device that it has opened.
 
-    Opens nothing, and costs next to nothing.
+    Opens no device. The call is cheap enough for frequent sampling.
     """
     process = hardware.process_memory()
     own = Holding("cpu", "this process", process.used, peak=process.peak)
@@ -114,15 +124,20 @@ def holdings() -> list[Holding]:
 
 
 def memory_stats() -> MemoryStats:
-    """Who holds the memory of the host and of each card, now.
+    """Return the current memory use of the host and of each accelerator.
 
-    For each device: total, free, and per framework used, cached and peak, and where it tells both how much of
-    what it reserved no array uses (fragmentation); what other processes hold, and what this process holds
-    besides (CUDA's contexts and libraries). A framework that has opened no card, or that
-    does not count what it holds (NumPy, pyclesperanto), has no row. Opens nothing, and needs no card.
+    For each device, the reading contains the total and free memory, and one row per holder. Frameworks have
+    used, cached and peak bytes, and the fragmentation (the part of the reserved memory that no array uses) if
+    they report it. Further rows contain the memory of other processes and the rest of this process, such as
+    CUDA contexts and libraries. A framework has no row if it has opened no device or does not count its
+    memory (NumPy, pyclesperanto). The call opens no device and works without a GPU.
 
-    >>> memory_stats()["cpu"].total > 0
-    True
+    Returns:
+        The reading, in bytes.
+
+    Example:
+        >>> memory_stats()["cpu"].total > 0
+        True
     """
     by_device: dict[str, list[Holding]] = {}
     for one in holdings():
@@ -143,13 +158,13 @@ def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
     now = hardware.read_gpu(gpu)
     own = now.memory_by_process.get(os.getpid())
     ours = _reserved(rows)
-    if now.used is None:  # a card that shares the host's memory
+    if now.used is None:  # a GPU that shares the host's memory
         remainder = []
-    elif own is None:  # the driver counts processes from outside a container, or without their sizes
+    elif own is None:  # the driver lists ids from outside a container, or no sizes
         remainder = [Holding(device, "everything else", max(0, now.used - ours))]
     else:
         remainder = [
-            # Contexts, libraries, and pools whose owner does not count them.
+            # Contexts, libraries, and pools that no framework counts.
             Holding(device, "this process, otherwise", max(0, own - ours)),
             Holding(device, "other processes", max(0, now.used - max(own, ours))),
         ]
@@ -166,7 +181,7 @@ def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
 
 
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
-    """A device that the driver does not show, through a framework that has opened it."""
+    """Return the memory of a device that the driver does not report, from a framework that has opened it."""
     for row in rows:
         memory = registry.framework(row.holder).memory.device_memory(Device.parse(device))
         if memory is not None:
@@ -183,9 +198,15 @@ def _reserved(rows: list[Holding]) -> int:
 
 
 class GpuLoad(NamedTuple):
-    """How busy a card is: ``load`` in per cent, memory in bytes, ``temperature`` in degrees Celsius.
+    """The utilization of a GPU. A value is None if the GPU does not report it.
 
-    None stands for what the card does not tell.
+    Attributes:
+        device: The device string, such as ``"gpu:0"``.
+        name: The model.
+        load: The utilization in percent.
+        memory_used: The used memory in bytes.
+        memory_total: The total memory in bytes.
+        temperature: The temperature in degrees Celsius.
     """
 
     device: str
@@ -197,10 +218,14 @@ class GpuLoad(NamedTuple):
 
 
 def gpu_utilization() -> tuple[GpuLoad, ...]:
-    """Load, memory and temperature of each NVIDIA card; empty without one.
+    """Return the load, memory and temperature of each NVIDIA GPU.
 
-    >>> for card in gpu_utilization():
-    ...     print(card.device, card.load)  # doctest: +SKIP
+    Returns:
+        One `GpuLoad` per GPU; an empty tuple without an NVIDIA GPU.
+
+    Example:
+        >>> for gpu in gpu_utilization():
+        ...     print(gpu.device, gpu.load)  # doctest: +SKIP
     """
     readings = [(gpu, hardware.read_gpu(gpu)) for gpu in hardware.gpus()]
     return tuple(
@@ -216,12 +241,12 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     )
 
 
-# -- again and again ---------------------------------------------------------------------------------
+# -- repeated readings -------------------------------------------------------------------------------
 
 
 @contextmanager
 def _repeated(probe: Callable[[], object], interval: float) -> Iterator[None]:
-    """Look every so many seconds, in a thread, while a ``with`` block runs, and once more at its end."""
+    """Call ``probe`` every ``interval`` seconds in a thread during a ``with`` block, and once at its end."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -242,7 +267,7 @@ _PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
 
 
 class PeakRow(NamedTuple):
-    """Bytes that a holder used before a block, and the most it used within; ``growth`` is the difference."""
+    """The bytes that a holder used before a `memory_peak` block and at most within it."""
 
     device: str
     holder: str
@@ -251,10 +276,11 @@ class PeakRow(NamedTuple):
 
     @property
     def growth(self) -> int:
+        """The difference between ``peak`` and ``before``, in bytes."""
         return max(0, self.peak - self.before)
 
 
-# Reentrant: a block that begins looks at those around it.
+# Reentrant: the start of a block probes the enclosing blocks.
 _peaks_lock = threading.RLock()
 _open_peaks: list[MemoryPeak] = []
 
@@ -264,9 +290,9 @@ class _Watched:
     """Bytes of one holder on one device.
 
     Attributes:
-        before: Those that it used before the block.
-        peak: The most that it used so far.
-        counted: The peak that a framework had counted before the block. Only a larger one is of the block.
+        before: The bytes in use before the block.
+        peak: The largest number of bytes in use so far.
+        counted: The peak that the framework counted before the block. Only a larger one belongs to it.
     """
 
     before: int = 0
@@ -275,7 +301,7 @@ class _Watched:
 
 
 class MemoryPeak(Table):
-    """What a block of `memory_peak` used at most so far: ``rows``, ``m["torch"]``."""
+    """The peak memory use of a `memory_peak` block so far: all ``rows``, or one such as ``m["torch"]``."""
 
     def __init__(self) -> None:
         #: By device and holder.
@@ -286,17 +312,17 @@ class MemoryPeak(Table):
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
-        """One for each device and holder."""
+        """One row per device and holder."""
         return tuple(
             PeakRow(device, holder, before=one.before, peak=one.peak)
             for (device, holder), one in self._watched.items()
         )
 
     def __getitem__(self, holder: str) -> PeakRow:
-        """The row of a framework (of its first card), or of ``"this process"``: the host's memory.
+        """Return the row of a framework on its first device, or of ``"this process"`` on the host.
 
         Raises:
-            KeyError: it has none: it holds nothing that it counts.
+            KeyError: If the holder has no row: it is not loaded, has opened no device, or does not count.
         """
         for row in self.rows:
             if row.holder == holder:
@@ -319,22 +345,23 @@ class MemoryPeak(Table):
 
 @contextmanager
 def memory_peak() -> Iterator[MemoryPeak]:
-    """Measure the most memory that each framework uses within a ``with`` block, and this process on the host.
+    """Measure the peak memory of each framework, and of this process on the host, in a ``with`` block.
 
-    PyTorch and TensorFlow count it themselves (their own peak counters start anew with the block); so does
-    JAX, when the block goes beyond what came before. CuPy, and the host below the highest mark that the
-    process ever reached, are looked at every two milliseconds.
+    PyTorch and TensorFlow count their peaks; the block resets these counters. JAX counts as well, but reports
+    the peak of the block only if it exceeds every earlier one. CuPy is sampled every two milliseconds, and so
+    is the host while it stays below the highest peak of the process.
 
     Yields:
-        The measurement, which is complete once the block has ended.
+        The measurement. It is complete when the block has ended.
 
-    >>> with memory_peak() as m:
-    ...     pass
-    >>> m["this process"].growth >= 0
-    True
+    Example:
+        >>> with memory_peak() as m:
+        ...     pass
+        >>> m["this process"].growth >= 0
+        True
     """
     with _peaks_lock:
-        for outer in _open_peaks:  # keep what they have seen: the counters start anew
+        for outer in _open_peaks:  # read their peaks before the counters are reset
             outer._probe()
         for one in loaded():
             one.memory.reset_peak()
@@ -349,7 +376,7 @@ def memory_peak() -> Iterator[MemoryPeak]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a record: the time in seconds since 1970, a holder's bytes, and its device's."""
+    """One line of a record: the time in seconds since 1970, and the bytes of a holder and its device."""
 
     time: float
     device: str
@@ -368,41 +395,42 @@ COLUMNS = tuple(field.name for field in fields(_Line))
 
 
 class MemoryCollector:
-    """Writes a reading of `memory_stats` to a file, again and again, in the background.
+    """A background recorder that appends readings of `memory_stats` to a file, in a ``with`` block.
 
-    One line for each holder of each device: ``time`` (seconds since 1970), ``device``, ``holder``,
-    ``used``, ``cached``, ``peak`` (of the holder), ``free`` and ``total`` (of the device), in bytes,
-    and of a card ``load`` in per cent and ``temperature`` in degrees Celsius, where it tells them. The
-    suffix of the file says the form: ``.csv``, or ``.jsonl`` for a JSON object a line. A file that exists is
+    Each reading is one line per holder and device: ``time`` (seconds since 1970), ``device``, ``holder``,
+    ``used``, ``cached`` and ``peak`` (bytes of the holder), ``free`` and ``total`` (bytes of the device), and
+    for GPUs that report them, ``load`` (percent) and ``temperature`` (degrees Celsius). An existing file is
     continued.
 
     Args:
-        path: the file.
-        interval: seconds between two readings.
+        path: The file. Its suffix determines the format: ``.csv``, or ``.jsonl`` for one JSON object per
+            line.
+        interval: The seconds between two readings. Defaults to 1.
 
     Raises:
-        ValueError: another suffix, or an interval that is not positive.
+        ValueError: If the suffix is another one, or the interval is not positive.
 
-    >>> import tempfile, pathlib
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "memory.csv"
-    >>> with MemoryCollector(file, interval=60):
-    ...     pass
-    >>> file.read_text().splitlines()[0]
-    'time,device,holder,used,cached,peak,free,total,load,temperature'
+    Example:
+        >>> import tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "memory.csv"
+        >>> with MemoryCollector(file, interval=60):
+        ...     pass
+        >>> file.read_text().splitlines()[0]
+        'time,device,holder,used,cached,peak,free,total,load,temperature'
     """
 
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
-        from pathlib import Path  # costs 3 ms, which `import arraybridge` saves
+        from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
 
         self._path = Path(path)
         if self._path.suffix not in (".csv", ".jsonl"):
-            raise ValueError(f"{self._path.name} must end in .csv or .jsonl, which says how to write it")
+            raise ValueError(f"The file name {self._path.name!r} must end in .csv or .jsonl.")
         if not interval > 0:
-            raise ValueError(f"interval={interval!r} must be a positive number of seconds")
+            raise ValueError(f"interval={interval!r} must be a positive number of seconds.")
         self._interval = interval
 
     def __enter__(self) -> Self:
-        self.write()  # a file that cannot be written shows now
+        self.write()  # a file that cannot be written raises here
         self._writing = _repeated(self.write, self._interval)
         self._writing.__enter__()
         return self
@@ -411,7 +439,11 @@ class MemoryCollector:
         self._writing.__exit__(None, None, None)
 
     def write(self, stats: MemoryStats | None = None) -> None:
-        """Write a reading to the file: this one, or one that is made now."""
+        """Append a reading to the file.
+
+        Args:
+            stats: The reading. Defaults to a new one.
+        """
         import csv
         import json
 

@@ -30,7 +30,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.hardware import driver, gpus
-from arraybridge.memory.oom_recovery import is_oom_error, let_go, recovered
+from arraybridge.memory.oom_recovery import drop_tracebacks, is_oom_error, recovered
 from arraybridge.offload.call_signature import (
     NoSignatureError,
     Proof,
@@ -176,7 +176,7 @@ def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
 
 def _names_to_probe(backend: str | None) -> list[str]:
     """Return the frameworks in which to search for a GPU. Without a driver, none is imported for that."""
-    names = registry.for_numpy_code() if backend is None else [backend]
+    names = registry.numpy_like_names() if backend is None else [backend]
     if sys.platform == "darwin":
         has_driver = platform.machine() == "arm64"
     else:  # an AMD or an NVIDIA GPU
@@ -478,7 +478,7 @@ class Offload:
     def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
         """Record that the function failed on the GPU, and return the text of the warning."""
         reason = first_line(error_text(error))
-        let_go(error)  # its variables hold memory of the GPU
+        drop_tracebacks(error)  # its variables hold memory of the GPU
         if is_oom_error(error) or isinstance(error, CannotSplitError):
             timings.refused = f"it ran out of memory on {gpu.name} before"
             fix = " If its rows are independent, pass split_axis=0 to compute them in parts on the GPU."

@@ -115,7 +115,7 @@ def gpu(
     if name is not None and registry.metadata_of(name).runs_numpy_code is False:
         raise ValueError(
             f"backend={name!r} does not run NumPy-style functions on a GPU."
-            f" Pass one of {', '.join(registry.for_numpy_code())}."
+            f" Pass one of {', '.join(registry.numpy_like_names())}."
         )
     if split_axis is not None:
         whole_number("split_axis", split_axis)

@@ -16,7 +16,7 @@ from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework, find_or_host
+from arraybridge.frameworks.base import CPU, Framework, find_device_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement
@@ -233,4 +233,4 @@ def _parsed(item: Any, framework: Framework | None) -> Device:
 
 
 def _found(device: Device, framework: Framework | None) -> Device:
-    return find_device(device) if framework is None else find_or_host(framework, device)
+    return find_device(device) if framework is None else find_device_or_host(framework, device)

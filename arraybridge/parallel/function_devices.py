@@ -7,7 +7,7 @@ from typing import Any
 
 from arraybridge.conversion.placement import Placement
 
-__all__ = ["decorated", "placement_text", "placement"]
+__all__ = ["decorated", "placement", "placement_text"]
 
 
 def placement(fn: Any) -> Placement | None:

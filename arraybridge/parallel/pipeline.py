@@ -17,7 +17,7 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.formatting import Contents, Table, format_seconds
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.workers import Enter, ItemTime, Run, Shown, Work, Worker, nothing
@@ -168,9 +168,9 @@ class Pipeline:
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, source: Iterator[Any], unit: str, then: Callable[[Any], Any] = itself) -> Iterator[Any]:
+    def _run(self, source: Iterator[Any], unit: str, then: Callable[[Any], Any] = identity) -> Iterator[Any]:
         last = len(self.stages) - 1
-        workers = [[self._worker(i, unit, then if i == last else itself)] for i in range(last + 1)]
+        workers = [[self._worker(i, unit, then if i == last else identity)] for i in range(last + 1)]
         self._last = Run(workers, len(self.stages) * (self.queue_size + 1))
         return self._last.results(source)
 
@@ -182,7 +182,7 @@ class Pipeline:
         if self.processes:
             from arraybridge.parallel.worker_processes import WorkerProcess  # rarely needed
 
-            process = WorkerProcess(partial(itself, stage), repr(stage), f"stage {i} ({label})")
+            process = WorkerProcess(partial(identity, stage), repr(stage), f"stage {i} ({label})")
             enter = process.working
             stop = process.stop
 

@@ -103,7 +103,7 @@ def check_not_differentiated(item: Any) -> None:
         return
     for x in arrays_of(item):
         owner = registry.find_owner(x)
-        if owner is not None and owner.autodiff.stays_in_thread(x):
+        if owner is not None and owner.autodiff.is_bound_to_thread(x):
             raise GradientError(
                 f"An array of {owner.name} is being differentiated or transformed in this thread, but the"
                 " function runs in another thread, where the array would get no gradient.",

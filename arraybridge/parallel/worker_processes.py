@@ -28,7 +28,9 @@ __all__ = ["ProcessDiedError"]
 class ProcessDiedError(MemoryConversionError, RuntimeError):
     """A worker process ended while it processed an item.
 
-    Also a ``RuntimeError``. The message has the exit code of the process.
+    Also a ``RuntimeError``. A note names the item. Process it alone to see the cause::
+
+        fn(items[3])  # in the main process
     """
 
 

@@ -1,4 +1,4 @@
-"""For tests of your own: rehearse out-of-memory, and find out whether a framework keeps the promises."""
+"""Tools for your own tests: simulated out-of-memory errors and a conformance suite for frameworks."""
 
 from arraybridge.testing.conformance import FrameworkCheckError, Report, Verdict, check_framework
 from arraybridge.testing.simulated_oom import OomSimulation, inject_oom

@@ -1,7 +1,7 @@
-"""Whether a framework keeps the promises of the library: a suite for authors of plug-ins.
+"""Conformance suite for frameworks, for authors of plug-ins.
 
-Each promise is a function: a check of one case, which raises where it is broken. The cases stand above each.
-Expected values come from NumPy. What an array holds is read by a copy that nothing else refers to.
+Each promise of the library is a function that checks one case, and raises if the promise is broken. Its
+decorator lists the cases. Expected values come from NumPy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from arraybridge.conversion.convert import convert_memory, explain
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError, first_line
 from arraybridge.formatting import Contents, Table
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.accelerators import itself
+from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.oom_recovery import split_and_retry
 from arraybridge.testing.simulated_oom import inject_oom
@@ -29,16 +29,16 @@ from arraybridge.types import Device, FrameworkLike
 
 
 class FrameworkCheckError(AssertionError):
-    """A framework breaks a promise: the message says how, or is the report of all that are broken."""
+    """An error for a framework that breaks a promise. The message describes one failure, or is the report."""
 
 
 class Verdict(NamedTuple):
-    """What came out for one promise.
+    """The result for one promise.
 
     Attributes:
-        promise: its name, which ``only=`` takes.
-        cases: how many cases were tried.
-        failures: what went wrong in those that failed, each with its case.
+        promise: The name, which ``only=`` accepts.
+        cases: The number of cases.
+        failures: The description of each failed case.
     """
 
     promise: str
@@ -48,11 +48,11 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Report(Table):
-    """What `check_framework` found; prints as a table, and is true where nothing failed.
+    """The result of `check_framework`. It prints as a table, and is true if every promise is kept.
 
     Attributes:
-        framework: name of the framework.
-        verdicts: one `Verdict` a promise.
+        framework: The name of the framework.
+        verdicts: One `Verdict` per promise.
     """
 
     framework: str
@@ -60,7 +60,7 @@ class Report(Table):
 
     @property
     def broken(self) -> list[str]:
-        """Names of the promises that are not kept."""
+        """The names of the broken promises."""
         return [verdict.promise for verdict in self.verdicts if verdict.failures]
 
     @property
@@ -72,10 +72,13 @@ class Report(Table):
         return self.ok
 
     def raise_if_broken(self) -> None:
-        """Raise what is broken, for a test.
+        """Raise an error if a promise is broken, for use in a test.
 
         Raises:
-            FrameworkCheckError: a promise is not kept; its message is this table.
+            FrameworkCheckError: If a promise is broken. Its message is this table.
+
+        Example:
+            >>> check_framework("numpy", only="dtypes").raise_if_broken()
         """
         if not self.ok:
             raise FrameworkCheckError(f"\n{self}")
@@ -97,26 +100,27 @@ def check_framework(
     *,
     only: str | Iterable[str] | None = None,
 ) -> Report:
-    """Try every promise of the library on one framework, and say in words what fails.
+    """Check every promise of the library on one framework, and describe each failure.
 
-    The promises are those of the section on conversion in the documentation, as far as the framework claims
-    to keep them: it is asked for its dtypes, ranks, devices and alignment, and held to what it says.
+    The promises are those of the section on conversion in the documentation. The suite queries the dtypes,
+    ranks, devices and alignment that the framework claims to support, and checks these claims.
 
     Args:
-        framework: its name; or an instance, which is registered while the suite runs if it is not yet.
-        make: a function that makes an array of the framework from a C-contiguous NumPy array, with the
-            framework's own calls. Left out, the framework's ``from_host`` makes them.
-        only: names of the promises to try; left out, all of them.
+        framework: The name of the framework, or an instance. An instance is registered while the suite runs.
+        make: A function that creates an array of the framework from a C-contiguous NumPy array, by the
+            framework's own calls. Defaults to the framework's ``from_host``.
+        only: The name or names of the promises to check. Defaults to None: all promises.
 
     Returns:
-        a `Report`. In a test: ``check_framework("mine").raise_if_broken()``.
+        A `Report`. In a test, call ``check_framework("mine").raise_if_broken()``.
 
     Raises:
-        FrameworkNotInstalledError: it is not there.
-        ValueError: ``only`` names no promise.
+        FrameworkNotInstalledError: If the framework is not installed.
+        ValueError: If ``only`` contains an unknown name.
 
-    >>> check_framework("numpy", only="dtypes").ok
-    True
+    Example:
+        >>> check_framework("numpy", only="dtypes").ok
+        True
     """
     names = _chosen_promises(only)
     one = registry.framework(framework) if isinstance(framework, str) else framework
@@ -139,7 +143,7 @@ def _chosen_promises(only: str | Iterable[str] | None) -> list[str]:
         return list(PROMISES)
     names = [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in PROMISES]:
-        raise ValueError(f"{', '.join(unknown)}: no such promise; they are {', '.join(PROMISES)}")
+        raise ValueError(f"Unknown promise {', '.join(unknown)}. Pass some of {', '.join(PROMISES)}.")
     return names
 
 
@@ -151,18 +155,18 @@ def _judge(name: str, subject: Subject) -> Verdict:
     for case in cases:
         try:
             check(subject, **case)
-        except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
+        except Exception as error:  # noqa: BLE001  # a plug-in may raise any error, and each is a failure
             failure = first_line(str(error))
             if not isinstance(error, FrameworkCheckError):
                 failure = f"it raises {type(error).__name__}: {failure}"
-            words = ", ".join(f"{word}={' '.join(str(value).split())}" for word, value in case.items())
-            failures.append(f"{words}: {failure}" if words else failure)
+            text = ", ".join(f"{key}={' '.join(str(value).split())}" for key, value in case.items())
+            failures.append(f"{text}: {failure}" if text else failure)
     return Verdict(name, len(cases), failures)
 
 
-# -- arrays to try ------------------------------------------------------------------------------------
+# -- sample arrays ------------------------------------------------------------------------------------
 
-#: Names of the dtypes that travel.
+#: The names of the dtypes that conversions support.
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
@@ -175,15 +179,15 @@ LAYOUTS = (
 
 
 def sample(dtype: str = "float32", layout: str = "aligned", shape: tuple[int, ...] = (4, 6)) -> np.ndarray:
-    """A NumPy array with the extreme values of its dtype, the same at each call.
+    """Return a NumPy array that contains the extreme values of its dtype, the same on each call.
 
     Args:
-        dtype: one of `DTYPES`.
-        layout: ``"aligned"``: C-contiguous, at a multiple of 64 bytes; ``"offset"``: one element further;
-            ``"unaligned"``: one byte further; ``"fortran"``; ``"strided"``: every second element;
-            ``"negative"``: the last axis reversed; ``"broadcast"``: a row repeated; ``"read-only"``;
-            ``"big-endian"``.
-        shape: its shape.
+        dtype: One of `DTYPES`.
+        layout: ``"aligned"``: C-contiguous, at a multiple of 64 bytes; ``"offset"``: one element after such
+            an address; ``"unaligned"``: one byte after it; ``"fortran"``; ``"strided"``: every second
+            element; ``"negative"``: the last axis reversed; ``"broadcast"``: a repeated row;
+            ``"read-only"``; ``"big-endian"``.
+        shape: The shape.
 
     >>> sample("uint8", shape=(3,)).tolist()
     [0, 255, 1]
@@ -215,7 +219,7 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
         limits = np.iinfo(dtype)
         return np.array([limits.min, limits.max, 1, 0, 7, 100], dtype)
     numbers = [0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan, 6e-5, 0.1]
-    if dtype.name == "float8_e4m3fn":  # which has no infinity
+    if dtype.name == "float8_e4m3fn":  # has no infinity
         numbers = [0.0, -0.0, 1.5, -2.0, 448.0, 0.0625, np.nan]
     if dtype.kind == "c":
         return np.array([complex(a, b) for a, b in zip(numbers, reversed(numbers), strict=True)], dtype)
@@ -228,51 +232,56 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _at(values: np.ndarray, offset: int) -> np.ndarray:
-    """A C-contiguous copy ``offset`` bytes behind a multiple of 64."""
-    memory = host_memory.packed((values.nbytes + 64,), np.dtype(np.uint8))
+    """Return a C-contiguous copy at an address ``offset`` bytes after a multiple of 64."""
+    memory = host_memory.aligned_empty((values.nbytes + 64,), np.dtype(np.uint8))
     result = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
     result[...] = values
     return result
 
 
 class Subject:
-    """The framework under trial, and how to make and read its arrays."""
+    """The framework under test, with functions that create and read its arrays."""
 
     def __init__(self, framework: Framework, make: Callable[[np.ndarray], Any] | None) -> None:
         self.framework = framework
         self.name = framework.name
         self._make = make
         claimed = [name for name in DTYPES if framework.dtypes is None or name in framework.dtypes]
-        self.dtypes = [name for name in claimed if _is_there(name)]
-        #: A dtype for everything that is not about dtypes.
+        self.dtypes = [name for name in claimed if _is_available(name)]
+        #: The dtype of checks that are not about dtypes.
         self.dtype = next((d for d in ("float32", "int32", "uint8") if d in self.dtypes), self.dtypes[0])
 
-    def shape(self, *wish: int) -> tuple[int, ...]:
-        """That shape, or one of the same size that the framework takes."""
-        size = int(np.prod(wish))
-        for shape in (wish, (size,), (1, size)):
+    def shape(self, *preferred: int) -> tuple[int, ...]:
+        """Return the preferred shape, or one of the same size that the framework supports."""
+        size = int(np.prod(preferred))
+        for shape in (preferred, (size,), (1, size)):
             try:
                 self.framework.supports(self.dtype, shape)
             except MemoryConversionError:
                 continue
             return shape
-        return wish
+        return preferred
 
     def sample(self, **case: Any) -> np.ndarray:
-        """The array of a case, which may name its dtype, layout and shape."""
+        """Return the array of a case, which may contain its dtype, layout and shape."""
         return sample(**{"dtype": self.dtype, "shape": self.shape(4, 6), **case})
 
     def make(self, values: np.ndarray) -> Any:
+        """Return an array of the framework with these values, created without a conversion."""
         if self._make is not None:
             return self._make(values)
-        return self.framework.from_host(host_memory.fresh(values), self.framework.devices.default_device())
+        return self.framework.from_host(
+            host_memory.aligned_copy(values), self.framework.devices.default_device()
+        )
 
     def to(self, values: Any, **options: Any) -> Any:
+        """Convert an array to the framework."""
         return convert_memory(values, self.name, **options)
 
     def read(self, x: Any) -> np.ndarray:
+        """Return the values of an array, in memory that no other array uses."""
         values: np.ndarray = convert_memory(x, "numpy", copy=True, grad="detach")
-        return values.copy()  # whatever the framework's own copies share
+        return values.copy()  # a broken framework may share the memory of its copies
 
     def view(self, x: Any) -> np.ndarray | None:
         """Return the host memory of an array; None if the framework does not show it."""
@@ -294,20 +303,22 @@ class Subject:
         if not memory.size or not memory.flags.writeable:
             return False
         before = self.read(other)
-        kept = memory.copy()
+        original = memory.copy()
         memory.reshape(-1).view(np.uint8)[...] ^= 1
         changed = _bits(self.read(other)) != _bits(before)
-        memory[...] = kept
+        memory[...] = original
         return changed
 
 
-# -- what the checks are made of ----------------------------------------------------------------------
+# -- helpers of the checks ----------------------------------------------------------------------------
 
-#: Name → a promise: its check, and what each argument of the check may be.
+#: The promises by name: the check, and the values of each of its arguments.
 PROMISES: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {}
 
 
 def _promise(**each: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a check as a promise, with the values of each of its arguments."""
+
     def register_check(check: Callable[..., None]) -> Callable[..., None]:
         PROMISES[check.__name__] = check, each
         return check
@@ -315,7 +326,7 @@ def _promise(**each: Any) -> Callable[[Callable[..., None]], Callable[..., None]
     return register_check
 
 
-def _is_there(dtype: str) -> bool:
+def _is_available(dtype: str) -> bool:
     try:
         dtype_names.np_dtype(dtype)
     except DtypeNotSupportedError:  # ml_dtypes is missing
@@ -324,7 +335,7 @@ def _is_there(dtype: str) -> bool:
 
 
 def _check(condition: object, otherwise: str) -> None:
-    # No `assert`, which `python -O` would leave out.
+    # Not `assert`, which `python -O` removes.
     if not condition:
         raise FrameworkCheckError(otherwise)
 
@@ -335,12 +346,14 @@ def _bits(x: np.ndarray) -> bytes:
 
 def _same(result: np.ndarray, expected: np.ndarray) -> None:
     dtype = result.dtype.name
-    was = expected.dtype.name
-    _check(dtype == was, f"the dtype is {dtype}, and was {was}")
-    _check(result.shape == expected.shape, f"the shape is {result.shape}, and was {expected.shape}")
-    first = result.reshape(-1)[:4]
-    before = expected.reshape(-1)[:4]
-    _check(_bits(result) == _bits(expected), f"the values differ: {first} and {before}")
+    original = expected.dtype.name
+    _check(dtype == original, f"the dtype is {dtype} instead of {original}")
+    _check(result.shape == expected.shape, f"the shape is {result.shape} instead of {expected.shape}")
+    actual = result.reshape(-1)[:4]
+    correct = expected.reshape(-1)[:4]
+    _check(
+        _bits(result) == _bits(expected), f"the values differ; the first are {actual} instead of {correct}"
+    )
 
 
 def _arrives(s: Subject, **case: Any) -> None:
@@ -355,14 +368,14 @@ def _check_rejected(s: Subject, values: Any, **options: Any) -> None:
     except MemoryConversionError as error:
         _names_a_fix(error)
         return
-    raise FrameworkCheckError("it is taken, and nobody can hold it")
+    raise FrameworkCheckError("the conversion succeeds, but the framework cannot represent the array")
 
 
 def _names_a_fix(error: MemoryConversionError) -> None:
-    _check(len(str(error)) >= 20, f"the error says too little: {error}")
+    _check(len(str(error)) >= 20, f"the error message is too short: {error}")
 
 
-def _fill_what_was_freed(s: Subject, like: np.ndarray) -> None:
+def _overwrite_freed_memory(s: Subject, like: np.ndarray) -> None:
     gc.collect()
     zeros = [np.zeros_like(like) for _ in range(28)]
     zeros[:8] = [s.make(x) for x in zeros[:8]]
@@ -373,24 +386,25 @@ def _fill_what_was_freed(s: Subject, like: np.ndarray) -> None:
 
 @_promise(dtype=attrgetter("dtypes"))
 def dtypes(s: Subject, dtype: str) -> None:
-    """Every dtype that it claims arrives there and back, bit for bit."""
+    """Check that every claimed dtype is converted there and back, bit for bit."""
     _arrives(s, dtype=dtype)
 
 
 @_promise(dtype=attrgetter("dtypes"))
 def names(s: Subject, dtype: str) -> None:
-    """It calls the dtype of an array as NumPy does, and knows its shape and its bytes."""
+    """Check that the dtype name equals NumPy's, and that shape and number of bytes are correct."""
     x = s.make(s.sample(dtype=dtype))
     values = s.framework.to_host(x)
     name = s.framework.dtype_name(x)
-    _check(name == values.dtype.name, f"dtype_name() says {name}, and its memory holds {values.dtype.name}")
-    _check(s.framework.shape(x) == values.shape, "shape() is not that of its values")
-    _check(s.framework.nbytes(x) == values.nbytes, "nbytes() is not that of its values")
+    memory_dtype = values.dtype.name
+    _check(name == memory_dtype, f"dtype_name() returns {name}, but its memory holds {memory_dtype}")
+    _check(s.framework.shape(x) == values.shape, "shape() is not the shape of the values")
+    _check(s.framework.nbytes(x) == values.nbytes, "nbytes() is not the size of the values")
 
 
 @_promise(layout=LAYOUTS, dtype=attrgetter("dtypes"))
 def layouts(s: Subject, layout: str, dtype: str) -> None:
-    """Arrays of every layout arrive with the right values."""
+    """Check that arrays of every layout are converted with the correct values."""
     _arrives(s, layout=layout, dtype=dtype)
 
 
@@ -399,7 +413,7 @@ _RANKS = [(1,) * rank for rank in (1, 2, 3, 4, 5, 8, 9, 10, 32, 33, 64) if rank 
 
 @_promise(shape=[(), (0,), (0, 3), (3, 0, 2), (1, 5), (2, 3, 4), *_RANKS])
 def shapes(s: Subject, shape: tuple[int, ...]) -> None:
-    """Empty arrays, 0-d arrays and every rank arrive as they are, or are refused with a typed error."""
+    """Check that empty arrays, 0-d arrays and every rank are converted, or raise a typed error."""
     try:
         _arrives(s, shape=shape)
     except MemoryConversionError as error:
@@ -408,15 +422,15 @@ def shapes(s: Subject, shape: tuple[int, ...]) -> None:
 
 @_promise()
 def read_only(s: Subject) -> None:
-    """Nobody gets to write what may not be written."""
+    """Check that read-only and immutable memory is never shared as writable."""
     own = s.framework
     if own.has_host and not own.mutable:
         x = s.make(s.sample())
         writable = explain(x, "numpy").shares_memory and convert_memory(x, "numpy").flags.writeable
-        _check(not writable, "NumPy's view of an immutable array is writable")
+        _check(not writable, "the NumPy view of an immutable array is writable")
     if own.mutable and not own.respects_read_only:
-        lent = explain(s.sample(layout="read-only"), s.name).shares_memory
-        _check(not lent, "read-only memory is lent to arrays that can be written to")
+        shared = explain(s.sample(layout="read-only"), s.name).shares_memory
+        _check(not shared, "read-only memory is shared with a writable array")
 
 
 def _small_and_large(s: Subject) -> list[tuple[int, ...]]:
@@ -425,46 +439,46 @@ def _small_and_large(s: Subject) -> list[tuple[int, ...]]:
 
 @_promise(shape=_small_and_large)
 def lifetime(s: Subject, shape: tuple[int, ...]) -> None:
-    """Memory outlives its source: delete it, and the result still holds."""
+    """Check that a result keeps its values after its source is deleted."""
     expected = s.sample(shape=shape)
     source = expected.copy()
     x = s.to(source)
     del source
-    _fill_what_was_freed(s, expected)
+    _overwrite_freed_memory(s, expected)
     _same(s.read(x), expected)
     x = s.make(expected.copy())
     values = convert_memory(x, "numpy")
     del x
-    _fill_what_was_freed(s, expected)
+    _overwrite_freed_memory(s, expected)
     _same(values, expected)
 
 
 @_promise(layout=["aligned", "fortran", "strided", "offset", "negative"])
 def copies(s: Subject, layout: str) -> None:
-    """``copy=True`` never shares, ``copy=False`` shares or refuses, and a copy is complete on return."""
+    """Check that ``copy=True`` never shares, ``copy=False`` shares or raises, and copies are complete."""
     source = s.sample(layout=layout)
     expected = s.sample(layout=layout)
     route = None
     x = s.to(source, copy=True)
     source[...] = 0
     _same(s.read(x), expected)
-    _check(s.to(x) is x, "within the framework, the very object has to come back")
+    _check(s.to(x) is x, "a conversion within the framework returns another object")
     other = s.to(x, copy=True)
-    _check(other is not x, "copy=True gives the very object back")
+    _check(other is not x, "copy=True returns its argument")
     _same(s.read(other), expected)
     _own_copies(s, x)
     try:
         route = explain(source, s.name, copy=False)
         s.to(source, copy=False)
     except CopyRequiredError as error:
-        _check(route is None, "explain() foretells that copy=False shares, and the conversion refuses")
+        _check(route is None, "explain() predicts that copy=False shares memory, but the conversion raises")
         _names_a_fix(error)
         return
-    _check(route.shares_memory, "copy=False passes, and explain() says that nothing is shared")
+    _check(route.shares_memory, "copy=False succeeds, but explain() predicts that no memory is shared")
 
 
 def _own_copies(s: Subject, x: Any) -> None:
-    """The framework's own functions that copy do copy."""
+    """Check that the copying functions of the framework do copy."""
     own = s.framework
     expected = s.read(x)
     _check(not s.shares(x, own.copy(x)), "copy() shares memory with its argument")
@@ -484,22 +498,23 @@ def _own_copies(s: Subject, x: Any) -> None:
 
 @_promise(layout=LAYOUTS)
 def sharing(s: Subject, layout: str) -> None:
-    """What `explain` says of sharing is what happens, and what `trace` records."""
+    """Check that memory is shared as `explain` predicts, and that `trace` records the same route."""
 
     def compare(route: Route, values: np.ndarray, x: Any) -> None:
-        """Whether a write to ``values`` is seen in ``x`` as foretold."""
+        """Check that a write to ``values`` changes ``x`` as predicted."""
         if values.flags.writeable:
             before = s.read(x)
             values[...] = 0
-            seen = _bits(s.read(x)) != _bits(before)
-            words = f"explain() says {route}, and a write is {'' if seen else 'not '}seen on the other side"
-            _check(seen == route.shares_memory, words)
+            changed = _bits(s.read(x)) != _bits(before)
+            effect = "changes" if changed else "does not change"
+            failure = f"explain() predicts {route}, but a write to one array {effect} the other"
+            _check(changed == route.shares_memory, failure)
 
     source = s.sample(layout=layout)
     route = explain(source, s.name)
     with trace() as log:
         x = s.to(source)
-    _check(log.records == [route], f"explain() foretold {route}, and trace() recorded {log.records}")
+    _check(log.records == [route], f"explain() predicts {route}, but trace() records {log.records}")
     compare(route, source, x)
     x = s.make(s.sample())
     compare(explain(x, "numpy"), convert_memory(x, "numpy"), x)
@@ -511,7 +526,7 @@ def _real_dtypes(s: Subject) -> list[str]:
 
 @_promise(dtype=_real_dtypes)
 def casts(s: Subject, dtype: str) -> None:
-    """``dtype=`` casts, and nothing else does."""
+    """Check that ``dtype=`` casts as NumPy does, and to separate memory."""
     values = np.array([0, 1, 2, 3], "float64").reshape(s.shape(4))
     _same(s.read(s.to(values, dtype=dtype)), values.astype(dtype_names.np_dtype(dtype)))
     if dtype != s.dtype:
@@ -521,7 +536,7 @@ def casts(s: Subject, dtype: str) -> None:
         _check(not s.shares(x, cast), "cast() shares memory with its argument")
 
 
-#: What no framework but NumPy itself holds.
+#: Objects that no framework except NumPy can represent.
 _UNUSUAL_VALUES: list[Any] = [
     np.array([object()]),
     np.array(["a"]),
@@ -532,16 +547,16 @@ _UNUSUAL_VALUES: list[Any] = [
 ]
 
 
-def _refusable(s: Subject) -> list[Any]:
-    dtypes = [dtype for dtype in DTYPES if dtype not in s.dtypes and _is_there(dtype)]
-    strange = [] if s.framework.owns(_UNUSUAL_VALUES[0]) else _UNUSUAL_VALUES
-    return [s.sample(dtype=dtype) for dtype in dtypes] + strange
+def _unsupported(s: Subject) -> list[Any]:
+    dtypes = [dtype for dtype in DTYPES if dtype not in s.dtypes and _is_available(dtype)]
+    unusual = [] if s.framework.owns(_UNUSUAL_VALUES[0]) else _UNUSUAL_VALUES
+    return [s.sample(dtype=dtype) for dtype in dtypes] + unusual
 
 
-@_promise(what=_refusable)
-def refusals(s: Subject, what: Any) -> None:
-    """What it cannot hold is refused with a typed error that says what to do."""
-    _check_rejected(s, what)
+@_promise(value=_unsupported)
+def refusals(s: Subject, value: Any) -> None:
+    """Check that unsupported arrays raise a typed error with advice."""
+    _check_rejected(s, value)
 
 
 def _own_devices(s: Subject) -> list[Device]:
@@ -550,16 +565,17 @@ def _own_devices(s: Subject) -> list[Device]:
 
 @_promise(device=_own_devices)
 def devices(s: Subject, device: Any) -> None:
-    """Arrays land on the device that is asked for, and one that is not there is refused."""
+    """Check that results are on the requested device, and that a missing device raises a typed error."""
     own = s.framework.devices.device_of(s.make(s.sample()))
-    _check(own in s.framework.devices.available(), f"an array is on {own}, which devices() does not list")
+    _check(own in s.framework.devices.available(), f"an array is on {own}, which available() does not list")
     source = s.sample()
     x = s.to(source, device=str(device))
     if device.kind != "cpu":
         source[...] = 0  # a copy is complete when from_host() returns
     _same(s.read(x), s.sample())
-    _check(s.framework.devices.device_of(x) == device, f"it is on {s.framework.devices.device_of(x)}")
-    on_hosts = own.kind == device.kind == "cpu"  # between which conversions do not use to_device()
+    actual = s.framework.devices.device_of(x)
+    _check(actual == device, f"the result is on {actual} instead of {device}")
+    on_hosts = own.kind == device.kind == "cpu"  # conversions do not use to_device() between CPUs
     if own != device and not on_hosts:
         first = s.make(s.sample())
         moved = s.framework.devices.to_device(first, device)
@@ -571,13 +587,13 @@ def devices(s: Subject, device: Any) -> None:
 
 @_promise(axis=[0, 1])
 def splitting(s: Subject, axis: int) -> None:
-    """A batch that is split when memory runs out is joined again, bit for bit; here arrays of every dtype."""
+    """Check that a batch of every dtype is split and joined, bit for bit, when memory runs out."""
     expected = [s.sample(dtype=dtype) for dtype in s.dtypes]
     shape = expected[0].shape
     if axis < len(shape) and shape[axis] > 2:
         arrays = [s.make(values) for values in expected]
         with inject_oom(s.name, above_rows=2):
-            joined = split_and_retry(itself, arrays, axis=axis)
+            joined = split_and_retry(identity, arrays, axis=axis)
         for result, values in zip(joined, expected, strict=True):
             _same(s.read(result), values)
         if s.framework.mutable:

@@ -1,4 +1,4 @@
-"""Rehearse what happens when memory runs out, without running out of it."""
+"""Simulation of out-of-memory errors, for tests of recovery."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from arraybridge.types import FrameworkLike
 
 @dataclass
 class OomSimulation:
-    """What `inject_oom` did so far.
+    """A record of the attempts during `inject_oom`.
 
     Attributes:
-        attempts: rows of each attempt made since, None where it had no array.
-        raised: how many of them were made to fail.
+        attempts: The number of rows of each attempt; None if it had no array.
+        raised: The number of attempts that failed.
     """
 
     attempts: list[int | None] = field(default_factory=list)
@@ -33,34 +33,38 @@ def inject_oom(
 ) -> Iterator[OomSimulation]:
     """Make attempts under OOM recovery fail, inside a ``with`` block, as if memory had run out.
 
-    An attempt is each call of a function by `run_with_oom_recovery`, by `split_and_retry`, or by a decorator
-    with ``oom_recovery``: the framework's own error is raised in place of the call, in every thread.
-    Functions that run without recovery are left alone, and so is what happens inside the function.
+    Each call of a function by `run_with_oom_recovery`, by `split_and_retry`, or by a decorator with
+    ``oom_recovery`` is an attempt. The out-of-memory error of the framework is raised instead of the call, in
+    every thread. Functions that run without recovery are not affected.
 
     Args:
-        framework: whose error to raise; it is imported.
-        skip: attempts to leave alone first.
-        count: attempts to fail after these; None: one, or with ``above_rows`` all of them.
-        above_rows: fail only attempts on more rows than that, as a small card would.
-
-    Warns where the block ends and no attempt was made, since nothing was rehearsed then.
+        framework: The framework whose error is raised. It is imported.
+        skip: The number of attempts that run normally first. Defaults to 0.
+        count: The number of attempts that fail after these. Defaults to None: one attempt, or all attempts
+            with ``above_rows``.
+        above_rows: If given, only attempts on more rows fail, as on a GPU with little memory. Defaults to
+            None.
 
     Yields:
         A record of the attempts: ``.attempts``, their rows in order, and ``.raised``.
 
-    Raises:
-        ValueError: a number is negative.
-        FrameworkNotInstalledError: the framework is missing.
+    Warns:
+        UserWarning: If the block ends without an attempt, because nothing was simulated.
 
-    >>> import numpy as np, arraybridge
-    >>> with inject_oom("numpy", above_rows=4) as rehearsal:
-    ...     doubled = arraybridge.split_and_retry(lambda x: x * 2, np.arange(8))
-    >>> rehearsal.attempts
-    [8, 8, 4, 4]
+    Raises:
+        ValueError: If a number is negative.
+        FrameworkNotInstalledError: If the framework is missing.
+
+    Example:
+        >>> import numpy as np, arraybridge
+        >>> with inject_oom("numpy", above_rows=4) as simulation:
+        ...     doubled = arraybridge.split_and_retry(lambda x: x * 2, np.arange(8))
+        >>> simulation.attempts
+        [8, 8, 4, 4]
     """
     for name, value in (("skip", skip), ("count", count), ("above_rows", above_rows)):
         if value is not None and value < 0:
-            raise ValueError(f"inject_oom({name}={value}) counts attempts or rows; pass 0 or more")
+            raise ValueError(f"inject_oom({name}={value}) must not be negative. Pass 0 or more.")
     if count is None and above_rows is None:
         count = 1
     owner = registry.framework(framework)
@@ -86,7 +90,8 @@ def inject_oom(
         oom_recovery.faults.remove(fault)
     if not simulation.attempts:
         warnings.warn(
-            "inject_oom() saw no attempt: nothing in the block ran under OOM recovery. Decorate the function"
-            " with oom_recovery=True or 'split', or call it by run_with_oom_recovery or split_and_retry.",
+            "inject_oom() saw no attempt: no function in the block ran under OOM recovery. Decorate the"
+            " function with oom_recovery=True or 'split', or call it with run_with_oom_recovery or"
+            " split_and_retry.",
             stacklevel=3,  # the end of the with block
         )

@@ -106,7 +106,15 @@ def _swap_bytes(copy: Copy) -> str:
 def _allow_writes(copy: Copy) -> str:
     return (
         f"arraybridge.to_{copy.target}(x, copy=False) shares it, if nobody writes to the result; or make the"
-        " original writable (np.memmap(…, mode='c'))"
+        " original writable"
+    )
+
+
+def _open_copy_on_write(copy: Copy) -> str:
+    return (
+        'open the file in copy-on-write mode (np.load(path, mmap_mode="c") or np.memmap(mode="c")), which'
+        " shares without a copy and never changes the file; do not overwrite or shorten the file while it is"
+        " in use"
     )
 
 
@@ -176,6 +184,7 @@ ADVICE: dict[Reason, Callable[[Copy], str]] = {
     Reason.MISALIGNED_ELEMENTS: _align,
     Reason.BYTE_ORDER: _swap_bytes,
     Reason.READ_ONLY: _allow_writes,
+    Reason.READ_ONLY_FILE_MAP: _open_copy_on_write,
     Reason.CACHED_SCALAR: _pass_number,
     Reason.REPLICATED: _gather,
     Reason.LAZY_VALUES: _resolve,
@@ -205,6 +214,7 @@ WITHOUT_ADVICE = frozenset(
         Reason.SEPARATE_COLUMNS,
         Reason.MASKED_STORAGE,
         Reason.CHUNKED_STORAGE,
+        Reason.PACKED_BITS,
         Reason.CARRIER_COPIES,
         Reason.LIBRARY_COPIES,
         Reason.NUMPY_SCALAR,

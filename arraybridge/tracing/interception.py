@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import dlpack_capsules, registry
+from arraybridge.frameworks import dlpack_capsules, read_only, registry
 from arraybridge.frameworks.base import Framework, Observation, is_c_contiguous
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.tracing import events
@@ -60,6 +60,7 @@ _COMPILER = "torch._dynamo"
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
 _RESHARDED = Cause(Reason.RESHARDED)
 _READ_ONLY = Cause(Reason.READ_ONLY)
+_READ_ONLY_FILE_MAP = Cause(Reason.READ_ONLY_FILE_MAP)
 _CAPSULE: type = type(np.empty(0).__dlpack__())
 _OF_ANY = Observation()
 
@@ -118,7 +119,7 @@ class Conversion:
         if was == now:
             return None
         is_narrowed = self.wanted in ("", was) and was in _WIDE_DTYPES and now not in _WIDE_DTYPES
-        if is_narrowed and self.observation.narrows:
+        if is_narrowed and self.observation.narrows_64_bit:
             return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
         return Cause(Reason.NATIVE_CAST, dtype=now)
 
@@ -229,7 +230,7 @@ class _Call:
         if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
             return
         # Between GPUs, other calls are ordered by streams and do not wait.
-        if self._reads_on_host or (owner.runtime.observation.computes_later and owner.name != self._library):
+        if self._reads_on_host or (owner.runtime.observation.is_asynchronous and owner.name != self._library):
             with owner.runtime.observation.unobserved():
                 events.wait_for(owner, x)
 
@@ -402,14 +403,14 @@ def _obstacle(
     source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
 ) -> Cause | None:
     """Return why no call could have shared the memory of ``x``, or None."""
-    obstacle = _RESHARDED if spread else as_cause(source.interchange.must_copy(x))
+    obstacle = _RESHARDED if spread else as_cause(source.interchange.copy_reason(x))
     if obstacle is not None:
         return obstacle
     if together and (address or 0) % (target.alignment or 1):
         return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
     keeps_read_only = target.respects_read_only or not target.mutable
     if source.devices.has_only_host and not keeps_read_only and not x.flags.writeable:
-        return _READ_ONLY
+        return _READ_ONLY_FILE_MAP if read_only.is_file_map(x) else _READ_ONLY
     return None
 
 

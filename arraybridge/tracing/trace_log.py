@@ -25,7 +25,7 @@ from arraybridge.validation import whole_number
 if TYPE_CHECKING:
     from arraybridge.tracing.hotspots import HotSpots
 
-__all__ = ["TraceLog", "everywhere", "record_in_context", "active_logs", "note", "open_logs", "span", "trace"]
+__all__ = ["TraceLog", "active_logs", "everywhere", "note", "open_logs", "record_in_context", "span", "trace"]
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 

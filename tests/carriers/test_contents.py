@@ -335,7 +335,7 @@ def test_a_bystander_passes_unchanged_and_breaks_no_call(kind: str) -> None:
 def test_a_bystander_that_is_passed_as_the_array_gives_a_clear_error(kind: str) -> None:
     x = BYSTANDERS[kind]()
     for call in (ab.to_torch, ab.detect_memory_type, lambda x: ab.explain(x, "torch"), ab.device_of):
-        with pytest.raises(ab.UnknownArrayError, match="is no array") as caught:
+        with pytest.raises(ab.UnknownArrayError, match="is not an array") as caught:
             call(x)
         assert caught.value.advice
         if kind == "dtypes that raise":

@@ -14,7 +14,7 @@ import arraybridge as ab
 from arraybridge.errors import Advice, MemoryConversionError
 from tests.helpers import require
 
-NAMES = ("torch", "tensorflow", "jax", "SimpleITK", "pandas", "polars")
+NAMES = ("torch", "tensorflow", "jax", "SimpleITK", "pandas", "polars", "pyarrow", "arraybridge")
 TABLE = np.array([(1.5, 2), (2.5, 3)], [("a", "f4"), ("b", "i4")])
 
 
@@ -128,6 +128,73 @@ def masked_tensor() -> Any:
         warnings.simplefilter("ignore")
         return package("torch.masked").masked_tensor(torch.arange(3.0), torch.tensor([True, False, True]))
 
+
+def column_of_a_data_set(name: str) -> Any:
+    datasets = package("datasets")
+    float32 = datasets.Value("float32")
+    features = {
+        "number": float32,
+        "vector": datasets.Sequence(float32, length=2),
+        "lists": datasets.Sequence(datasets.Value("int64")),
+        "image": datasets.Array2D((2, 2), "uint8"),
+        "text": datasets.Value("string"),
+        "fields": {"a": datasets.Value("int32")},
+    }
+    rows = {
+        "number": [1.5, 2.5],
+        "vector": [[1, 2], [3, 4]],
+        "lists": [[1], [2, 3]],
+        "image": [[[1, 2], [3, 4]]] * 2,
+        "text": ["b", "a"],
+        "fields": [{"a": 1}, {"a": 2}],
+    }
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))[name]
+
+
+def arrow(values: Any, kind: str | None = None, size: int = 0) -> Any:
+    pyarrow = package("pyarrow")
+    element = None if kind is None else pyarrow.type_for_alias(kind)
+    return pyarrow.array(values, pyarrow.list_(element, size) if size else element)
+
+
+def arrow_chunks(values: Any, kind: str | None = None, size: int = 0) -> Any:
+    return package("pyarrow").chunked_array([arrow(values, kind, size)] * 2)
+
+
+def arrow_table(**columns: Any) -> Any:
+    return package("pyarrow").table(columns)
+
+
+def arrow_batch(**columns: Any) -> Any:
+    return package("pyarrow").record_batch(columns)
+
+
+def arrow_map() -> Any:
+    pyarrow = package("pyarrow")
+    return pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int32()))
+
+
+def arrow_tensors() -> Any:
+    pyarrow = package("pyarrow")
+    return pyarrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(3, 2, 2))
+
+
+def nested_arrow(values: Any) -> Any:
+    pyarrow = package("pyarrow")
+    return pyarrow.array(values, pyarrow.list_(pyarrow.list_(pyarrow.int32(), 2), 2))
+
+
+def polars_array(values: Any, *shape: int) -> Any:
+    polars = package("polars")
+    return polars.Series("v", values, dtype=polars.Array(polars.Int32, shape))
+
+
+def decimals() -> Any:
+    return package("polars").Series("d", ["1.5", "2"]).cast(package("polars").Decimal(10, 2))
+
+
+ROWS_WITH_NULLS = [[[1, 2], None], [[5, 6], [7, 8]]]
+ELEMENTS_WITH_NULLS = [[[1, 2], [3, None]], [[5, 6], [7, 8]]]
 
 #: A rejected object → how to make it, and the number of expressions in its advice.
 CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
@@ -244,6 +311,87 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "polars structs": (lambda _: package("polars").Series([{"{a}": 1, "t": "x"}]), 1),
     "polars objects": (lambda _: package("polars").Series([{1}], dtype=package("polars").Object), 0),
     "polars lists": (lambda _: package("polars").Series([[1], [2, 3]]), 1),
+    "polars lists with nulls": (lambda _: package("polars").Series([[1], [None, 3]]), 1),
+    "polars lists of lists": (lambda _: package("polars").Series([[[1]], [[2, 3]]]), 1),
+    "polars lists of text": (lambda _: package("polars").Series([["a"], ["b", "c"]]), 1),
+    "polars text with nulls": (lambda _: package("polars").Series(["a", None]), 1),
+    "polars bytes": (lambda _: package("polars").Series([b"a"]), 1),
+    "polars nulls alone": (lambda _: package("polars").Series([None]), 0),
+    "polars decimals": (lambda _: decimals(), 1),
+    "polars 128 bits": (lambda _: package("polars").Series([1]).cast(package("polars").Int128), 1),
+    "polars booleans with nulls": (lambda _: package("polars").Series([True, None]), 2),
+    "polars arrays with null rows": (lambda _: polars_array([[1, 2], None], 2), 1),
+    "polars arrays with nulls": (lambda _: polars_array([[1, None], [1, 2], None], 2), 2),
+    "polars arrays with null arrays": (lambda _: polars_array(ROWS_WITH_NULLS, 2, 2), 1),
+    "polars arrays with nulls in arrays": (lambda _: polars_array(ELEMENTS_WITH_NULLS, 2, 2), 2),
+    "polars frame with nulls": (lambda _: package("polars").DataFrame({"a": [1, None], "b": [1, 2]}), 2),
+    "polars frame of booleans with nulls": (lambda _: package("polars").DataFrame({"a": [True, None]}), 2),
+    "polars frame of numbers": (lambda _: package("polars").DataFrame({"a": [1], "b": [1.5]}), 1),
+    "polars frame with decimals": (lambda _: package("polars").DataFrame({"a": [1, 2], "d": decimals()}), 1),
+    "polars frame with text": (lambda _: package("polars").DataFrame({"t": ["a"], "{a}": [None]}), 1),
+    "polars frame of arrays": (
+        lambda _: package("polars").DataFrame({"t": ["a"], "v": polars_array([[1, 2]], 2)}),
+        1,
+    ),
+    "polars frame without columns": (lambda _: package("polars").DataFrame(), 0),
+    "polars lazy frame": (lambda _: package("polars").LazyFrame({"a": [1], "b": [2]}), 1),
+    "polars lazy frame with text": (lambda _: package("polars").LazyFrame({"t": ["a"], "b": [2.0]}), 1),
+    **{
+        f"Arrow {kind}{' in chunks' if make is arrow_chunks else ''}": (
+            lambda _, make=make, values=values, kind=kind: make(values, kind),
+            count,
+        )
+        for make in (arrow, arrow_chunks)
+        for kind, values, count in (
+            ("int16", [1, None], 2),
+            ("bool", [True, None], 2),
+            ("halffloat", [1.5, None], 2),
+            ("string", ["b", "a", None], 1),
+            ("large_binary", [b"b", b"a"], 1),
+            ("timestamp[us]", [1, None], 1),
+            ("date32", [1, 2], 1),
+            ("time64[ns]", [1, 2], 1),
+            ("duration[s]", [1, 2], 1),
+            ("null", [None], 0),
+        )
+    },
+    "Arrow decimals": (lambda _: arrow([package("decimal").Decimal("1.5"), None]), 1),
+    "Arrow categories": (lambda _: arrow(["b", "a", None]).dictionary_encode(), 1),
+    "Arrow lists": (lambda _: arrow([[1], [2, None]]), 1),
+    "Arrow lists in chunks": (lambda _: arrow_chunks([[1], [2, 3]]), 1),
+    "Arrow lists of lists": (lambda _: arrow([[[1]], [[2, 3]]]), 1),
+    "Arrow lists of text": (lambda _: arrow([["a"], ["b", "c"]]), 1),
+    "Arrow fixed-size lists of text": (lambda _: arrow([["a", "b"]], "string", 2), 1),
+    "Arrow structs": (lambda _: arrow([{"n": None, "t": "x"}, None]), 1),
+    "Arrow maps": (lambda _: arrow_map(), 0),
+    "Arrow tensors": (lambda _: arrow_tensors(), 1),
+    "Arrow scalar": (lambda _: package("pyarrow").scalar(1.5), 1),
+    "Arrow schema": (lambda _: package("pyarrow").schema([]), 0),
+    "Arrow fixed-size lists with null rows": (lambda _: arrow([[1, 2], None], "int32", 2), 1),
+    "Arrow fixed-size lists with nulls": (lambda _: arrow([[1, None], [1, 2], None], "int32", 2), 2),
+    "Arrow fixed-size lists with nulls, sliced": (
+        lambda _: arrow([[1, 2], [1, None], [3, 4]], "int32", 2)[1:],
+        2,
+    ),
+    "Arrow fixed-size lists with nulls, in chunks": (lambda _: arrow_chunks([[True, None]], "bool", 2), 2),
+    "Arrow nested lists with null lists": (lambda _: nested_arrow(ROWS_WITH_NULLS), 1),
+    "Arrow nested lists with nulls": (lambda _: nested_arrow(ELEMENTS_WITH_NULLS), 2),
+    "Arrow table with nulls": (lambda _: arrow_table(a=[1, None], b=[1, 2]), 1),
+    "Arrow batch with nulls": (lambda _: arrow_batch(a=[1, None], b=[1, 2]), 1),
+    "Arrow table of numbers": (lambda _: arrow_table(a=[1, None], b=[1.5, 2]), 1),
+    "Arrow batch of numbers": (lambda _: arrow_batch(a=[1, 2], b=[True, False]), 1),
+    "Arrow table with text": (lambda _: arrow_table(t=["a", "b"], a=[1, None]), 1),
+    "Arrow table of text": (lambda _: arrow_table(t=["a"]), 1),
+    "Arrow table of vectors": (lambda _: arrow_table(t=["a"], v=arrow([[1, 2]], "int8", 2)), 1),
+    "Arrow table of two columns of one name": (
+        lambda _: package("pyarrow").table([arrow(["a"]), arrow([1])], names=["{x}", "{x}"]),
+        1,
+    ),
+    "Arrow table without columns": (lambda _: arrow_table(), 0),
+    **{
+        f"a data set's column of {name}": (lambda _, name=name: column_of_a_data_set(name), 1)
+        for name in ("number", "vector", "lists", "image", "text", "fields")
+    },
     "SciPy": (lambda _: package("scipy.sparse").eye_array(3).tocsr(), 1),
     "sparse": (lambda _: sparse_identity(), 1),
     "Dask": (lambda _: package("dask.array").ones(3), 1),

@@ -355,7 +355,7 @@ def test_what_is_no_function_or_no_dask_array(function: Any) -> None:
         function(functions.twice, [1, 2])
     with pytest.raises(TypeError, match=r"\(\) takes a function first, and .* cannot be called"):
         function("twice", numbers())
-    with pytest.raises(UnknownArrayError, match="list is no array"):
+    with pytest.raises(UnknownArrayError, match="list is not an array"):
         function(functions.twice, numbers(), meta=[1])
     with pytest.raises(TypeError, match="chunks of a Dask array are of numpy or cupy"):
         function(functions.twice, numbers(), meta=convert_memory(np.empty(0), "torch"))
@@ -400,7 +400,7 @@ def test_later_writes_change_nothing() -> None:
 def test_what_cannot_enter_or_leave() -> None:
     torch = require("torch")
     for thing in ([1, 2], 3.0):
-        with pytest.raises(UnknownArrayError, match="is no array"):
+        with pytest.raises(UnknownArrayError, match="is not an array"):
             to_dask(thing)
     with pytest.raises(GradientError, match="grad='detach'"):
         to_dask(torch.ones(4, requires_grad=True))

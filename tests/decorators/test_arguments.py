@@ -152,11 +152,11 @@ def test_a_table_is_refused_without_an_array_and_by_strict_always(name: str, cal
     args, kwargs, where = CALLS[call]
     ran: list[Any] = []
     f = decorator(name)(lambda x, *rest, **named: ran.append(x))
-    with pytest.raises(UnknownArrayError, match=rf"{where}: .*Table is no array: .*np\.asarray\(x\)"):
+    with pytest.raises(UnknownArrayError, match=rf"{where}: .*Table is not an array: .*np\.asarray\(x\)"):
         f(*args, **kwargs)
     assert not ran
     assert arraybridge.numpy(identity)(IMAGE, *args, **kwargs) is IMAGE
-    with pytest.raises(UnknownArrayError, match="is no array"):
+    with pytest.raises(UnknownArrayError, match="is not an array"):
         arraybridge.numpy(input_type="numpy", strict=True)(identity)(IMAGE, *args, **kwargs)
 
 

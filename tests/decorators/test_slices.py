@@ -129,7 +129,7 @@ def test_process_slices_stacks_within_tuples_and_dicts() -> None:
 def test_process_slices_refuses_what_differs_from_plane_to_plane() -> None:
     with pytest.raises(ValueError, match="slice 1 has"):
         process_slices(STACK, lambda plane: plane[: int(plane[0, 0]) // 6 + 1])
-    with pytest.raises(ValueError, match="is no array"):
+    with pytest.raises(ValueError, match="is not an array"):
         process_slices(STACK, lambda plane: plane if plane[0, 0] else 3)
     with pytest.raises(ValueError, match=r"[Tt]uple|arity|node"):
         process_slices(STACK, lambda plane: (plane,) if plane[0, 0] else (plane, plane))

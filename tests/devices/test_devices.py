@@ -196,7 +196,7 @@ def test_a_thread_and_a_task_have_their_own(jax_devices: Any) -> None:
 
 @pytest.mark.parametrize("words", ["gpu:97", "cuda:97", "cpu:97", "opencl:97"])
 def test_a_device_that_is_not_there(words: str) -> None:
-    with pytest.raises(arraybridge.DeviceNotFoundError, match=r"no installed framework has a device .*:97"):
+    with pytest.raises(arraybridge.DeviceNotFoundError, match=r"No installed framework has a device .*:97"):
         set_device(words)
     with pytest.raises(arraybridge.DeviceNotFoundError), use_device(words):
         pass

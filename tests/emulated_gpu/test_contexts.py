@@ -107,7 +107,7 @@ def test_a_context_that_cannot_be_made_current_is_released() -> None:
     )
     assert printed.splitlines() == [
         "1 1",
-        "CUDA's driver cannot make card 1 the current one",
+        "CUDA's driver cannot make GPU 1 the current device",
         "1 0 0",
         "3.0 False True",
     ]

@@ -22,7 +22,7 @@ SELECTING = (
     *("interchange.adopt, from CuPy", "interchange.adopt, from a framework without streams"),
     "interchange.adopt, from an unknown library by DLPack",
     "interchange.adopt, from an unknown library by the CUDA array interface",
-    *("interchange.must_copy", "interchange.block_until_ready"),
+    *("interchange.copy_reason", "interchange.block_until_ready"),
     *(
         "memory.device_memory",
         "memory.free_cache",

@@ -89,9 +89,9 @@ def test_without_a_visible_gpu_the_driver_stays_asleep() -> None:
         "print(accounting.is_awake())",
         env={"CUDA_VISIBLE_DEVICES": "-1"},
     )
-    reason = "CUDA answers cudaErrorNoDevice: no CUDA-capable device is detected"
+    reason = "CUDA reports cudaErrorNoDevice: no CUDA-capable device is detected"
     assert printed.splitlines() == [
         "False []",
-        f"{reason}; an NVIDIA card and its driver are needed.",
+        f"{reason}. CuPy needs an NVIDIA GPU and its driver.",
         "False",
     ]

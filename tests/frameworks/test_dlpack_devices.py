@@ -151,6 +151,65 @@ def test_extended_dtypes_are_read_through_the_host(dtype: str) -> None:
         assert (data.bits(result), data.dtype_name(result)) == (data.bits(tensor), dtype)
 
 
+class OnHost(Producer):
+    """Host memory, of a library that nobody knows."""
+
+    device = 1
+
+    def __dlpack__(self, **wish: Any) -> Any:
+        return self.array.__dlpack__(**wish)
+
+
+class OnHostWithoutVersions(OnHost):
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float32"])
+def test_writable_host_memory_of_every_dtype_is_shared(dtype: str) -> None:
+    torch = require("torch")
+    tensor = torch.arange(6).to(getattr(torch, dtype))
+    for target in ("numpy", "torch"):
+        for x in (OnHost(tensor), OnHost(tensor)):  # the second one has a plan
+            assert explain(x, target).shares_memory
+            result = convert_memory(x, target)
+            assert data.address(result) == tensor.data_ptr()
+            assert (data.bits(result), data.dtype_name(result)) == (data.bits(tensor), dtype)
+            assert target == "torch" or result.flags.writeable
+    # An unversioned capsule cannot state that its memory may be written to.
+    unknown = OnHostWithoutVersions(tensor)
+    assert convert_memory(unknown, "torch").data_ptr() != tensor.data_ptr()
+    assert not convert_memory(unknown, "numpy").flags.writeable
+
+
+def test_plans_of_extended_dtypes_look_at_each_array() -> None:
+    torch = require("torch")
+    jnp = require("jax").numpy
+    brain = torch.arange(6).to(torch.bfloat16)
+    for _ in range(3):
+        for array in (
+            *(brain, brain[::2], brain[:0], brain[1], brain.reshape(2, 3).T, torch.arange(6.0)),
+            *(jnp.arange(6, dtype="bfloat16"), np.arange(6)[::-1], torch.ones(3, dtype=torch.bool)),
+        ):
+            x = OnHost(array)
+            for copy in (None, False, True):
+                if copy is False and isinstance(array, np.ndarray):
+                    continue  # it has to be copied
+                route = explain(x, "torch", copy=copy)
+                result = convert_memory(x, "torch", copy=copy)
+                assert (data.bits(result), data.dtype_name(result)) == (
+                    data.bits(array),
+                    data.dtype_name(array),
+                )
+                if array.ndim and len(array):
+                    shares = result.data_ptr() == data.address(array)
+                    assert shares == route.shares_memory, (array, copy)
+        unknown = OnHost(brain)
+        unknown.device = 8
+        with pytest.raises(CopyRequiredError):
+            convert_memory(unknown, "torch", copy=False)
+
+
 def test_a_copy_is_requested_and_made_once() -> None:
     x = Newest(np.arange(64.0))
     for _ in range(2):
@@ -234,3 +293,70 @@ def test_plans_of_unknown_producers_look_at_each_array() -> None:
         assert convert_memory(made(torch.ones(2).to(torch.bfloat16)), "torch").dtype is torch.bfloat16
         with pytest.raises(arraybridge.SourceMismatchError):
             convert_memory(made(shared), "jax", "torch")
+
+
+# ---- fuzz --------------------------------------------------------------------------------------------
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+
+
+def random_layout(rng: np.random.Generator, array: Any) -> Any:
+    """Return the array after some random slices, transpositions and broadcasts."""
+    for _ in range(int(rng.integers(0, 3))):
+        kind = int(rng.integers(5)) if array.ndim else 4
+        axis = int(rng.integers(array.ndim)) if array.ndim else 0
+        first = np.moveaxis(array, axis, 0) if array.ndim else array
+        if kind == 0:
+            array = first
+        elif kind == 1:
+            array = np.moveaxis(first[:: int(rng.integers(1, 4))], 0, axis)
+        elif kind == 2:
+            start, stop = sorted(int(i) for i in rng.integers(0, array.shape[axis] + 1, 2))
+            array = np.moveaxis(first[start:stop], 0, axis)
+        elif kind == 3:
+            array = first[0] if len(first) else array
+        else:
+            array = np.broadcast_to(array, (2, *array.shape)).copy()
+    return np.asarray(array)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fuzz_of_devices_signatures_layouts_and_dtypes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for name in TARGETS:
+        require(name)
+    classes = (*READABLE, OnHost, Old, StaysOnDevice, Fails, NoCapsule)
+    for _ in range(300):
+        dtype = str(rng.choice(DTYPES))
+        shape = tuple(int(n) for n in rng.integers(0, 5, int(rng.integers(0, 4))))
+        noise = np.asarray(rng.integers(0, 2 if dtype == "bool" else 100, shape))
+        array = random_layout(rng, noise.astype(dtype))
+        before = array.tobytes()
+        cls = classes[int(rng.integers(len(classes)))]
+        x = cls(array)
+        x.device = 1 if cls is OnHost else int(rng.choice(DEVICES))
+        target = str(rng.choice(TARGETS))
+        copy = (None, True, False)[int(rng.integers(3))]
+        about = (cls.__name__, dtype, array.shape, array.strides, x.device, target, copy)
+        try:
+            route = explain(x, target, copy=copy)
+        except (CopyRequiredError, ArrayNotSupportedError) as error:
+            assert copy is False or cls not in (*READABLE, OnHost), about
+            with pytest.raises(type(error)):
+                convert_memory(x, target, copy=copy)
+            continue
+        assert cls is OnHost or (copy is not False and not route.shares_memory), about
+        for _ in range(2):  # the second time there may be a plan
+            result = convert_memory(x, target, copy=copy)
+            assert data.bits(result) == before, about
+            assert data.dtype_name(result) == dtype, about
+            assert tuple(result.shape) == array.shape, about
+            if array.size and array.ndim:
+                shares = data.address(result) == array.__array_interface__["data"][0]
+                assert shares == route.shares_memory, about
+        if not route.shares_memory:
+            array[...] = 0 if dtype == "bool" else 101
+            assert data.bits(result) == before, about

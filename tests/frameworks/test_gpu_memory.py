@@ -53,7 +53,7 @@ def collected(*steps: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lender", "ended_on", "kept"),
+    ("exporter", "ended_on", "kept"),
     [
         (Queue(1), 1, False),
         # In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first.
@@ -144,13 +144,13 @@ def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
 )
 def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, how: str) -> None:
     module, memory = require(name), Memory()
-    module = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    arrays = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
     lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
     if name == "jax":
-        module._export_to_jax(memory, lent[0], module.devices("cpu")[0])
+        arrays._export_to_jax(memory, lent[0], module.devices("cpu")[0])
     else:
-        module._export_to_tensorflow(memory, lent[0], "CPU:0")
+        arrays._export_to_tensorflow(memory, lent[0], "CPU:0")
     del memory
     collected(gpu_memory.release)
     if how == "donated":  # which deletes what JAX has of it, and leaves the object
@@ -201,7 +201,7 @@ def test_what_knows_no_stream_waits_for_the_sources_gpu_and_keeps_the_memory(
     framework = arraybridge.framework(name)
     kept: list[Any] = []
     module = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
-    monkeypatch.setattr(module, f"_lend_to_{name}", lambda x, *_: kept.append(x))
+    monkeypatch.setattr(module, f"_export_to_{name}", lambda x, *_: kept.append(x))
     monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)

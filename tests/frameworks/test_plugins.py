@@ -149,7 +149,7 @@ def test_what_does_not_load_harms_nobody_else(tmp_path: Path) -> None:
     }
     assert len(answers["warnings"]) == len(BROKEN)
     for name, error_text in answers["named"].items():
-        start = f"{PLUGIN / 'break_it.py'}: RuntimeWarning: the framework {name} is offered by"
+        start = f"{PLUGIN / 'break_it.py'}: RuntimeWarning: The framework {name} is provided by"
         assert any(warning.startswith(start) for warning in answers["warnings"])
         for cls, message, chained in error_text.values():
             assert (cls, chained) == ("FrameworkNotInstalledError", BROKEN[name][1]), message

@@ -157,7 +157,7 @@ def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
     assert convert_memory(x, "numpy").tolist() == [2, 4]
     registry.unregister("cards")
     assert "cards" not in registry.framework_names()
-    assert "tests" not in registry.roots()
+    assert "tests" not in registry.names_by_module()
     with pytest.raises(arraybridge.UnknownArrayError):
         detect_memory_type(x)
     with pytest.raises(arraybridge.UnknownFrameworkError):
@@ -175,7 +175,9 @@ def test_an_existing_name_is_replaced_on_request_only() -> None:
     first = register(FakeGpuFramework())
     second = FakeGpuFramework()
     for again in (first, second):
-        problem = "^Cannot register CardFramework: the name 'cards' belongs to a registered CardFramework"
+        problem = (
+            "^Cannot register FakeGpuFramework: the name 'cards' belongs to a registered FakeGpuFramework"
+        )
         with pytest.raises(ValueError, match=problem + fix):
             register(again)
     assert arraybridge.framework("cards") is first
@@ -252,9 +254,9 @@ def test_registering_nonsense_is_a_type_error() -> None:
     class Nameless(FakeGpuFramework):
         name = ""
 
-    before = registry.roots()
+    before = registry.names_by_module()
     for thing in (None, "cards", FakeGpuFramework, np, Nameless()):
         with pytest.raises(TypeError, match=r"Framework|name"):
             register(thing)  # type: ignore[arg-type]
-    assert registry.roots() == before
+    assert registry.names_by_module() == before
     assert "cards" not in registry.framework_names()

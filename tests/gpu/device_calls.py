@@ -255,7 +255,7 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "interchange.is_plain": (lambda s: s.interchange.is_plain(s.x), True),
     "devices.is_scattered": (lambda s: s.devices.is_scattered(s.x), False),
     "devices.is_started": (lambda s: s.devices.is_started(), True),
-    "interchange.must_copy": (lambda s: s.interchange.must_copy(s.x), None),
+    "interchange.copy_reason": (lambda s: s.interchange.copy_reason(s.x), None),
     "devices.native_device": (_native_device, "gpu:1"),
     "nbytes": (lambda s: s.own.nbytes(s.x), 24),
     "owns": (lambda s: s.own.owns(s.x), True),

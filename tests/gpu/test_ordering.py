@@ -1,6 +1,6 @@
 """What queues owe each other: sources that are deleted early, copies from card to card, streams of one's own.
 
-On a real card a wait that was left out shows rarely. On the emulated one (`tox -e emulated-gpu`) it shows each time:
+On a real GPU, a missing wait rarely shows. On the emulated GPU (`tox -e emulated-gpu`), it always does:
 nothing queued there is done before something forces it.
 """
 

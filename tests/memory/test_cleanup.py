@@ -128,7 +128,7 @@ def test_coexist() -> None:
     for bad in ("x", True, [0.5], np.True_, 1j):
         with pytest.raises(TypeError, match=r"fraction=.* must be a number"):
             arraybridge.coexist(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no share"):
+    with pytest.raises(ValueError, match="out of range"):
         arraybridge.coexist(1.5)
 
 

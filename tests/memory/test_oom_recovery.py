@@ -83,7 +83,7 @@ def test_the_last_error_comes_out_with_what_was_tried_and_its_lines() -> None:
     with pytest.raises(MemoryError) as caught:
         run_with_oom_recovery(fail)
     assert caught.value is errors[2]
-    assert str(caught.value).startswith("third\narraybridge: out of memory in each of 3 attempts")
+    assert str(caught.value).startswith("third\narraybridge: Out of memory in each of 3 attempts")
     assert any(entry.name == "fail" for entry in caught.traceback)
 
 
@@ -347,7 +347,7 @@ def test_the_floor(caplog: pytest.LogCaptureFixture) -> None:
         split_and_retry(Small(4), numbered(8))
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("8 rows ran out of memory (MemoryError: )")
-    assert "go on with 4 rows at a time (0 of 8 rows are done)" in second
+    assert "continuing with 4 rows at a time (0 of 8 rows are done)" in second
 
 
 NAMES = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
@@ -411,7 +411,7 @@ def test_an_iterator_is_not_read_twice() -> None:
     for run in (split_and_retry, lambda f, args: arraybridge.numpy(oom_recovery=True)(f)(*args)):
         with (
             inject_oom("numpy", above_rows=3) as simulation,
-            pytest.raises(MemoryError, match=r"one of its arguments is an iterator .*pass a list"),
+            pytest.raises(MemoryError, match=r"an argument that is an iterator .*Pass a list"),
         ):
             run(fn, (x, iter([1, 2])))
         assert len(simulation.attempts) == 1
@@ -421,7 +421,7 @@ def test_an_iterator_is_not_read_twice() -> None:
 def test_a_call_with_nothing_to_split_just_runs_until_memory_runs_out(arguments: tuple[Any, ...]) -> None:
     assert split_and_retry(lambda *args: args, arguments) == arguments
     assert arraybridge.numpy(oom_recovery="split")(lambda *args: len(args))(*arguments) == len(arguments)
-    with pytest.raises(CannotSplitError, match="memory has run out, and no argument to split") as caught:
+    with pytest.raises(CannotSplitError, match="Memory ran out, and no argument to split") as caught:
         split_and_retry(out_of_memory, arguments)
     assert type(caught.value.__cause__) is MemoryError
     assert arraybridge.is_oom_error(caught.value)

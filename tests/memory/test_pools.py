@@ -36,7 +36,7 @@ def test_memory_is_used_again(name: str) -> None:
     pool.give(x)
     again = pool.take((4, 5), "float32", name)
     assert address(again) == address(x) != address(other)
-    assert (pool.nbytes, repr(pool)) == (160, "<BufferPool: 2 lent, 0 idle, 160 of 1048576 bytes>")
+    assert (pool.nbytes, repr(pool)) == (160, "<BufferPool: 2 in use, 0 idle, 160 of 1048576 bytes>")
     del x, other, again  # forgotten ones are not counted
     gc.collect()
     assert pool.nbytes == 0
@@ -101,7 +101,7 @@ def test_a_finaliser_gives_a_buffer_back_whenever_the_collector_runs() -> None:
 def test_the_bound() -> None:
     pool = BufferPool(100)
     first = pool.take(60, "uint8", "numpy")
-    with pytest.raises(PoolLimitError, match="60 of the pool's 100 bytes are lent"):
+    with pytest.raises(PoolLimitError, match="60 of the pool's 100 bytes are in use"):
         pool.take(50, "uint8", "numpy")
     pool.give(first)
     second = pool.take(90, "uint8", "numpy")  # drops the idle one
@@ -115,10 +115,10 @@ def test_what_cannot_be_given_back() -> None:
     pool = BufferPool(1000)
     x = pool.take(10, "uint8", "numpy")
     for wrong in (x[:5], x.copy(), None):
-        with pytest.raises(ValueError, match="not lent"):
+        with pytest.raises(ValueError, match="not in use"):
             pool.give(wrong)
     pool.give(x)
-    with pytest.raises(ValueError, match="not lent"):
+    with pytest.raises(ValueError, match="not in use"):
         pool.give(x)
 
 
@@ -188,7 +188,7 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert "0 lent" in repr(pool)
+    assert "0 in use" in repr(pool)
 
 
 # -- pinned ------------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ def test_memory_that_went(way: str) -> None:
     [
         ({"machine": "elsewhere"}, "another machine, elsewhere"),
         ({"process": 2**22 + 1}, "No such file"),
-        ({"process": os.getpid()}, "not there any more"),
+        ({"process": os.getpid()}, "no longer exists"),
         ({"process": 1}, "Permission denied"),  # another user's
     ],
 )

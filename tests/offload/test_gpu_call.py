@@ -308,7 +308,7 @@ def test_without_a_gpu_explain_says_why() -> None:
         ({"gpu_id": -1}, ValueError, "GPU's number"),
         ({"backend": "tensorflow"}, ValueError, "cupy, torch, jax"),
         ({"backend": "pytorch"}, ValueError, "torch"),
-        ({"split_axis": 1.5}, TypeError, "whole number"),
+        ({"split_axis": 1.5}, TypeError, "must be an int"),
     ],
 )
 def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:

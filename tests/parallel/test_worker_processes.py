@@ -83,11 +83,11 @@ def test_a_graph_is_refused_as_torch_itself_does() -> None:
 # fmt: off
 WRONG: list[tuple[Any, Any, type[Exception], str, str]] = [
     (functions.die, 1, MemoryConversionError, "of cpu ended with exit code 7", ""),
-    (functions.same, UnpicklableElsewhere(), FileNotFoundError, "not made here", "the item cannot be unpickled"),
+    (functions.same, UnpicklableElsewhere(), FileNotFoundError, "not made here", "the item cannot be"),
     (functions.make_unpicklable_elsewhere, 1, FileNotFoundError, "not made here", "the result of the"),
     (functions.same, threading.Lock(), TypeError, "lock", "the item cannot be pickled for the process of"),
     (functions.make_function, 1, Exception, "lambda", "the result cannot be pickled in the process"),
-    (functions.be_stubborn, 1, RuntimeError, "StubbornError: stubborn", "the original exception cannot be pickled"),
+    (functions.be_stubborn, 1, RuntimeError, "StubbornError: stubborn", "the original exception cannot"),
 ]
 # fmt: on
 

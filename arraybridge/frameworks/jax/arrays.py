@@ -109,8 +109,8 @@ def _cpus_first(device: Device) -> tuple[bool, int]:
 
 
 class JaxObservation(Observation):
-    computes_later = True
-    narrows = True
+    is_asynchronous = True
+    narrows_64_bit = True
 
     def read(self, owner: Framework, x: jax.Array) -> tuple[Any, int, int | None, Device]:
         at = None if owner.devices.is_scattered(x) else x.unsafe_buffer_pointer()
@@ -121,7 +121,7 @@ class JaxInterchange(Interchange):
     all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
     dlpack_device = 2
 
-    def must_copy(self, x: jax.Array) -> Cause | None:
+    def copy_reason(self, x: jax.Array) -> Cause | None:
         if self.framework.devices.is_scattered(x) and not x.is_fully_replicated:
             return _SEVERAL_SHARDS
         return None
@@ -431,7 +431,7 @@ class JaxFramework(Framework):
             return dlpack_capsules.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if self.devices.device_of(x).kind == "cpu" and not self.interchange.must_copy(x):
+        if self.devices.device_of(x).kind == "cpu" and not self.interchange.copy_reason(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
         return read_only.writable_alias(np.asarray(self.devices.to_device(x, CPU)))

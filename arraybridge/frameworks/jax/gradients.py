@@ -22,7 +22,7 @@ _WIDE_DTYPES = (np.dtype("float64"), np.dtype("complex128"))
 
 
 class JaxAutodiff(autodiff.Autodiff):
-    def follows(self, x: Any) -> bool:
+    def is_tracked(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
     def span(self, x: Any) -> autodiff.Extent:
@@ -40,7 +40,7 @@ class JaxAutodiff(autodiff.Autodiff):
             if "forward-mode" not in str(error) or isinstance(error, GradientError):
                 raise
             instead = "jax.grad, jax.vjp or jax.jacrev (jacrev(jacrev(f)) in place of jax.hessian)"
-            raise autodiff.forward_mode(operation.label, instead) from error
+            raise autodiff.forward_mode_error(operation.label, instead) from error
         return list(results)
 
     def linearize(
@@ -56,7 +56,7 @@ class JaxAutodiff(autodiff.Autodiff):
         captured = "an array that is differentiated or traced and none of its arguments" if captures else ""
         return results, _linear(_eager_pull, results, vjp, captured)
 
-    def admit(self, x: Any, label: str) -> None:
+    def check_argument(self, x: Any, label: str) -> None:
         _check_precision(x.dtype, label)
 
 
@@ -92,9 +92,9 @@ def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> 
     """Results, and JAX's pullback: a container of its residuals, which a program may return."""
 
     def of_active(*values: Any) -> list[Any]:
-        return body(autodiff.merged(arrays, active, values))
+        return body(autodiff.substitute(arrays, active, values))
 
-    results, vjp = jax.vjp(of_active, *autodiff.picked(arrays, active))
+    results, vjp = jax.vjp(of_active, *autodiff.select(arrays, active))
     return results, vjp
 
 

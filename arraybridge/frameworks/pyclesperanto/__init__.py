@@ -1,1 +1,1 @@
-"""All that is peculiar to this framework."""
+"""pyclesperanto: OpenCL images."""

@@ -1,7 +1,8 @@
-"""pyclesperanto: OpenCL (or CUDA, Metal) images of one to three axes, served by either of two packages.
+"""pyclesperanto: images of one to three axes on OpenCL, CUDA or Metal devices, from either of two packages.
 
-``pyclesperanto``, with the backend that is selected when it is first used, or ``pyclesperanto_prototype``, on
-top of pyopencl: the one that the process has imported, else the first that is installed.
+The packages are ``pyclesperanto``, with the backend that is selected at its first use, and
+``pyclesperanto_prototype``, which uses pyopencl. The package that the process has imported is used, otherwise
+the first one that is installed.
 """
 
 from __future__ import annotations
@@ -35,41 +36,45 @@ from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-# The kernels know these and no others: push() turns float64 into float32, int64 into int32, bool into
-# uint8 and complex64 into its real part, and the prototype turns everything into float32.
+# The only dtypes that kernels support. push() silently converts float64 to float32, int64 to int32, bool to
+# uint8 and complex64 to its real part. The prototype converts everything to float32.
 _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
 _MAX_RANK = 3
 _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 
 
 def installed_framework() -> ImageFramework:
-    """Return the framework for the package that the process has imported, or else for the installed one."""
+    """Return the framework for the package that is imported, or otherwise for the one that is installed."""
     opencl.check_import_order()
     opencl.use_pocl_wheel()
     packages = BUILT_IN["pyclesperanto"].packages
     imported, installed = (list(filter(test, packages)) for test in (is_imported, can_find))
     if next(iter(imported or installed or packages)) == "pyclesperanto":
         return ImageFramework()
-    if not opencl.devices():  # the prototype cannot even be imported
-        raise _no_device()
+    if not opencl.devices():  # without a device, importing the prototype raises
+        raise _no_device_error()
     return PrototypeFramework()
 
 
 class ImageInterchange(Interchange):
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """Exchange of memory with pyclesperanto.
+
+    Memory is shared only with the CUDA backend. It is contiguous device memory, without a stream that other
+    frameworks could wait for.
+    """
+
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     all_pickle = False
 
     def block_until_ready(self, x: Any) -> None:
-        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, after the kernels queued before
-
-    # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
+        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, which runs after all queued kernels
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
     def export(self, x: Any, device: Device) -> Any:
         self.block_until_ready(x)
-        # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
+        # pyclesperanto 0.25 defines __dlpack__(stream, version), without max_version.
         return protocols.Importable(x.__dlpack__(), (2, device.index))
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
@@ -85,7 +90,9 @@ class ImageInterchange(Interchange):
 
 
 class ImageDevices(Devices):
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """The devices of pyclesperanto: GPUs first, then CPUs."""
+
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     selects_per_thread = False
 
     def device_of(self, x: Any) -> Device:
@@ -103,7 +110,7 @@ class ImageDevices(Devices):
         return Device(self.framework.kind, index)
 
     def find_device(self, device: Device) -> Device:
-        # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
+        # The device string "gpu:0" is accepted if the OpenCL device of that number is a GPU.
         if (
             device.kind in ("gpu", "opencl")
             and device.kind != self.framework.kind
@@ -113,7 +120,7 @@ class ImageDevices(Devices):
         return super().find_device(device)
 
     def missing_device_reason(self) -> str:
-        return "Its devices are counted GPUs first and CPU devices after them, as opencl:0, opencl:1, …"
+        return "Its devices are opencl:0, opencl:1, …, GPUs first and then CPUs."
 
     @contextmanager
     def selected(self, device: Device) -> Iterator[None]:
@@ -132,7 +139,9 @@ class ImageDevices(Devices):
 
 
 class ImageBatching(Batching):
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """Functions that split images through host memory."""
+
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
@@ -144,7 +153,7 @@ class ImageBatching(Batching):
         return result
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        # By way of the host: the kernels behind indexing compute in float32, in which an int32 loses digits.
+        # Through the host, because the kernels for indexing compute in float32, which rounds int32.
         rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
         return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
 
@@ -156,7 +165,9 @@ class ImageBatching(Batching):
 
 
 class ImageMemory(Memory):
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """pyclesperanto's devices and its out-of-memory errors."""
+
+    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def is_oom(self, error: BaseException) -> bool:
         return opencl.is_oom(error)
@@ -165,7 +176,7 @@ class ImageMemory(Memory):
         return opencl.is_oom_text(text)
 
     def synchronize(self) -> None:
-        # The packages work on the current device alone.
+        # The packages use only the current device.
         self.framework.interchange.block_until_ready(
             self.framework.batching.empty((1, 1, 1), "float32", self.framework.devices.default_device())
         )
@@ -179,20 +190,29 @@ class ImageMemory(Memory):
 
 
 class ImageRuntime(Runtime):
+    """The array class of pyclesperanto's backend."""
+
     def array_classes(self) -> tuple[type, ...]:
-        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
+        # The public class only implements isinstance(). Arrays are instances of a class of the backend.
         return (
             type(self.framework.batching.empty((1,), "float32", self.framework.devices.default_device())),
         )
 
 
 class ImageFramework(Framework):
+    """The package ``pyclesperanto``.
+
+    Attributes:
+        kind: The kind in its device strings. With the CUDA backend, devices have the same numbers as in other
+            frameworks.
+        natives: The package's own device objects, GPUs first.
+        gpus: The number of GPUs among them.
+    """
+
     name = "pyclesperanto"
     has_host = False
     dtypes = _DTYPES
-    #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
     kind = "opencl"
-    #: The package's own objects for its devices, and how many of them, the first ones, are GPUs.
     natives: list[Any]
     gpus: int
     interchange = component(ImageInterchange)
@@ -202,29 +222,29 @@ class ImageFramework(Framework):
     runtime = component(ImageRuntime)
 
     def __init__(self) -> None:
-        import pyclesperanto as cle  # of the two packages, one may be missing
+        import pyclesperanto as cle  # either of the two packages may be missing
 
         self._cle = cle
         try:
             current = cle.get_device()
-        except (AttributeError, RuntimeError):  # without a device, the package imports half
+        except (AttributeError, RuntimeError):  # without a device, the package is only partly initialized
             current = None
         if current is None:
-            raise _no_device()
+            raise _no_device_error()
         if cle.get_backend_name() == "cuda":
             self.kind, self.interchange.dlpack_device = "gpu", 2
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # that there are none of a kind
+            warnings.simplefilter("ignore", RuntimeWarning)  # raised if there are no devices of a kind
             gpus, cpus = (range(len(cle.list_available_devices(kind))) for kind in ("gpu", "cpu"))
         places = [*((i, "gpu") for i in gpus), *((i, "cpu") for i in cpus)]
         natives = [cle.select_device(*place) for place in places]
         cle.select_device(*places[natives.index(current)])
         self._arrange(natives, len(gpus))
-        #: How `select_device` calls each: its number among those of its kind.
+        #: The arguments of `select_device` for each device: its number among those of its type, and the type.
         self._places = [places[natives.index(native)] for native in self.natives]
 
     def _arrange(self, natives: list[Any], gpus: int) -> None:
-        """Take the devices of the package, GPUs first, in the order in which CUDA counts their cards."""
+        """Set the devices, GPUs first, in the order in which CUDA counts the GPUs."""
         self.natives = natives
         self.gpus = gpus
         numbers = {gpu.pci: gpu.index for gpu in hardware.gpus() if self.kind == "opencl"}
@@ -254,26 +274,30 @@ class ImageFramework(Framework):
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
         if not 1 <= len(shape) <= _MAX_RANK or 0 in shape:
-            has = f"it has one to {_MAX_RANK} axes and at least one element"
-            instead = f"{has}; reshape the array, or convert it plane by plane"
+            limits = f"it supports one to {_MAX_RANK} axes and at least one element"
+            instead = f"{limits}; reshape the array, or convert it plane by plane"
             raise no_counterpart_error(self, f"an array of shape {shape}", instead)
 
-    # -- devices, GPUs first and CPUs after them --------------------------------------------------
+    # -- devices ----------------------------------------------------------------------------------
 
     @cached_property
     def described(self) -> list[DeviceDetails]:
-        """The details of its devices: the names alone, unless pyopencl sees the same ones."""
+        """The details of the devices; only names unless pyopencl lists the same devices."""
         names = [native.name for native in self.natives]
-        seen = opencl.described()
-        return seen if [one.name for one in seen] == names else [DeviceDetails(name) for name in names]
+        listed = opencl.described()
+        if [details.name for details in listed] == names:
+            return listed
+        return [DeviceDetails(name) for name in names]
 
     def select(self, device: Device) -> None:
-        """Make the device the package's current one."""
+        """Make a device the package's current one."""
         self._cle.select_device(*self._places[device.index])
 
 
 class PrototypeDevices(ImageDevices):
-    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """The devices of the prototype."""
+
+    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def device_of(self, x: Any) -> Device:
         return Device(self.framework.kind, self.framework.natives.index(x.queue.device))
@@ -285,7 +309,9 @@ class PrototypeDevices(ImageDevices):
 
 
 class PrototypeBatching(ImageBatching):
-    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned again
+    """Functions that create images of the prototype."""
+
+    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
@@ -296,12 +322,14 @@ class PrototypeBatching(ImageBatching):
 
 
 class PrototypeInterchange(ImageInterchange):
+    """Synchronization with the prototype."""
+
     def block_until_ready(self, x: Any) -> None:
         x.queue.finish()
 
 
 class PrototypeFramework(ImageFramework):
-    """What the older package does otherwise."""
+    """The package ``pyclesperanto_prototype``."""
 
     devices = component(PrototypeDevices)
     batching = component(PrototypeBatching)
@@ -323,17 +351,17 @@ class PrototypeFramework(ImageFramework):
         def is_chosen(native: Any) -> bool:
             return bool(native == self.natives[device.index])
 
-        # The one with the highest score, and not by name, which several devices may share.
+        # Select by score, because several devices may have the same name.
         self._cle.select_device(score_key=is_chosen)
 
 
-def _no_device() -> FrameworkNotInstalledError:
-    """The error for a package that is there, and has no device to work on."""
+def _no_device_error() -> FrameworkNotInstalledError:
+    """Return the error for an installed package without an OpenCL device."""
     return FrameworkNotInstalledError(
         "pyclesperanto is installed, but finds no OpenCL device.",
         target_type="pyclesperanto",
         reason="no OpenCL device",
         code=Reason.NO_DEVICE,
-        advice='Install your GPU\'s driver, or run pip install "pyopencl[pocl]" for OpenCL on the CPU, and'
-        " start Python again; import arraybridge before pyclesperanto, so that the PoCL wheel is found.",
+        advice='Install the driver of your GPU, or run pip install "pyopencl[pocl]" for OpenCL on the CPU.'
+        " Then restart Python, and import arraybridge before pyclesperanto so that the PoCL wheel is found.",
     )

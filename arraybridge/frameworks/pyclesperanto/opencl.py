@@ -1,6 +1,6 @@
-"""OpenCL beneath pyclesperanto: the drivers of this machine, devices, errors, and what ends the process.
+"""OpenCL for pyclesperanto: drivers, devices, errors and import order.
 
-Imports neither package of pyclesperanto, and pyopencl only where it is asked for the devices.
+It imports pyopencl only to list devices, and neither of pyclesperanto's two packages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from arraybridge.frameworks.registry import is_imported
 
 __all__ = ["use_pocl_wheel"]
 
-# From this many bytes on it pays to ask for huge pages.
+# The size in bytes from which huge pages are faster.
 _LARGE = 1 << 25
 
 # -- drivers -----------------------------------------------------------------------------------------
 
 
 def configured_icds() -> list[str]:
-    """What the OpenCL loader will open: the contents of the .icd files, or the libraries by name."""
+    """Return the drivers that the OpenCL loader opens: the contents of the .icd files, or library names."""
     named = os.environ.get("OCL_ICD_FILENAMES")
     if named:
         return named.split(os.pathsep)
@@ -43,13 +43,13 @@ def configured_icds() -> list[str]:
 
 
 def _text(path: str) -> str:
-    with open(path, errors="replace") as file:  # noqa: PTH123  # pathlib is a tenth of the time of an import
+    with open(path, errors="replace") as file:  # noqa: PTH123  # pathlib is 10% of the import time
         return file.read().strip()
 
 
 def pocl_wheel() -> str | None:
-    """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
-    spec = PathFinder.find_spec("pyopencl")  # a wheel lies on the path
+    """Return the path of the driver in the wheel that ``pip install "pyopencl[pocl]"`` installs, or None."""
+    spec = PathFinder.find_spec("pyopencl")
     if spec is None or spec.origin is None:
         return None
     folder = spec.origin.rpartition(os.sep)[0] + f"{os.sep}.libs{os.sep}"
@@ -61,10 +61,12 @@ def pocl_wheel() -> str | None:
 
 @cache
 def use_pocl_wheel() -> str:
-    """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
+    """Configure the PoCL wheel for pyclesperanto if no other OpenCL driver is configured.
 
-    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not. Returns the
-    path of the wheel's driver where that was needed, else ``""``.
+    pyopencl finds the wheel automatically. pyclesperanto includes a separate loader that does not.
+
+    Returns:
+        The path of the wheel's driver if it was configured, otherwise ``""``.
     """
     library = None if sys.platform != "linux" or configured_icds() else pocl_wheel()
     if library is None:
@@ -74,9 +76,13 @@ def use_pocl_wheel() -> str:
 
 
 def check_import_order() -> None:
-    """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
+    """Raise if loading a system-wide PoCL after TensorFlow would crash the process.
 
-    The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
+    Both export symbols of LLVM. The PoCL wheel hides its LLVM and can be loaded in any order.
+
+    Raises:
+        FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL (PoCL
+            3.1 of Debian 12).
     """
     loaded = [*sys.modules]
     if not is_imported("tensorflow"):
@@ -87,11 +93,11 @@ def check_import_order() -> None:
     wheel = pocl_wheel()
     if any("libpocl" in icd and icd != wheel for icd in configured_icds()):
         raise FrameworkNotInstalledError(
-            "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
+            "OpenCL on this system uses a PoCL library that crashes the process when it is loaded after"
             " TensorFlow.",
             target_type="pyclesperanto",
             reason="a system PoCL cannot be loaded after TensorFlow",
-            advice="Import pyclesperanto before tensorflow; or install the PoCL wheel, pip install"
+            advice="Import pyclesperanto before tensorflow. Or install the PoCL wheel with pip install"
             ' "pyopencl[pocl]", and set OCL_ICD_VENDORS to an empty folder.',
         )
 
@@ -101,7 +107,7 @@ def check_import_order() -> None:
 
 @cache
 def devices() -> list[Any]:
-    """OpenCL's devices as pyopencl has them, GPUs first; opens none. Empty without pyopencl."""
+    """Return OpenCL's devices from pyopencl, GPUs first, without opening any; empty without pyopencl."""
     try:
         import pyopencl as cl
     except ImportError:
@@ -116,16 +122,16 @@ def devices() -> list[Any]:
 
 @cache
 def queue_on(native: Any) -> Any:
-    """A queue on a device that is not the current one; to select it would give that one another context."""
+    """Return a queue on a device that is not the current one. Selecting it would create another context."""
     import pyopencl as cl
 
     return cl.CommandQueue(cl.Context([native]))
 
 
 def use_huge_pages(x: Any) -> None:
-    """Advise Linux to back a large new array of a CPU device by huge pages, as NumPy does for its own.
+    """Let Linux use huge pages for a large new array on a CPU device, as NumPy does for its arrays.
 
-    What PoCL has allocated is touched page by page otherwise, which takes five times as long as the copy.
+    Otherwise the first write touches PoCL's memory page by page, which takes five times as long as the copy.
     """
     if x.nbytes < _LARGE or sys.platform != "linux" or not devices():
         return
@@ -143,24 +149,25 @@ def use_huge_pages(x: Any) -> None:
 
 
 def described() -> list[DeviceDetails]:
-    """Return the details of each device; NVIDIA's driver alone tells the identity."""
+    """Return the details of each device. Only NVIDIA's driver reports the identity."""
     return [
         DeviceDetails(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()
     ]
 
 
 def _pci_address(device: Any) -> str:
+    """Return the PCI address of a device in NVML's format; ``""`` if it is unknown."""
     if "cl_nv_device_attribute_query" not in device.extensions.split():
         return ""
     domain = getattr(device, "pci_domain_id_nv", 0)
-    return f"{domain:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv >> 3:02x}.0"  # as NVML writes it
+    return f"{domain:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv >> 3:02x}.0"
 
 
 # -- errors ------------------------------------------------------------------------------------------
 
-# INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
+# INVALID_BUFFER_SIZE: the array exceeds the device's limit for a single array, and a part of it may fit.
 _CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
-# pyclesperanto's words, and pyopencl's; before them its class, where the error came from another process.
+# The messages of pyclesperanto and pyopencl. Messages from another process begin with the exception class.
 _OOM = (
     rf"(?s:Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
     rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b)"
@@ -168,7 +175,7 @@ _OOM = (
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
+    """Return whether an exception is an out-of-memory error of pyclesperanto or pyopencl."""
     cl: Any = sys.modules.get("pyopencl")
     if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
         return True
@@ -182,5 +189,5 @@ def lacks_platform(error: BaseException) -> bool:
 
 
 def is_oom_text(text: str) -> bool:
-    """Return whether a message begins as one of pyclesperanto or pyopencl for out of memory."""
+    """Return whether a message begins like an out-of-memory message of pyclesperanto or pyopencl."""
     return re.match(_OOM, text) is not None

@@ -38,7 +38,7 @@ from arraybridge.frameworks.base import (
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
-    wider,
+    wider_dtype,
 )
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
@@ -83,7 +83,7 @@ _OOM_TEXT = re.compile(
 
 
 class TensorflowObservation(Observation):
-    computes_later = True
+    is_asynchronous = True
 
     def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
         owner.check(x)
@@ -374,7 +374,7 @@ def _instead_of(x: Any) -> tuple[str, ...]:
         return "pass its integers without the scale, {}", f'tf.bitcast({{x}}, "{dtype.name[1:]}")'
     if dtype in (tf.resource, tf.variant):
         return ("it holds a handle, not numbers; pass the tensors that it refers to",)
-    return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider(dtype.name)}")'
+    return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider_dtype(dtype.name)}")'
 
 
 def _export_to_tensorflow(x: Any, imported: Any, device: str) -> None:

@@ -19,7 +19,7 @@ _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
 class TensorflowAutodiff(autodiff.Autodiff):
-    def follows(self, x: Any) -> bool:
+    def is_tracked(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
             return False  # several arrays in one, which no conversion takes
         return _follows([_tensor(x)])
@@ -59,7 +59,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
     ) -> tuple[list[Any], autodiff.Linear]:
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
-        inputs = autodiff.picked(arrays, active)
+        inputs = autodiff.select(arrays, active)
         inner = _follows(arrays)
         with tf.GradientTape(persistent=True) as tape:  # for backward passes that retain their graph
             tape.watch(inputs)
@@ -146,7 +146,7 @@ def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def _captured(variables: Sequence[Any]) -> str:
-    names = [v.name for v in variables if AUTODIFF.is_smooth(v)]
+    names = [v.name for v in variables if AUTODIFF.is_differentiable(v)]
     if not names:
         return ""
     return f"the trainable tf.Variable {names[0]} that is none of its arguments (its values are v.numpy())"
@@ -171,7 +171,7 @@ _SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
 def _applied(*arrays: Any, operation: autodiff.Operation) -> Any:
     results, linear = operation.linearize(arrays)
-    shapes = [y.shape if AUTODIFF.is_smooth(y) else None for y in results]
+    shapes = [y.shape if AUTODIFF.is_differentiable(y) else None for y in results]
 
     def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
         pairs = zip(cotangents, shapes, strict=True)

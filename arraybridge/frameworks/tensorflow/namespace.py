@@ -93,7 +93,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     objection = as_cause(framework.cannot_view(view))
     if objection and copy is False:
         raise BufferError(f"TensorFlow cannot share it: {objection.text}")
-    return framework.from_host(host_memory.fresh(view) if objection or copy else view, CPU)
+    return framework.from_host(host_memory.aligned_copy(view) if objection or copy else view, CPU)
 
 
 linalg = SimpleNamespace(

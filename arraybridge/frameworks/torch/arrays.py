@@ -149,7 +149,7 @@ class TorchInterchange(Interchange):
     def address(self, x: torch.Tensor) -> int:
         return x.data_ptr()
 
-    def must_copy(self, x: torch.Tensor) -> Cause | None:
+    def copy_reason(self, x: torch.Tensor) -> Cause | None:
         # Conjugation and negation are put off as bits of the tensor.
         return _LAZY_VALUES if x.is_conj() or x.is_neg() else None
 
@@ -487,7 +487,7 @@ class TorchFramework(Framework):
         return x.view(carrier).numpy().view(dtype_names.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
-        if self.interchange.must_copy(x):
+        if self.interchange.copy_reason(x):
             return self.host_view(self.copy(x).cpu())
         return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
 

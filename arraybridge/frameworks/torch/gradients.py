@@ -30,12 +30,12 @@ class TorchAutodiff(autodiff.Autodiff):
     def detach(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach()
 
-    def follows(self, x: torch.Tensor) -> bool:
+    def is_tracked(self, x: torch.Tensor) -> bool:
         if x.requires_grad and torch.is_grad_enabled():
             return True
         return _is_transformed(x) or forward_ad.unpack_dual(x).tangent is not None
 
-    def stays_in_thread(self, x: torch.Tensor) -> bool:
+    def is_bound_to_thread(self, x: torch.Tensor) -> bool:
         return bool(_is_transformed(x))  # transforms belong to a thread; graphs do not
 
     def span(self, x: torch.Tensor) -> autodiff.Extent:
@@ -61,7 +61,7 @@ class TorchAutodiff(autodiff.Autodiff):
             return super().run(body, arrays, label)
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error) and "in-place" in str(error):
-                raise autodiff.writes_to_argument(label) from error
+                raise autodiff.modified_argument_error(label) from error
             raise
 
     def linearize(
@@ -72,7 +72,7 @@ class TorchAutodiff(autodiff.Autodiff):
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
-        pull = functools.partial(_pull, results, autodiff.picked(arrays, active), inner)
+        pull = functools.partial(_pull, results, autodiff.select(arrays, active), inner)
         return results, autodiff.Linear(pull, _captured(results, arrays))
 
     def predict(
@@ -83,7 +83,7 @@ class TorchAutodiff(autodiff.Autodiff):
         try:
             with torch.enable_grad(), fake:
                 arrays = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
-                active = [self.is_smooth(x) for x in arrays]
+                active = [self.is_differentiable(x) for x in arrays]
                 results, linear = self.linearize(body, arrays, active, label)
         except GradientError:
             raise
@@ -234,7 +234,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         # All goes where torch keeps its own: it is freed with the graph and by checkpoints, and what was
         # written to is noticed.
         ctx.save_for_backward(*arrays, *saved)
-        ctx.mark_non_differentiable(*(y for y in output if not AUTODIFF.is_smooth(y)))
+        ctx.mark_non_differentiable(*(y for y in output if not AUTODIFF.is_differentiable(y)))
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -251,7 +251,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
-        raise autodiff.forward_mode(
+        raise autodiff.forward_mode_error(
             ctx.operation.label,
             "backward(), torch.func.vjp or torch.func.jacrev(f, chunk_size=1); for the Hessian of a scalar"
             " function, torch.func.jacrev(torch.func.jacrev(f, chunk_size=1), chunk_size=1)",

@@ -34,7 +34,7 @@ class Slate:
 
 
 class SlatesRuntime(Runtime):
-    facts = FrameworkMetadata(
+    metadata = FrameworkMetadata(
         "slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",)
     )
 

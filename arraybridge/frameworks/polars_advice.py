@@ -1,0 +1,118 @@
+"""What to write instead of an object of polars that is not an array of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from arraybridge.errors import Advice, literal
+
+__all__ = ["advice_for_polars"]
+
+_NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
+
+
+def advice_for_polars(x: Any) -> Advice:
+    """Return the advice for a frame, a lazy frame or a series."""
+    if hasattr(x, "collect"):
+        frame = x.collect_schema().to_frame()  # without rows
+        if len(set(frame.dtypes)) == 1 and _is_number(frame.dtypes[0]):
+            return Advice("pass {}", ("{x}.collect()",))
+        return _of_frame(frame).about("{x}.collect()")
+    return _of_frame(x) if hasattr(x, "columns") else _of_series(x)
+
+
+def _of_frame(x: Any) -> Advice:
+    if x.width and all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in x.dtypes):
+        what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
+        return Advice(what, ("{x}.cast(float).to_numpy()",))
+    columns = sorted(
+        x.iter_columns(), key=lambda column: (not _converts(column), not _is_number(column.dtype))
+    )
+    for column in columns:
+        code = _code_for(column)
+        if code is not None:
+            expression = f"{{x}}[{literal(repr(column.name))}]{code}"
+            return Advice("it holds several arrays; pass one of its columns, {}", (expression,))
+    return _NO_NUMBERS
+
+
+def _of_series(x: Any) -> Advice:
+    kind = str(x.dtype).partition("(")[0]
+    if kind == "Object":
+        return Advice("it holds objects of Python; convert them with convert_tree(x.to_list(), target)")
+    code = _code_for(x)
+    if code is None:
+        return _NO_NUMBERS
+    texts = {
+        "Struct": "its rows are structs; pass one of their fields, {}",
+        "String": "it holds text; pass the numbers of its distinct texts, {}",
+        "Binary": "it holds bytes; pass the numbers of its distinct values, {}",
+    }
+    if kind in texts:
+        text = texts[kind]
+    elif x.dtype.is_nested():
+        text = "its rows are lists; pass their elements in one array, {}"
+    elif x.dtype.is_numeric():
+        text = "pass {}, which rounds its numbers"
+    else:
+        text = "pass the integers behind its values, {}"
+    return Advice(text, (f"{{x}}{code}",))
+
+
+def _is_number(dtype: Any) -> bool:
+    """Return whether NumPy has a dtype for these numbers; it has none for integers of 128 bits."""
+    name = str(dtype)
+    return name == "Boolean" or ((dtype.is_integer() or dtype.is_float()) and "128" not in name)
+
+
+def _converts(x: Any) -> bool:
+    """Return whether a series converts: numbers without nulls, or arrays of such numbers."""
+    while str(x.dtype).startswith("Array") and not x.null_count():
+        x = x.explode()
+    return _is_number(x.dtype) and not x.null_count()
+
+
+def _rank(column: Any) -> int:
+    """Return the order in which columns are named: those that convert, other numbers, all others."""
+    if _converts(column):
+        return 0
+    return 1 if _is_number(column.dtype) else 2
+
+
+def _code_for(x: Any) -> str | None:
+    """Return the code that makes numbers of a series, which follows its expression; or None."""
+    code = ""
+    while not _converts(x):
+        if x.dtype.is_nested() and hasattr(x.dtype, "fields"):
+            return _code_for_field(x, code)
+        step = _next_step(x)
+        if step is None:
+            return None
+        code += step[0]
+        x = step[1]
+    return code
+
+
+def _code_for_field(x: Any, code: str) -> str | None:
+    """Return the code for the first field of structs that has one."""
+    for name in x.struct.fields:
+        more = _code_for(x.struct.field(name))
+        if more is not None:
+            return f"{code}.struct.field({literal(repr(name))}){more}"
+    return None
+
+
+def _next_step(x: Any) -> tuple[str, Any] | None:
+    """Return the code of the next step towards numbers, and its result; None if there is no step."""
+    kind = str(x.dtype).partition("(")[0]
+    if kind in ("Null", "Object", "Unknown"):
+        return None
+    if _is_number(x.dtype):
+        return ".drop_nulls()", x.drop_nulls()
+    if x.dtype.is_nested():
+        return ".explode()", x.explode()
+    if kind in ("String", "Binary"):
+        return '.rank("dense")', x.rank("dense")
+    if x.dtype.is_numeric():
+        return ".cast(float)", x.cast(float)
+    return ".to_physical()", x.to_physical()
