@@ -280,12 +280,12 @@ class _Dict(Container):
         self._base = base
 
     def _make(self, children: Sequence[Any]) -> Any:
-        again = _copied(self.tree, self._base)
-        holder = _holder_of(again)
+        rebuilt = _copied(self.tree, self._base)
+        holder = _holder_of(rebuilt)
         for name, child in zip(self.names, children, strict=True):
             self._base.__setitem__(holder, name, child)
-        _restore_attributes(self, again, children)
-        return again
+        _restore_attributes(self, rebuilt, children)
+        return rebuilt
 
 
 class _Sequence(Container):
@@ -300,22 +300,22 @@ class _Sequence(Container):
         self._base = base
 
     def _make(self, children: Sequence[Any]) -> Any:
-        again: Any
+        rebuilt: Any
         if self._base is tuple:
-            again = tuple.__new__(type(self.tree), children)
-            _attributes(again).update(_attributes(self.tree))
+            rebuilt = tuple.__new__(type(self.tree), children)
+            _attributes(rebuilt).update(_attributes(self.tree))
         else:
-            again = self._make_with_items(children)
-        _restore_attributes(self, again, children)
-        return again
+            rebuilt = self._make_with_items(children)
+        _restore_attributes(self, rebuilt, children)
+        return rebuilt
 
     def _make_with_items(self, items: Sequence[Any]) -> Any:
-        again = _copied(self.tree, self._base)
-        holder = _holder_of(again)
+        rebuilt = _copied(self.tree, self._base)
+        holder = _holder_of(rebuilt)
         self._base.clear(holder)
         self._base.extend(holder, items)
-        _forget_computed(again)
-        return again
+        _forget_computed(rebuilt)
+        return rebuilt
 
 
 class _Field(NamedTuple):
@@ -354,10 +354,10 @@ class _ItemsAndFields(Container):
 
     def _make(self, children: Sequence[Any]) -> Any:
         count = len(self._items.children)
-        again = self._items._make(children[:count])
+        rebuilt = self._items._make(children[:count])
         for field, child in zip(self._fields, children[count:], strict=True):
-            object.__setattr__(again, field.name, child)
-        return again
+            object.__setattr__(rebuilt, field.name, child)
+        return rebuilt
 
     def _make_with_items(self, items: Sequence[Any]) -> Any:
         return self._items._make_with_items(items)
@@ -373,10 +373,10 @@ class _Mapping(Container):
         super().__init__(tree, names, [tree[name] for name in names])
 
     def _make(self, children: Sequence[Any]) -> Any:
-        again = type(self.tree)(dict(zip(self.names, children, strict=True)))
-        if list(again) != self.names:
+        rebuilt = type(self.tree)(dict(zip(self.names, children, strict=True)))
+        if list(rebuilt) != self.names:
             raise TypeError("the class does not accept a dict of its items")
-        return again
+        return rebuilt
 
 
 class _Attributes(Container):
@@ -395,15 +395,15 @@ class _Attributes(Container):
         return f".{self.names[i]}"
 
     def _make(self, children: Sequence[Any]) -> Any:
-        again = _copied(self.tree, None)
-        extras = _extras(again)
+        rebuilt = _copied(self.tree, None)
+        extras = _extras(rebuilt)
         for name, child in zip(self.names, children, strict=True):
             if name in extras:
                 extras[name] = child
             else:
-                object.__setattr__(again, name, child)  # also of a frozen dataclass
-        _forget_computed(again)
-        return again
+                object.__setattr__(rebuilt, name, child)  # also of a frozen dataclass
+        _forget_computed(rebuilt)
+        return rebuilt
 
 
 class _OptreeNode(Container):
@@ -462,8 +462,8 @@ def _copied(tree: Any, base: Any) -> Any:
     """Return a shallow copy of a container, never the container itself."""
     if base is not None and not _defines_copying(type(tree)):
         return _bare_copy(tree, base)  # copy.copy would call the constructor, or overridden item methods
-    again = copy.copy(tree)
-    return _bare_copy(tree, base) if again is tree else again
+    rebuilt = copy.copy(tree)
+    return _bare_copy(tree, base) if rebuilt is tree else rebuilt
 
 
 _COPYING = ("__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
@@ -477,19 +477,19 @@ def _defines_copying(cls: type) -> bool:
 def _bare_copy(tree: Any, base: Any) -> Any:
     """Return a copy without calling the class, for example because its ``__copy__`` returns itself."""
     root = object if base is None or issubclass(type(tree), UserDict) else base
-    again: Any = root.__new__(type(tree))
+    rebuilt: Any = root.__new__(type(tree))
     if base is deque and root is deque:
-        deque.__init__(again, (), tree.maxlen)
+        deque.__init__(rebuilt, (), tree.maxlen)
     if issubclass(type(tree), defaultdict):
-        defaultdict.__init__(again, tree.default_factory)
-    _attributes(again).update(_attributes(tree))
+        defaultdict.__init__(rebuilt, tree.default_factory)
+    _attributes(rebuilt).update(_attributes(tree))
     for cls in type(tree).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, MemberDescriptorType) and hasattr(tree, name):
-                object.__setattr__(again, name, getattr(tree, name))
+                object.__setattr__(rebuilt, name, getattr(tree, name))
     if issubclass(type(tree), UserDict):
-        again.data = copy.copy(tree.data)
-    return again
+        rebuilt.data = copy.copy(tree.data)
+    return rebuilt
 
 
 def _extras(tree: Any) -> dict[str, Any]:
@@ -500,18 +500,18 @@ def _extras(tree: Any) -> dict[str, Any]:
     return extras if isinstance(extras, dict) else {}
 
 
-def _restore_attributes(opened: Container, again: Any, children: Sequence[Any]) -> None:
+def _restore_attributes(opened: Container, rebuilt: Any, children: Sequence[Any]) -> None:
     """Restore the attributes of a rebuilt container."""
     if _attributes(opened.tree) is opened.tree:  # its items are its attributes, too
-        again.__dict__ = again
+        rebuilt.__dict__ = rebuilt
     else:  # attributes that refer to an item, as in ModelOutput of Hugging Face
-        _replace_attributes(again, opened.children, children)
-    _forget_computed(again)
+        _replace_attributes(rebuilt, opened.children, children)
+    _forget_computed(rebuilt)
 
 
-def _replace_attributes(again: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
+def _replace_attributes(rebuilt: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
     """Update attributes that refer to an old item, so that they refer to the new one."""
-    attributes = _attributes(again)
+    attributes = _attributes(rebuilt)
     if not attributes:
         return
     by_id = {id(old): new for old, new in zip(before, after, strict=True) if kind_of(old) is not LEAF}
@@ -520,11 +520,11 @@ def _replace_attributes(again: Any, before: Sequence[Any], after: Sequence[Any])
             attributes[name] = by_id[id(value)]
 
 
-def _forget_computed(again: Any) -> None:
+def _forget_computed(rebuilt: Any) -> None:
     """Delete the cached values of each ``cached_property``, because they depend on the old arrays."""
-    attributes = _attributes(again)
+    attributes = _attributes(rebuilt)
     for name in list(attributes):
-        if isinstance(getattr(type(again), str(name), None), cached_property):
+        if isinstance(getattr(type(rebuilt), str(name), None), cached_property):
             del attributes[name]
 
 

@@ -47,7 +47,7 @@ def decisions() -> dict[str, float]:
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
         call = Arguments((), args, {}).look()
         timings = run.history[call.signature]
-        run.proofs.get(run._key(call, module._found[None, 0])).holds = True  # type: ignore[arg-type]
+        run.proofs.get(run._key(call, module._found[None, 0])).is_verified = True  # type: ignore[arg-type]
         for place, seconds in ((CPU, 1e-3), (GPU, 1e-4)):
             for _ in range(7):
                 timings.add(place, seconds)

@@ -236,7 +236,7 @@ class ConvertingCall(DecoratedCall):
         self.results = ResultConversion(converter.convert, _dtype_of_results(options))
         self.changes_dtype = self.restores_dtype or self.results.dtype is not None
 
-    def _learn(self, framework: Framework) -> None:
+    def _configure_for(self, framework: Framework) -> None:
         """Set the attributes that depend on the framework, at the first call with an array."""
         options = self.options
         types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
@@ -291,7 +291,7 @@ class ConvertingCall(DecoratedCall):
                     values.append(value)
                 else:
                     has_other = True
-                    values.append(map_arrays(self._unmarked(value), convert))
+                    values.append(map_arrays(self._without_fixed(value), convert))
         except FrameworkNotInstalledError:
             raise  # without the argument: the framework is missing for all of them
         except MemoryConversionError as error:
@@ -301,11 +301,11 @@ class ConvertingCall(DecoratedCall):
         if has_other:
             has_array = self._check_others(args, kwargs, values, has_array)
         if has_array and self.uses_own_stream is None:
-            self._learn(registry.framework(self.options.framework))
+            self._configure_for(registry.framework(self.options.framework))
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
         return values, named
 
-    def _unmarked(self, x: Any) -> Any:
+    def _without_fixed(self, x: Any) -> Any:
         """Return the value of an argument that is marked as `fixed`, which only split calls accept."""
         return plain(x) if self.splits else x
 

@@ -37,21 +37,21 @@ _HOLE = object()
 
 
 @dataclass(slots=True, eq=False)
-class _Given:
-    """One of the values that the user passes to a function, containers opened.
+class _Argument:
+    """One of the values in the arguments of a call, outside or inside containers.
 
     Attributes:
         value: The array, or anything else.
         owner: The framework of an array; None for other values.
-        is_followed: Whether a graph, tape or tracer of its framework follows it.
+        is_tracked: Whether a graph, tape or tracer of its framework tracks it.
     """
 
     value: Any
     owner: Framework | None
-    is_followed: bool
+    is_tracked: bool
 
     @classmethod
-    def of(cls, value: Any) -> _Given:
+    def of(cls, value: Any) -> _Argument:
         owner = registry.find_owner(value)
         return cls(value, owner, owner is not None and owner.autodiff.is_tracked(value))
 
@@ -85,18 +85,18 @@ class Flow(autodiff.Function):
             GradientError: If several other frameworks differentiate the arguments.
         """
         values, structure = flattened([args[self.skip :], kwargs])
-        given = [_Given.of(x) for x in values]
-        followed = {one.owner.name for one in given if one.is_followed and one.owner is not None}
-        if followed <= {self.name}:
-            call = self.inside if followed else self.ordinary
+        given = [_Argument.of(x) for x in values]
+        tracked = {one.owner.name for one in given if one.is_tracked and one.owner is not None}
+        if tracked <= {self.name}:
+            call = self.inside if tracked else self.ordinary
             return call.restore_result(call.attempt(args, kwargs), args, kwargs)
-        if len(followed) > 1:
-            raise self._several_callers(followed)
-        caller = registry.framework(followed.pop())
+        if len(tracked) > 1:
+            raise self._several_callers(tracked)
+        caller = registry.framework(tracked.pop())
         return self._called_by(caller, given, args[: self.skip], structure)
 
     def _called_by(
-        self, caller: Framework, given: list[_Given], own: decorated_call.Args, structure: Any
+        self, caller: Framework, given: list[_Argument], own: decorated_call.Args, structure: Any
     ) -> Any:
         """Call the function as an operation in the graph, tape or tracer of the caller.
 
@@ -110,7 +110,7 @@ class Flow(autodiff.Function):
         # All arrays of the caller are arguments, including integers. Other arrays are constants.
         arguments = [one for one in given if one.owner is caller]
         arrays = [one.value for one in arguments]
-        active = [one.is_followed and caller.autodiff.is_differentiable(one.value) for one in arguments]
+        active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]
         try:
             find_source(arrays[0], self.options.required_source, self.name)
             leaves = [self._leaf(one, caller, enter) for one in given]
@@ -122,8 +122,8 @@ class Flow(autodiff.Function):
             raise
         return differentiated.refill(iter(results))
 
-    def _several_callers(self, followed: set[str]) -> GradientError:
-        names = " and ".join(sorted(followed))
+    def _several_callers(self, tracked: set[str]) -> GradientError:
+        names = " and ".join(sorted(tracked))
         return GradientError(
             f"Arrays of {names} are differentiated in the same call. Only one framework can differentiate"
             " it.",
@@ -158,7 +158,7 @@ class Flow(autodiff.Function):
         """Return a key of the structure of a call. It is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
-    def _leaf(self, given: _Given, caller: Framework, enter: decorated_call.Change) -> autodiff.Leaf:
+    def _leaf(self, given: _Argument, caller: Framework, enter: decorated_call.Change) -> autodiff.Leaf:
         if given.owner is caller:
             return autodiff.Leaf(None, is_argument=True)
         return autodiff.Leaf(self._argument_value(given.value, enter))
@@ -266,12 +266,12 @@ class CallOperation(autodiff.Operation):
         """Return the results, and the residuals for their pullback. Without them, the function runs again."""
         callee = self.callee.autodiff
         self.state = callee.random_state()
-        results, linear = callee.linearize(self.body, self._entered(arrays), self.active, self.label)
-        self._captured_error(linear.captured)
-        results = self._left(results, [arrays[0]] * len(results))
+        results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
+        self._check_captured(linear.captured)
+        results = self._to_caller(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward pass reads the arguments and the captured arrays
             spans = list(map(self.caller.autodiff.span, arrays))
-            self._part(results, spans + [callee.span(x) for x, _ in self.versions])
+            self._copy_shared(results, spans + [callee.span(x) for x, _ in self.versions])
         return results, linear
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
@@ -286,16 +286,16 @@ class CallOperation(autodiff.Operation):
         return list(operation._under_settings(operation._number_arrays, arrays))
 
     def _number_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        self._writes_error()
+        self._check_unmodified()
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
-        entered = self._entered([read_only.writable_alias(x) for x in arrays])
+        entered = self._to_callee([read_only.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
         return [convert_memory(y, "numpy", grad="detach") for y in results]
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run the function again on arrays of the callee, with the random numbers of the first run."""
         callee = self.callee.autodiff
-        self._writes_error()
+        self._check_unmodified()
         if self.draws is None:
             callee.check_repeatable(self.body, arrays, self.label)
         with callee.replayed(self.state):
@@ -317,7 +317,7 @@ class CallOperation(autodiff.Operation):
             self.callee.supports(dtype, shape)
         predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
         if self.differentiated:
-            self._captured_error(captured)
+            self._check_captured(captured)
         return predicted
 
     # -- its pullback ------------------------------------------------------------------------------
@@ -360,13 +360,13 @@ class CallOperation(autodiff.Operation):
         with self.settings():
             return context.run(run, *args)
 
-    def _entered(self, arrays: Sequence[Any]) -> list[Any]:
+    def _to_callee(self, arrays: Sequence[Any]) -> list[Any]:
         entered = [self.enter(x) for x in arrays]
         for x in entered:
             self.callee.autodiff.check_argument(x, self.label)
         return entered
 
-    def _left(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
+    def _to_caller(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
         """Return the results as arrays of the caller, each on the device of its example."""
         pairs = zip(results, examples, strict=True)
         arrays = [Restoration(example, "detach").array(x) for x, example in pairs]
@@ -374,7 +374,7 @@ class CallOperation(autodiff.Operation):
             self.caller.autodiff.check_argument(x, self.label)
         return arrays
 
-    def _part(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
+    def _copy_shared(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
         """Copy the arrays that share memory with each other or with these memory ranges."""
         span_of = self.caller.autodiff.span
         for i, x in enumerate(arrays):
@@ -384,11 +384,11 @@ class CallOperation(autodiff.Operation):
                 span = span_of(arrays[i])
             spans.append(span)
 
-    def _writes_error(self) -> None:
+    def _check_unmodified(self) -> None:
         if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
             raise autodiff.modified_argument_error(self.label)
 
-    def _captured_error(self, what: str) -> None:
+    def _check_captured(self, what: str) -> None:
         if what:
             raise GradientError(
                 f"The result depends on {what}, which would get no gradient.",
@@ -443,14 +443,14 @@ class Pullback(CallOperation):
         linear = self.linear
         self.linear = None  # the caller's graph of the gradients would keep it alive
         if linear is None:
-            gradients = self._left(self.body(self._entered(arrays)), examples)
+            gradients = self._to_caller(self.body(self._to_callee(arrays)), examples)
         else:
             # The caller may write to a gradient and then run the backward pass again.
             spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
-            cotangents = self._entered(arrays[len(self.forward.active) :])
+            cotangents = self._to_callee(arrays[len(self.forward.active) :])
             cotangents = substitute([None] * len(self.present), self.present, cotangents)
-            gradients = self._left(linear.pull(cotangents), examples)
-        self._part(gradients, spans)
+            gradients = self._to_caller(linear.pull(cotangents), examples)
+        self._copy_shared(gradients, spans)
         return gradients
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:

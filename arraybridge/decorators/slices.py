@@ -181,10 +181,10 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
         result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         # The function may return a buffer to which it writes again for the next plane.
         results.append(map_arrays(result, snapshot))
-    return together(results, _column, "plane")
+    return together(results, _join_results, "plane")
 
 
-def _column(results: Sequence[Any], _: str) -> Any:
+def _join_results(results: Sequence[Any], _: str) -> Any:
     """Stack the results of all planes at one place; return a list if they are not arrays."""
     if any(kind_of(result) is ARRAY for result in results):
         return _along_new_axis(results, source_of(results[0])[0])

@@ -46,7 +46,7 @@ class NoSignatureError(Exception):
     """The arguments have no exact signature. The message is the reason."""
 
 
-class _Same:
+class _Identity:
     """An object as a dictionary key, compared by identity and not kept alive."""
 
     __slots__ = ("_number", "_reference")
@@ -68,7 +68,7 @@ class _Same:
             return True
         # A dead reference is not equal to any other, because its address may belong to a new object.
         mine = self._reference()
-        return isinstance(other, _Same) and mine is not None and mine is other._reference()
+        return isinstance(other, _Identity) and mine is not None and mine is other._reference()
 
 
 class _Walk:
@@ -104,13 +104,13 @@ class _Walk:
         """Describe a value of a class that is not one of the usual ones."""
         cls = type(x)
         if issubclass(type(x), np.generic):
-            return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Same(x)
+            return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Identity(x)
         if kind_of(x) is ARRAY:
             return _array(x)
         if issubclass(type(x), Enum):
             return cls, self.value(x._value_)
         if issubclass(type(x), (type, ModuleType, BuiltinFunctionType)):
-            return _Same(x)
+            return _Identity(x)
         return self._nested(x)
 
     def values(self, xs: Iterable[Any]) -> tuple[Hashable, ...]:
@@ -164,7 +164,7 @@ class _Walk:
         try:
             reduced = x.__reduce_ex__(4)
         except Exception:  # noqa: BLE001  # `__reduce_ex__` may raise anything; the identity remains
-            return (_Same(x),)
+            return (_Identity(x),)
         return (reduced,) if isinstance(reduced, str) else self.values(reduced[1:3])
 
 
@@ -207,7 +207,7 @@ def _captured(fn: FunctionType) -> list[Any]:
         try:
             captured.append(cell.cell_contents)
         except ValueError:
-            captured.append(_Same)  # no variable has this private class as its value
+            captured.append(_Identity)  # no variable has this private class as its value
     return captured
 
 
@@ -254,7 +254,7 @@ def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
     signature: list[Hashable] = []
     for one in own:
         attributes = {} if kind_of(one) is ARRAY else _attributes(one)
-        plain = [(name, attributes[name]) for name in names if _is_plain(attributes.get(name, _Same))]
+        plain = [(name, attributes[name]) for name in names if _is_plain(attributes.get(name, _Identity))]
         signature.append((type(one), signature_of(plain)))
     return tuple(signature)
 
@@ -269,15 +269,15 @@ class Proof:
 
     Attributes:
         seen: Whether such a call has run on the CPU.
-        holds: Whether a trial has shown that the GPU gives the results of NumPy.
+        is_verified: Whether a trial has shown that the GPU gives the results of NumPy.
         scalars: For each array in the NumPy result, whether it is a scalar.
     """
 
-    __slots__ = ("holds", "scalars", "seen")
+    __slots__ = ("is_verified", "scalars", "seen")
 
     def __init__(self) -> None:
         self.seen = False
-        self.holds = False
+        self.is_verified = False
         self.scalars: list[bool] = []
 
 

@@ -32,7 +32,7 @@ class Timings:
         self.runs: dict[str, list[float]] = {CPU: [], GPU: []}
         self.counts = {CPU: 0, GPU: 0}
         #: The reason why calls of this signature stay on the CPU, or "".
-        self.refused = ""
+        self.cpu_reason = ""
         self._chosen = CPU
         self._since_probe = 0.0
 

@@ -112,7 +112,7 @@ class BackendGpu:
         self._free = 0
         self._measured_at = -FREE_MEMORY_SECONDS
 
-    def holds(self, x: Any) -> bool:
+    def contains(self, x: Any) -> bool:
         """Return whether an array of any framework is on this GPU."""
         if type(x) is np.ndarray:
             return False
@@ -296,7 +296,7 @@ class Offload:
         self._named = names_in(fn) if self.skip else ()
         placed = placement(fn)
         #: The reason why the function stays on the CPU, or "".
-        self.refused = "" if placed is None else f"another decorator sets its device: {placement_text(fn)}"
+        self.cpu_reason = "" if placed is None else f"another decorator sets its device: {placement_text(fn)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Offload, backend=self.backend, gpu_id=self.gpu_id, split_axis=self.split_axis)
@@ -335,10 +335,10 @@ class Offload:
             proof = proof_of(self._key(call, gpu))
         except NoSignatureError as error:
             return _Choice(None, f"{error}, so verified runs do not apply to other calls")
-        if not call.in_numpy and all(gpu.holds(x) for x in call.arrays):
+        if not call.in_numpy and all(gpu.contains(x) for x in call.arrays):
             return _Choice(gpu, "the arrays are already on the GPU", proof)
-        if timings.refused:
-            return _Choice(None, timings.refused)
+        if timings.cpu_reason:
+            return _Choice(None, timings.cpu_reason)
         if cpu is None:
             proof.seen = True
             return _Choice(None, "there are no timings for such arguments yet")
@@ -363,22 +363,22 @@ class Offload:
         gpu = self._gpu()
         if isinstance(gpu, str):
             return gpu
-        if self.refused:
-            return self.refused
+        if self.cpu_reason:
+            return self.cpu_reason
         # Here, because `_decide` spends time on the exact signature next.
         is_quick = cpu is not None and cpu < QUICK
         return _TOO_QUICK if is_quick and call.in_numpy else gpu
 
     def _by_time(self, gpu: BackendGpu, timings: Timings, proof: Proof) -> _Choice:
         """Return the faster place, but the GPU only for a signature that has run on the CPU before."""
-        if timings.counts[GPU] or (proof.holds and staying.get()):
+        if timings.counts[GPU] or (proof.is_verified and staying.get()):
             place, reason = timings.choose()
         else:
             place = GPU
             reason = "there are no timings on the GPU for such arguments yet"
         if place == CPU:
             return _Choice(None, reason)
-        if proof.holds or proof.seen:
+        if proof.is_verified or proof.seen:
             return _Choice(gpu, reason, proof)
         proof.seen = True
         return _Choice(
@@ -421,7 +421,7 @@ class Offload:
             if seconds is not None:
                 time_text = format_seconds(seconds)
                 reasons.append(f"{phrase} it takes {time_text} (runs so far: {timings.counts[place]})")
-        if proof is not None and not proof.holds:
+        if proof is not None and not proof.is_verified:
             reasons.append(
                 "The first run with these arguments on the GPU is a trial. It also runs on the CPU, and the"
                 " results are compared"
@@ -445,7 +445,7 @@ class Offload:
         gpu, _, proof = choice
         if gpu is None or proof is None:
             return self._on_cpu(call, timings), ""
-        if not proof.holds:
+        if not proof.is_verified:
             return self._trial(gpu, call, timings, proof)
         try:
             return self._on_gpu(gpu, call, timings, proof), ""
@@ -460,11 +460,11 @@ class Offload:
         return result
 
     def _on_gpu(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> Any:
-        stays = staying.get() or gpu.holds(call.arrays[0])
+        stays = staying.get() or gpu.contains(call.arrays[0])
 
         def attempt(*batch: Any, **named: Any) -> Any:
             on_gpu = Arguments(call.own, batch, named).mapped(gpu.put)
-            result = gpu.run(lambda: _inside(on_gpu, self.fn))
+            result = gpu.run(lambda: _run_decided(on_gpu, self.fn))
             return result if stays else _restored(result, call.arrays[0], proof.scalars)
 
         started = clock()
@@ -480,11 +480,11 @@ class Offload:
         reason = first_line(error_text(error))
         drop_tracebacks(error)  # its variables hold memory of the GPU
         if is_oom_error(error) or isinstance(error, CannotSplitError):
-            timings.refused = f"it ran out of memory on {gpu.name} before"
+            timings.cpu_reason = f"it ran out of memory on {gpu.name} before"
             fix = " If its rows are independent, pass split_axis=0 to compute them in parts on the GPU."
             fix = fix if self.split_axis is None else ""
             return f"ran out of memory on {gpu.name} ({reason}). This call was computed on the CPU.{fix}"
-        self.refused = f"it cannot run in {gpu.backend}: {reason}"
+        self.cpu_reason = f"it cannot run in {gpu.backend}: {reason}"
         return (
             f"cannot run in {gpu.backend} ({reason}). It runs on the CPU from now on. Use functions that"
             f" {gpu.backend} has, or remove @gpu."
@@ -496,11 +496,11 @@ class Offload:
         """Run an exact signature for the first time on a GPU, and compare the result with that of NumPy."""
         on_host = call.on_host()
         started = clock()
-        expected = _inside(on_host, self.fn)
+        expected = _run_decided(on_host, self.fn)
         timings.add(CPU, clock() - started)
         proof.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
         if expected is None:
-            self.refused = "it returns None, which cannot be verified"
+            self.cpu_reason = "it returns None, which cannot be verified"
             return expected, ""
         try:
             actual = self._on_gpu(gpu, call, timings, proof)
@@ -508,9 +508,9 @@ class Offload:
             return call.restore(expected), self._remember_failure(gpu, timings, error)
         reason = self._difference(gpu, on_host, expected, actual)
         if not reason:
-            proof.holds = True
+            proof.is_verified = True
             return actual, ""
-        self.refused = f"its trial failed: in {gpu.backend}, {reason}"
+        self.cpu_reason = f"its trial failed: in {gpu.backend}, {reason}"
         warning = (
             f"has a different result on the GPU: in {gpu.backend}, {reason}. It runs on the CPU from now on."
             f" Use functions that return the same in {gpu.backend}, or remove @gpu."
@@ -525,14 +525,14 @@ class Offload:
         # In double precision, rounding errors are smaller, but differences between formulas are not.
         wide = on_host.mapped(widened)
         try:
-            expected = _inside(wide, self.fn)
-            actual = gpu.run(lambda: _inside(wide.mapped(gpu.put), self.fn))
+            expected = _run_decided(wide, self.fn)
+            actual = gpu.run(lambda: _run_decided(wide.mapped(gpu.put), self.fn))
         except Exception:  # noqa: BLE001  # the function may raise anything for other dtypes
             return ""
         return difference(expected, actual, arrays_of([wide.batch, wide.named]))[0]
 
 
-def _inside(call: Arguments, fn: Callable[..., Any]) -> Any:
+def _run_decided(call: Arguments, fn: Callable[..., Any]) -> Any:
     """Call the function. The `gpu` functions that it calls run in the same place."""
     token = _decided.set(True)
     try:
