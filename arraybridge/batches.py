@@ -18,7 +18,7 @@ import numpy as np
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, MemoryConversionError
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import registry, sparse_rows
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
     ARRAY,
@@ -89,6 +89,8 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
             return tree
         owner, data = source_of(tree)
         try:
+            if owner.sparse.layout(data):
+                return sparse_rows.slice_axis(owner, data, axis, start, stop)
             return owner.batching.slice_axis(data, axis, start, stop)
         except MemoryConversionError as error:
             if place:
@@ -229,6 +231,7 @@ class Joined:
             {
                 "frameworks": owner.name,
                 "classes": type(data).__name__,  # a masked array next to a plain one would lose its mask
+                "layouts": owner.sparse.layout(data),
                 "dtypes": owner.dtype_name(data),
                 "devices": owner.devices.device_of(data),
                 "shapes": across,
@@ -318,7 +321,8 @@ class _Column(_Node):
         owner, data, self.properties = of.metadata(first, place)
         shape = list(owner.shape(data))
         shape[of.axis] = of.rows
-        self.buffer = owner.batching.output_buffer(data, tuple(shape))
+        is_sparse = bool(self.properties["layouts"])
+        self.buffer = None if is_sparse else owner.batching.output_buffer(data, tuple(shape))
         self.parts: dict[int, Any] = {}
 
     def put(self, x: Any, start: int, count: int) -> None:
@@ -346,7 +350,10 @@ class _Column(_Node):
         if self.buffer is not None:
             return self.buffer
         parts = list(self.parts.values())
-        return source_of(parts[0])[0].batching.concatenate(parts, self.of.axis)
+        owner, data = source_of(parts[0])
+        if owner.sparse.layout(data):
+            return sparse_rows.concatenate(owner, parts, self.of.axis)
+        return owner.batching.concatenate(parts, self.of.axis)
 
 
 class _Structure(_Node):

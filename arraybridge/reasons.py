@@ -79,6 +79,13 @@ class Reason(StrEnum):
     OTHER_SOURCE = auto()
     NO_DEVICE = auto()
 
+    # -- the parts of a sparse array
+    #: One array of coordinates per axis, where the other framework has a matrix.
+    SEPARATE_COORDINATES = auto()
+    INDEX_DTYPE = auto()
+    #: Entries behind the last row pointer, which are left out.
+    SPARE_ENTRIES = auto()
+
     #: The text of a plug-in.
     OTHER = auto()
 
@@ -206,6 +213,9 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.NATIVE_CAST: "it is a cast to {0.dtype}",
     Reason.NARROWED: "it is narrowed from {0.source_dtype} to {0.dtype}, since JAX's x64 is off",
     Reason.RESHARDED: "it is redistributed over devices",
+    Reason.SEPARATE_COORDINATES: "{0.framework} stores COO indices as one array per axis",
+    Reason.INDEX_DTYPE: "{0.framework} stores the indices of this layout as {0.dtype}",
+    Reason.SPARE_ENTRIES: "{0.source} has space for more entries than are used",
     Reason.REQUIRES_GRAD: "it requires grad",
     Reason.OTHER_SOURCE: "the declared source is {0.framework}, but the array is of {0.source}",
     Reason.NO_DEVICE: "{0.framework} has no device",

@@ -62,7 +62,7 @@ def batch(call: Callable[[], object], count: int) -> float:
 def unrecorded() -> Iterator[None]:
     """Calls go the way that they go for an open trace, and nothing is told to it."""
     import arraybridge
-    from arraybridge.conversion.decide import Decision
+    from arraybridge.conversion.decision import Decision
     from arraybridge.tracing import trace_log
 
     def untold(decision: Decision, active_logs: object) -> Any:

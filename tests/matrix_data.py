@@ -383,7 +383,6 @@ def without_values(source: str) -> dict[str, Any]:
         import tensorflow as tf
 
         return {
-            "sparse": tf.sparse.from_dense([[1.0, 0.0]]),
             "ragged": tf.ragged.constant([[1], [2, 3]]),
             "string": tf.constant("a"),
         }
@@ -392,8 +391,6 @@ def without_values(source: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces beta and deprecated layouts
         return {
-            "sparse COO": torch.eye(3).to_sparse(),
-            "sparse CSR": torch.eye(3).to_sparse_csr(),
             "quantized": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
             "meta": torch.ones(3, device="meta"),
             "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),

@@ -59,6 +59,7 @@ NEEDS = {
     "memory": ("torch",),
     "parallel": ("jax",),
     "quickstart": ("torch",),
+    "sparse": ("torch", "jax", "tensorflow", "scipy"),
     "troubleshooting": ("torch", "jax"),
     "traces": ("tensorflow", "torch", "skimage"),
 }

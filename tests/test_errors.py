@@ -145,7 +145,7 @@ def test_the_advice_about_a_declared_source_fits_the_place() -> None:
         convert_memory(torch.ones(2), "numpy", "jax")
     with pytest.raises(SourceMismatchError) as called:
         strict(torch.ones(2))
-    assert converted.value.advice == "Leave the source out to have it detected."
+    assert converted.value.advice == "Omit the source to detect it automatically."
     assert called.value.advice == "Leave strict=True out to have it detected."
     assert converted.value.code == called.value.code == Reason.OTHER_SOURCE
 
@@ -162,12 +162,16 @@ DTYPE, REFUSED, DEVICE = DtypeNotSupportedError, ArrayNotSupportedError, DeviceN
 CL = "pyclesperanto"
 #: Words of a heading on the page on troubleshooting: what raises it, the error, and a part of what to do.
 EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "NumPy arrays live on the host": (lambda: arraybridge.to_gpu(X), DEVICE, '(x, "cupy", 0)'),
+    "NumPy arrays are always in host memory": (lambda: arraybridge.to_gpu(X), DEVICE, '(x, "cupy", 0)'),
     "an object of type list is not an array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
     "pyclesperanto has no dtype float64": (to(CL, X), DTYPE, "float32"),
     "dtype object": (to("torch", np.array([None])), DTYPE, "numeric"),
     "a masked array of numpy": (to("torch", np.ma.masked_equal(X, 0)), REFUSED, "filled"),
-    "a sparse_coo tensor": (lambda: to("numpy", require("torch").ones(2).to_sparse())(), REFUSED, "to_dense"),
+    "jax.experimental.sparse does not have CSC": (
+        lambda: to("jax", require("scipy.sparse").csc_array((2, 2)))(),
+        REFUSED,
+        "x.tocsr()",
+    ),
     "pyclesperanto cannot hold an array of shape": (to(CL, np.zeros((1, 1, 1, 1), "f4")), REFUSED, "plane"),
     "requires grad": (
         lambda: arraybridge.to_numpy(require("torch").ones(2, requires_grad=True)),

@@ -1,1 +1,1 @@
-"""How an array travels from one framework to another."""
+"""Conversion of arrays between frameworks: routes, decisions and the plan cache."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plan_cache
-from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
+from arraybridge.conversion.decide import check_options, decide, dtype_name, is_dtype
+from arraybridge.conversion.decision import Request
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.conversion.recorded import convert_and_record
 from arraybridge.errors import DeviceNotFoundError
@@ -66,8 +67,8 @@ class Options(TypedDict, total=False):
     device: DeviceLike | None
 
 
-# A target named by a literal gives the type of the result, alone or after the source. Where it stands
-# second, gpu_id stands third: mypy does not see that the implementation sorts this out by itself.
+# A literal target determines the type of the result, alone or after the source. If the target is second,
+# gpu_id is third. mypy cannot check that the implementation distinguishes the two.
 @overload
 def convert_memory(
     data: Any, target: _Numpy, gpu_id: GpuId = None, **options: Unpack[Options]
@@ -146,6 +147,10 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
     ``target_type``. A framework is a string such as ``"torch"`` or a `MemoryType` member. `convert` is the
     same function.
 
+    A sparse array of SciPy, PyTorch, JAX, TensorFlow or CuPy becomes the target's sparse array of the same
+    layout. SciPy removes duplicates in place, even in ``max``, ``min``, ``argmax`` and ``power``, and damages
+    an array that shares the memory: call ``data.sum_duplicates()`` first, or pass ``copy=True``.
+
     Args:
         data: An array of any framework and shape, a carrier such as ``xarray.DataArray``, or an object with
             ``__dlpack__``, ``__array_interface__`` or ``__cuda_array_interface__``.
@@ -184,7 +189,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         >>> convert_memory(labels, "torch")
         tensor([[            0, 1099511627776]])
     """
-    # Most calls name a target alone.
+    # Most calls pass only a target.
     if (
         target_type is None
         and gpu_id is None
@@ -198,11 +203,11 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         try:
             return plans_by_signature[source_type][type(data)](data)
         except plan_cache.declined:
-            pass  # not planned yet, or an array that needs care
+            pass  # no plan yet, or an array that needs the slow path
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
     if active_logs is None and gpu_id is None:
-        # With types, since equal forms have to mean the same call, and 1 == True == tf.float32.
+        # With types, because equal signatures must mean the same call, and 1 == True == tf.float32.
         signature = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         try:
             return plans_by_signature[signature][type(data)](data)
@@ -231,24 +236,27 @@ def _request(
     grad: str,
     device: DeviceLike | None,
 ) -> Request:
-    """Sort out which of the positional arguments is the source, the target and the number of the GPU."""
-    for word in (first, second, gpu_id):
-        if word is not None and is_dtype(word):
+    """Return the request of a call; find out which positional argument is source, target or GPU number."""
+    for argument in (first, second, gpu_id):
+        if argument is not None and is_dtype(argument):
             raise ValueError(
-                f"{word!r} is a dtype, and no framework or GPU; pass it by name: dtype={dtype_name(word)!r}"
+                f"{argument!r} is a dtype, not a framework or a GPU number."
+                f" Pass dtype={dtype_name(argument)!r}."
             )
     if second is not None and (not isinstance(second, str) or second == "auto"):
         if gpu_id is not None:
-            raise ValueError(f"gpu_id is given twice, as {second!r} and as {gpu_id!r}")
+            raise ValueError(f"gpu_id is given twice, as {second!r} and as {gpu_id!r}. Pass it once.")
         second, gpu_id = None, second
     if target is not None:
         if second is not None:
-            raise ValueError(f"the target is given twice, as {second!r} and as {target!r}")
+            raise ValueError(f"the target is given twice, as {second!r} and as {target!r}. Pass it once.")
         second = target
     if second is None:
         first, second = None, first
     if second is None:
-        raise TypeError('name the framework to convert to, as in convert_memory(data, "torch")')
+        raise TypeError(
+            'the target framework is missing. Pass its name, as in convert_memory(data, "torch").'
+        )
     return Request(second, first, gpu_id, device, copy, dtype, grad)
 
 
@@ -402,7 +410,7 @@ def convert_tree(
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
     converted = map_arrays(tree, convert)
-    if converted is tree:  # perhaps without an array, which would have checked the options
+    if converted is tree:  # perhaps there is no array, whose conversion would have checked the options
         check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
         if dtype is not None:
             dtype_name(dtype)
@@ -644,8 +652,8 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
     Args:
         x: An array of any framework and shape.
         gpu_id: The number of the accelerator, or ``"auto"`` for the one with the most free memory. Defaults
-            to None: the device of `set_device` or `use_device`, also if it is a CPU, and otherwise
-            accelerator 0.
+            to None: the device of `set_device` or `use_device`, even if it is a CPU, or accelerator 0 if
+            neither was called.
         copy: As for `convert_memory`. Defaults to None.
 
     Returns:
@@ -669,11 +677,11 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
         return placed
     if has_only_host:
         raise DeviceNotFoundError(
-            "NumPy arrays live on the host.",
+            "NumPy arrays are always in host memory.",
             source_type=source,
             target_type=source,
             reason="NumPy has no accelerator",
-            advice='Name the framework that is to hold it on the GPU, as in convert_memory(x, "cupy", 0).',
+            advice='Convert it to a framework that has GPU arrays, as in convert_memory(x, "cupy", 0).',
         )
     result: T = convert_memory(x, source, gpu_id=0 if gpu_id is None else gpu_id, copy=copy)
     return result

@@ -1,4 +1,4 @@
-"""The one place that chooses how a particular array travels: by its device, strides, dtype and flags."""
+"""Chooses the route of a conversion from the device, strides, dtype and flags of the array."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
+from arraybridge.conversion.decision import Decision, Request, copy_required, graph_required, refused
 from arraybridge.conversion.placement import check_placement, shares_gpus, target_device
+from arraybridge.conversion.sparse import SparseConversion
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
-    CopyRequiredError,
     DtypeNotSupportedError,
-    GradientError,
     MemoryConversionError,
     SourceMismatchError,
     UnknownArrayError,
-    error_text,
     nearest,
 )
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
 from arraybridge.frameworks.accelerators import identity
-from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
 from arraybridge.tracing.route import Method, Route
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.types import Device, FrameworkLike
 
 __all__ = ["dtype_name", "find_source"]
 
@@ -41,52 +39,12 @@ SHARED_HOST_MEMORY = Cause(Reason.SHARED_HOST_MEMORY)
 COPY_REQUESTED = Cause(Reason.COPY_REQUESTED)
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Request:
-    """What a call of `convert_memory` says besides its array, as the user gave it."""
-
-    target: FrameworkLike
-    declared: FrameworkLike | None = None
-    gpu_id: GpuId = None
-    device: DeviceLike | None = None
-    copy: bool | None = None
-    dtype: Any = None
-    grad: str = "error"
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Decision:
-    """A route, and what carries it out when it is called."""
-
-    route: Route
-    source: Framework
-    target: Framework
-    data: Any
-    #: May be called with any array of which `decide` would be told the same; `plans` does so.
-    convert: Callable[[Any], Any]
-
-    @property
-    def conversion_errors(self) -> tuple[type[Exception], ...]:
-        """What the two frameworks raise for what they cannot take."""
-        return conversion_errors(self.source, self.target)
-
-    def __call__(self) -> Any:
-        try:
-            return self.convert(self.data)
-        except MemoryConversionError:
-            raise
-        except self.conversion_errors as error:
-            if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
-                raise
-            raise _conversion_error(self.source, self.target, self.route.method, error) from error
-
-
 def decide(data: Any, request: Request) -> Decision:
-    """Choose how this array travels, without converting it.
+    """Return the decision for this array, without converting it.
 
     Raises:
-        MemoryConversionError: or a subclass, where it cannot be done exactly.
-        ValueError: for options that make no sense.
+        MemoryConversionError: If an exact conversion is impossible; one of its subclasses.
+        ValueError: If an option is invalid.
     """
     request = check_options(request)
     target = registry.framework(request.target)
@@ -96,7 +54,7 @@ def decide(data: Any, request: Request) -> Decision:
         source, array = find_source(data, request.declared, target.name)
     except UnknownArrayError:
         if request.dtype is not None:
-            dtype_name(request.dtype)  # an invalid option comes first
+            dtype_name(request.dtype)  # an invalid option is reported first
         raise
     try:
         return _decide_for(source, array, target, request)
@@ -109,25 +67,32 @@ def decide(data: Any, request: Request) -> Decision:
 
 
 def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
-    """Choose how an array of a known framework travels."""
+    """Return the decision for an array of a known framework."""
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
     cast = None if request.dtype is None else dtype_name(request.dtype)
     if cast is not None and cast == source.dtype_name(array):
         cast = None
-    choice = _Choice(request, source, target, array, source_device, device, cast)
-    if source is target and (source_device is device or source_device == device):  # `is`, in most calls
+    stays = False
+    # `is` decides most calls, and is faster than `==`.
+    if source is target and (source_device is device or source_device == device):
         named = request.device is not None or request.gpu_id is not None
-        if not (named and source.devices.is_scattered(array)):
-            return choice.in_place()
-    return choice.elsewhere()
+        stays = not (named and source.devices.is_scattered(array))
+    if source.sparse.layout(array):
+        place = request.device if request.gpu_id is None else device  # "auto" is one GPU for all parts
+        dtype = None if request.dtype is None else dtype_name(request.dtype)
+        for_parts = replace(request, device=place, gpu_id=None, dtype=dtype)
+        conversion = SparseConversion(source, target, for_parts, decide)
+        return conversion.decision(array, device, stays=stays, cast=cast)
+    choice = _Choice(request, source, target, array, source_device, device, cast)
+    return choice.in_place() if stays else choice.elsewhere()
 
 
 def check_options(request: Request) -> Request:
-    """Return the request with plain options, whether or not there is an array.
+    """Return the request with normalized options; needs no array.
 
     Raises:
-        ValueError: If an option has no meaning, or there is no framework of the declared name.
+        ValueError: If an option is invalid, or no framework has the declared name.
         TypeError: If the declared source is not a name.
     """
     copy = request.copy
@@ -135,8 +100,8 @@ def check_options(request: Request) -> Request:
         registry.framework_name(request.declared)
     if isinstance(request.grad, str) and request.grad == "flow":
         raise ValueError(
-            "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"
-            " @tensorflow, where there is a function to differentiate; pass grad='detach' to drop the graph"
+            "grad='flow' is not an option of conversions, because gradients need a function. Use it with the"
+            " decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
         )
     if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
         raise ValueError(
@@ -151,61 +116,62 @@ def check_options(request: Request) -> Request:
 
 
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
-    """The framework of the array, and the array to read (that of another library is opened first).
+    """Return the framework of the array, and the array, which is imported first if it is of another library.
 
     Raises:
-        UnknownArrayError: it is no array.
-        SourceMismatchError: it is not of the declared source.
+        UnknownArrayError: If ``data`` is not an array.
+        SourceMismatchError: If the array is not of the declared source.
     """
     source, array = source_of(data)
     if declared is not None and source.name != declared:
         declared = registry.framework_name(declared)
         raise SourceMismatchError(
-            f"the source was declared as {declared}, but the array is of {source.name}"
+            f"the source was declared as {declared}, but the array is from {source.name}"
             f" ({type(data).__qualname__}).",
             source_type=source.name,
             target_type=target,
             reason=f"declared {declared}, found {source.name}",
             code=Reason.OTHER_SOURCE,
-            advice="Leave the source out to have it detected.",
+            advice="Omit the source to detect it automatically.",
         )
     return source, array
 
 
 _DTYPES = dtype_names.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-# How the names of dtypes begin whose elements are numbers, those of one framework alone among them.
+# Prefixes of the names of numeric dtypes, including dtypes that only one framework has.
 _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint", "bits")
 
 
 def dtype_name(dtype: Any) -> str:
-    """NumPy's name of a dtype that is given as a name or as any framework's dtype.
+    """Return NumPy's name of a dtype, which may be a name or a dtype of any framework.
 
     Raises:
-        DtypeNotSupportedError: no such dtype is known.
+        DtypeNotSupportedError: If casts to it are not supported.
     """
     name = dtype_names.name_of_any(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
-        f"dtype={dtype!r} is no dtype that arrays are cast to{nearest(name, _DTYPES)};"
-        f" known are {', '.join(sorted(_DTYPES))}.",
+        f"Cannot cast to dtype={dtype!r}{nearest(name, _DTYPES)}.",
+        advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
 
 
-def is_dtype(word: Any) -> bool:
-    """Whether this is a dtype, by name or of any framework."""
-    return dtype_names.name_of_any(word) in _DTYPES
+def is_dtype(x: Any) -> bool:
+    """Return whether this is a dtype of any framework, or the name of a dtype."""
+    return dtype_names.name_of_any(x) in _DTYPES
 
 
-# -- how ---------------------------------------------------------------------------------------------
+# -- the choice of a route ---------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Choice:
-    """One array on its way from one device to another: `in_place` or `elsewhere` chooses the route.
+    """A conversion whose route `in_place` or `elsewhere` chooses.
 
-    The functions that end up in a `Decision` take the array, and refer to no particular one: plans keep them.
+    The functions in a `Decision` get the array as an argument and must not refer to ``array``, because plans
+    keep them.
     """
 
     request: Request
@@ -216,18 +182,18 @@ class _Choice:
     device: Device
     #: The dtype to cast to, or None.
     cast: str | None
-    #: The array as it was passed, if ``array`` is a part of it: the tensor without its graph, or one replica.
+    #: The array that was passed, if ``array`` differs: a tensor without its graph, or one replica.
     original: Any = None
-    #: The function that makes ``array`` of ``original``.
+    #: The function that computes ``array`` from ``original``.
     prepare: Callable[[Any], Any] = identity
-    #: Whether ``array`` is one of several replicas, which have to stay equal.
+    #: Whether ``array`` is one of several replicas, which must remain equal.
     is_replica: bool = False
     nbytes: int = 0
-    #: Why its values cannot be read where they are, or None.
+    #: Why the values cannot be read in place, or None.
     copy_reason: Cause | None = None
 
     def in_place(self) -> Decision:
-        """The array is where it should be, in its own framework, whatever its layout or flags."""
+        """Return the decision for an array that is already of the target framework and on its device."""
         source = self.source
         array = self.array
         self.nbytes = source.nbytes(array)
@@ -235,14 +201,14 @@ class _Choice:
             if not source.dtype_name(array).startswith(_NUMBERS):
                 source.check(array)
             source.supports(self.cast, source.shape(array))
-            return self._decision(self._copying, 0, SAME_OBJECT, identity)  # the cast makes the copy
+            return self._decision(self._copy_method, 0, SAME_OBJECT, identity)  # the cast makes the copy
         if self.request.copy:
             source.interchange.check_copy(array)
-            return self._decision(self._copying, 1, COPY_REQUESTED, source.copy)
+            return self._decision(self._copy_method, 1, COPY_REQUESTED, source.copy)
         return self._decision("same", 0, SAME_OBJECT, identity)
 
     def elsewhere(self) -> Decision:
-        """Another framework or device: refuse what cannot go there exactly; else choose the route."""
+        """Return the decision for another framework or device; raise if the conversion cannot be exact."""
         source = self.source
         target = self.target
         try:
@@ -254,7 +220,7 @@ class _Choice:
             self.nbytes = source.nbytes(self.array)
             self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
             if source is not target and source.autodiff.requires_grad(self.array):
-                self._leave_the_graph()
+                self._detach()
             dtype = source.dtype_name(self.array)
             target.supports(self.cast or dtype, shape)
             if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
@@ -265,24 +231,24 @@ class _Choice:
         except conversion_errors(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
-            raise _conversion_error(source, target, "", error) from error
+            raise refused(source, target, "", error) from error
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:
-        """Choose the route by the two devices, and by whether the framework stays the same."""
+        """Return the decision by the two devices, and by whether the framework stays the same."""
         from_host = self.source_device.kind == "cpu"
         to_host = self.device.kind == "cpu"
         if from_host and to_host:
-            return self._on_the_host()
+            return self._on_host()
         if self.source is self.target:
             if self.source_device == self.device:
-                return self._replica_on_its_device()
+                return self._share_replica()
             return self._to_other_device()
         if not from_host and not to_host and shares_gpus(self.source, self.target):
             return self._gpu_to_gpu(shape)
-        return self._through_the_host()
+        return self._through_host()
 
     def _choose_replica(self) -> None:
-        """Convert one replica of a replicated array, if possible the one on the device of the result."""
+        """Select one replica of a replicated array, if possible the one on the device of the result."""
         source = self.source
         device = self.device
         replica = source.devices.replica(self.array, device)
@@ -294,57 +260,47 @@ class _Choice:
         self.source_device = source.devices.device_of(replica)
         self.prepare = lambda x: source.devices.replica(x, device)
 
-    def _replica_on_its_device(self) -> Decision:
-        """One replica as an array of its own framework, on an accelerator that has it."""
+    def _share_replica(self) -> Decision:
+        """Return the decision that shares a replica on an accelerator as an array of the same framework."""
         if self.request.copy:
-            return self._decision(self._copying, 1, COPY_REQUESTED, self.source.copy)
+            return self._decision(self._copy_method, 1, COPY_REQUESTED, self.source.copy)
         cause = Cause(Reason.REPLICA_ON_DEVICE, device=str(self.device))
         return self._decision("view", 0, cause, identity)
 
-    def _leave_the_graph(self) -> None:
+    def _detach(self) -> None:
+        """Detach a tensor that requires grad, or raise an error if the caller did not pass that option."""
         source = self.source
         target = self.target
         if self.request.grad == "error":
-            through = ""
-            if target.autodiff is not NOT_DIFFERENTIABLE:
-                flow = f"@{target.name}(grad='flow')"
-                through = f", or decorate the function with {flow}, through which its gradients go"
-            cause = Cause(Reason.REQUIRES_GRAD)
-            raise GradientError(
-                f"the {source.name} tensor requires grad, and its graph would end on the way to"
-                f" {target.name}.",
-                reason=cause.text,
-                code=cause.code,
-                advice=f"Pass grad='detach' to convert only its values{through}.",
-            )
+            raise graph_required(source, target)
         self.original = self.array
         self.prepare = source.autodiff.detach
         self.array = source.autodiff.detach(self.array)
 
     @property
-    def _copying(self) -> Method:
-        """How a copy travels that arrives on this device."""
+    def _copy_method(self) -> Method:
+        """The method of a copy to the target device."""
         return "host" if self.device.kind == "cpu" else "device"
 
-    def _on_the_host(self) -> Decision:
-        """Both ends are on the host: share, or copy once."""
+    def _on_host(self) -> Decision:
+        """Return the decision between host arrays: share, or copy once."""
         source = self.source
         target = self.target
         device = self.device
         if self.copy_reason:
-            return self._through_the_host()
+            return self._through_host()
         view: Callable[[Any], np.ndarray] = source.host_view
         memory = view(self.array)
         objection = self._objection(memory)
-        # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
+        # A cast does not write to the original, so only memory that the target cannot view must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            if not target.alignment:  # it copies by itself
+            if not target.alignment:  # the target copies
                 return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
             copy = host_memory.aligned_copy if target.alignment > 1 else host_memory.contiguous_copy
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
-            view = _then(view, read_only.export_read_only)  # which remembers what is read-only
+            view = _compose(view, read_only.export_read_only)  # records that the memory is read-only
         return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> Cause | None:
@@ -358,11 +314,11 @@ class _Choice:
             return objection
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
-        guarded = not memory.flags.writeable
-        if not source.mutable:  # to NumPy, all that it shows is read-only
-            guarded = read_only.is_shared_read_only(host_memory.address(memory))
-        if guarded:
-            # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
+        is_read_only = not memory.flags.writeable
+        if not source.mutable:  # NumPy's view of an immutable array is always read-only
+            is_read_only = read_only.is_shared_read_only(host_memory.address(memory))
+        if is_read_only:
+            # The target has no read-only arrays, and a write to a read-only page crashes the process.
             code = Reason.READ_ONLY_FILE_MAP if read_only.is_file_map(memory) else Reason.READ_ONLY
             return Cause(code, framework=target.name)
         return None
@@ -374,20 +330,20 @@ class _Choice:
         return Cause(Reason.REPLICATED, framework=self.target.name)
 
     def _scalar_objection(self) -> Cause:
-        # tf.constant(2.0) is cached: a write through torch would change every later constant.
+        # tf.constant(2.0) is cached: a write through PyTorch would change every later constant.
         return Cause(Reason.CACHED_SCALAR, source=self.source.name, framework=self.target.name)
 
-    def _through_the_host(self) -> Decision:
-        """The values are copied into host memory, or lie there, and from there to where they should be."""
-        fetch, copies, cause = self._host_memory()
-        put, more = self._put()
+    def _through_host(self) -> Decision:
+        """Return the decision for a conversion by way of host memory."""
+        fetch, copies, cause = self._to_host()
+        put, more = self._from_host()
         to_gpu = self.source_device.kind == "cpu" and self.device.kind != "cpu"
         method: Method = "device" if to_gpu else "host"
         cause = cause or Cause(Reason.SEPARATE_MEMORY, device=str(self.device))
-        return self._decision(method, copies + more, cause, _then(fetch, put))
+        return self._decision(method, copies + more, cause, _compose(fetch, put))
 
-    def _host_memory(self) -> tuple[Callable[[Any], np.ndarray], int, Cause | None]:
-        """How the values get into host memory: a function, the copies that it makes, and why."""
+    def _to_host(self) -> tuple[Callable[[Any], np.ndarray], int, Cause | None]:
+        """Return a function that gets the values into host memory, its number of copies, and their reason."""
         source = self.source
         if self.source_device.kind != "cpu":
             cause = Cause(
@@ -402,8 +358,8 @@ class _Choice:
             return source.to_host, 1, self.copy_reason
         return source.host_view, 0, None
 
-    def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
-        """How memory of the host, which nobody else has, becomes the array: a function, and its copies."""
+    def _from_host(self) -> tuple[Callable[[np.ndarray], Any], int]:
+        """Return a function that turns unshared host memory into the result, and its number of copies."""
         target = self.target
         device = self.device
         if device.kind != "cpu":
@@ -411,18 +367,18 @@ class _Choice:
         return lambda memory: target.from_host(_viewable(target, memory), device), int(not target.alignment)
 
     def _to_other_device(self) -> Decision:
-        """To another device of the same framework, at least one of the two being an accelerator."""
+        """Return the decision for another device of the same framework; one of the two is an accelerator."""
         target = self.target
         device = self.device
         between_gpus = self.source_device.kind != "cpu" and device.kind != "cpu"
         cause = Cause(Reason.OTHER_DEVICE, device=str(device))
-        # OpenCL: out of one device, and into the other.
+        # OpenCL copies from one device to the host, and from there to the other device.
         if between_gpus and target.interchange.dlpack_device is None:
             return self._decision("host", 2, cause, lambda x: target.devices.to_device(x, device))
-        return self._decision(self._copying, 1, cause, lambda x: target.devices.to_device(x, device))
+        return self._decision(self._copy_method, 1, cause, lambda x: target.devices.to_device(x, device))
 
     def _gpu_to_gpu(self, shape: tuple[int, ...]) -> Decision:
-        """Both frameworks reach the card where the array lives."""
+        """Return the decision for a GPU array if both frameworks can access that GPU."""
         source = self.source
         target = self.target
         source_device = self.source_device
@@ -462,44 +418,37 @@ class _Choice:
         target = self.target
         interchange = self.source.interchange
         if target.alignment and interchange.address(self.array) % target.alignment:
-            # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
+            # Kernels of XLA and TensorFlow load several elements at once, and require this alignment.
             return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
         itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         return as_cause(target.interchange.cannot_stride(shape, interchange.strides(self.array), itemsize))
 
     def _cast_on_host(self, dtype: str) -> Decision:
-        """The target lacks the source's dtype: cast in host memory, where the values still are whole."""
+        """Return the decision for a target without the source's dtype: cast in host memory first."""
         self.cast = None
-        fetch, copies, _ = self._host_memory()
-        put, _ = self._put()
+        fetch, copies, _ = self._to_host()
+        put, _ = self._from_host()
         numpy = registry.framework("numpy")
         numpy.interchange.check_cast(self.source.dtype_name(self.array), dtype)
         cast = numpy.cast
         copies += 1 + (self.device.kind != "cpu")
         cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
-        return self._decision(self._copying, copies, cause, lambda x: put(cast(fetch(x), dtype)))
+        return self._decision(self._copy_method, copies, cause, lambda x: put(cast(fetch(x), dtype)))
 
     def _decision(self, method: Method, copies: int, cause: Cause, convert: Callable[[Any], Any]) -> Decision:
-        """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
+        """Return the decision, with the requested cast; raise if ``copy=False`` and the route copies."""
         source = self.source
         target = self.target
         run = convert
         if self.cast is not None:
             dtype = self.cast
             target.interchange.check_cast(source.dtype_name(self.array), dtype)
-            method = self._copying
+            method = self._copy_method
             copies += 1
             cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
-            run = _then(run, lambda x: target.cast(x, dtype))
+            run = _compose(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:
-            raise CopyRequiredError(
-                f"copy=False was asked for, but {source.name} → {target.name} on {self.device} must"
-                f" copy this array, because {cause.text}.",
-                method=method,
-                reason=cause.text,
-                code=cause.code,
-                advice="Pass copy=None to allow it.",
-            )
+            raise copy_required(source, target, self.device, method, cause)
         steps = None
         if copies and cause.code in DEPENDS_ON_LAYOUT:
             steps = events.steps(source, self.array)
@@ -516,36 +465,16 @@ class _Choice:
         )
         if self.original is None:
             return Decision(route, source, target, self.array, run)
-        return Decision(route, source, target, self.original, _then(self.prepare, run))
+        return Decision(route, source, target, self.original, _compose(self.prepare, run))
 
 
-def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """One after the other."""
+def _compose(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls ``first``, and ``second`` with its result."""
     return lambda x: second(first(x))
 
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
-    """Memory that nobody else refers to, in a form that the target can view."""
+    """Return unshared host memory with a layout that the target can view."""
     return (
         memory if not target.alignment or not target.cannot_view(memory) else host_memory.aligned_copy(memory)
-    )
-
-
-def _conversion_error(
-    source: Framework, target: Framework, method: str, error: Exception
-) -> MemoryConversionError:
-    """What a framework raised, under a name of ours."""
-    reason = error_text(error)
-    how = f" by the route {method!r}" if method else ""
-    advice = "Convert to numpy first to see which side refuses."
-    if source.devices.has_only_host or target.devices.has_only_host:
-        refusing = source.name if target.devices.has_only_host else target.name
-        advice = f"It is {refusing} that refuses; pass a plain, dense copy of the array."
-    return MemoryConversionError(
-        f"{source.name} → {target.name} failed{how} ({reason}).",
-        source_type=source.name,
-        target_type=target.name,
-        method=method,
-        reason=reason,
-        advice=advice,
     )

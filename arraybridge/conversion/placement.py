@@ -1,4 +1,4 @@
-"""Where arrays are placed: the device that a caller names, otherwise the one where the array already is."""
+"""Resolves ``gpu_id`` and ``device`` to the device on which an array is placed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = [
     "target_device",
 ]
 
-#: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
-#: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
+#: The number of the single GPU of this process, to which decorators map every ``gpu_id``. Set on workers of a
+#: Dask cluster, because ``gpu_id=1`` of a function refers to the machine on which it was written.
 only_gpu: int | None = None
 
 
 class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `import arraybridge`
-    """Where the decorator of a function lets it run: a framework, and at most one device of it.
+    """The framework of a decorated function, and at most one device.
 
     Attributes:
-        framework: the framework's name; None for `gpu`, which chooses one on each call.
-        device: the device that the decorator names, or None.
-        gpu_id: the number of the framework's accelerator, ``"auto"``, or None.
-        converts: whether the arguments are converted; false for decorators that only declare types.
+        framework: The name of the framework; None for `gpu`, which chooses one on each call.
+        device: The device that was passed to the decorator, or None.
+        gpu_id: The number of the framework's accelerator, ``"auto"``, or None.
+        converts: Whether the arguments are converted. False for decorators that only declare types.
     """
 
     framework: str | None
@@ -42,12 +42,12 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
 
     @property
     def is_named(self) -> bool:
-        """Whether the decorator names a device, ``gpu_id="auto"`` included."""
+        """Whether the decorator names a device, including ``gpu_id="auto"``."""
         return self.device is not None or self.gpu_id is not None
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every call runs on the same device, which ``gpu_id="auto"`` does not promise."""
+        """Whether every call runs on the same device, which is not so for ``gpu_id="auto"``."""
         return self.device is not None or isinstance(self.gpu_id, int)
 
     def resolve(self, framework: Framework) -> Device | None:
@@ -72,11 +72,11 @@ def resolve_device(
 ) -> Device | None:
     """Return the framework's device that ``gpu_id`` or ``device`` names; None if neither does.
 
-    ``gpu_id`` has no effect for NumPy, whose arrays are always on the host.
+    ``gpu_id`` has no effect for NumPy, whose arrays are always in host memory.
 
     Raises:
-        DeviceNotFoundError: the framework does not have the device.
-        ValueError: ``gpu_id`` or ``device`` is invalid, or both are given.
+        DeviceNotFoundError: If the framework does not have the device.
+        ValueError: If ``gpu_id`` or ``device`` is invalid, or both are given.
     """
     if gpu_id is None and device is None:
         return None
@@ -91,10 +91,10 @@ def resolve_device(
 
 
 def check_placement(gpu_id: Any, device: DeviceLike | None) -> tuple[GpuId, Device | None]:
-    """Return the accelerator's number and the device, of which at most one is not None.
+    """Return the number of the accelerator and the device; at least one of them is None.
 
     Raises:
-        ValueError: one of them is invalid, or both are given.
+        ValueError: If one of them is invalid, or both are given.
     """
     number = check_gpu_id(gpu_id)
     if device is None:
@@ -107,47 +107,47 @@ def check_placement(gpu_id: Any, device: DeviceLike | None) -> tuple[GpuId, Devi
 
 
 def check_gpu_id(gpu_id: Any) -> GpuId:
-    """``gpu_id`` as a plain int, ``"auto"`` or None.
+    """Return ``gpu_id`` as a plain int, ``"auto"`` or None.
 
     Raises:
-        ValueError: it is negative, a bool, a float or any other word.
+        ValueError: If it is negative, a bool, a float or another string.
     """
     if gpu_id is None:
         return None
     is_bool = isinstance(gpu_id, bool) or "bool" in str(getattr(gpu_id, "dtype", ""))
-    if not is_bool:  # NumPy 1 warns when a bool is taken as an index
+    if not is_bool:  # numpy < 2 warns if a bool is used as an index
         with suppress(TypeError):
             index = operator.index(gpu_id)
             if index >= 0:
                 return index
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
-    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
+    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number. Pass 0, 1, … or 'auto'.")
 
 
 def gpu_index_of(gpu_id: GpuId) -> GpuId:
-    """The card that the ``gpu_id`` of a decorator means in this process."""
+    """Return the GPU number in this process for the ``gpu_id`` of a decorator."""
     return gpu_id if gpu_id is None or only_gpu is None else only_gpu
 
 
 def target_device(
     source: Framework, target: Framework, source_device: Device, gpu_id: GpuId, device: DeviceLike | None
 ) -> Device:
-    """Return the device that a conversion names, or else the one where the array stays.
+    """Return the device that the caller named; by default, the nearest device to the array.
 
     Raises:
-        DeviceNotFoundError: the target has no such device.
-        ValueError: ``gpu_id`` or ``device`` is invalid, or both are given.
+        DeviceNotFoundError: If the target does not have the device.
+        ValueError: If ``gpu_id`` or ``device`` is invalid, or both are given.
     """
     named = resolve_device(target, gpu_id, device)
     return _nearest(source, target, source_device) if named is None else named
 
 
 def _nearest(source: Framework, target: Framework, source_device: Device) -> Device:
-    """The device of the array where the target has that one, else the target's host, else its default."""
+    """Return the first of these that the target has: the array's device, the host, a default device."""
     if source is target:
         return source_device
-    if source_device is CPU or source_device == CPU:  # `is`, for most arrays
+    if source_device is CPU or source_device == CPU:  # `is` holds for most arrays, and is faster
         return CPU if target.has_host else target.devices.default_device()
     reachable = source_device.kind == "cpu" or shares_gpus(source, target)
     if reachable and source_device in target.devices.available():
@@ -156,12 +156,12 @@ def _nearest(source: Framework, target: Framework, source_device: Device) -> Dev
 
 
 def shares_gpus(source: Framework, target: Framework) -> bool:
-    """Whether both can see each other's memory on an accelerator."""
+    """Return whether the two frameworks can share memory on an accelerator."""
     kind = source.interchange.dlpack_device
     return kind is not None and kind == target.interchange.dlpack_device
 
 
 def freest_device(framework: Framework) -> Device | None:
-    """The accelerator with the most free memory, the first of equals; None where it has none."""
+    """Return the accelerator with the most free memory; None if the framework has none."""
     accelerators = [device for device in framework.devices.available() if device.kind != "cpu"]
     return max(accelerators, key=framework.memory.free_memory_of, default=None)

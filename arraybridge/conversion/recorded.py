@@ -6,7 +6,7 @@ import time
 from threading import current_thread, get_ident
 from typing import Any
 
-from arraybridge.conversion.decide import Decision
+from arraybridge.conversion.decision import Decision
 from arraybridge.tracing import events
 from arraybridge.tracing.records import ConversionRecord
 from arraybridge.tracing.trace_log import ActiveLogs
@@ -15,27 +15,28 @@ __all__ = ["convert_and_record"]
 
 
 def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
-    """Run `decision` and record its route, with the seconds that it took, in every open trace."""
+    """Return the result of a decision, and record its route and duration in every open trace."""
     logs, annotation = active_logs
     route = decision.route
     if logs and route.device.kind == "cpu" and not decision.source.devices.has_only_host:
         # Waiting for pending computation does not count as conversion time.
         events.wait_for(decision.source, decision.data)
-    began = time.perf_counter()
+    start = time.perf_counter()
     with annotation(f"{route.source} → {route.target}"):
         result = decision()
     if not logs:
         return result
-    seconds = time.perf_counter() - began
-    # The route is frozen, and no one else has it yet.
+    seconds = time.perf_counter() - start
+    # The route is a frozen dataclass, but no other code refers to it yet.
     object.__setattr__(route, "seconds", seconds)
     steps = None
     array = None
-    if route.copies:
+    if route.copies and not route.layout:
         steps = events.steps(decision.source, decision.data)
+    if route.copies:
         array = events.same_array(decision.data)
     record = ConversionRecord(
-        began, seconds, current_thread().name, get_ident(), events.site(), route, steps, array
+        start, seconds, current_thread().name, get_ident(), events.site(), route, steps, array
     )
     for log in logs:
         log.add(record)

@@ -1,14 +1,14 @@
-"""The table of pairwise converters, and the few ways in which an array travels.
+"""Table of the methods by which each pair of frameworks shares or copies memory.
 
-Each cell names the way in which a pair shares memory, or else the one in which it copies. A cell states the
-intent; `decide` has the last word, which knows the particular array: its device, strides, dtype and flags.
-A framework outside the grid travels by `view`, through the host.
+A cell has the method that shares memory, if there is one, and otherwise the method that copies. The table has
+the methods for ordinary arrays. `decide` may choose another one by the device, strides, dtype and flags of an
+array. Pairs outside of the table use `view`, through host memory.
 
-``same``    the very object comes back
-``view``    the target looks at the source's host memory, through NumPy
-``dlpack``  the target shares the source's memory, on the host or on a card, through DLPack
-``device``  the bytes are copied straight into the memory of a device
-``host``    the bytes are copied into host memory, or by way of it
+``same``    the result is the same object
+``view``    the target views the source's host memory, through NumPy
+``dlpack``  the target shares the source's memory on the host or on a GPU, through DLPack
+``device``  the bytes are copied to the memory of a device
+``host``    the bytes are copied to host memory, or through it
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
 
 FastFunction = Callable[[Any], Any]
-#: Builds the fast converter of a pair for arrays that need no care, or None where each needs it.
+#: Builds the fast converter of a pair, for arrays that need no special handling; None if all of them do.
 RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 
 def same(source: Framework, target: Framework) -> FastFunction | None:
-    """The very object comes back."""
+    """Return the fast converter that returns the same object."""
     return identity
 
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
-    """The target looks at the source's host memory through NumPy."""
+    """Return the fast converter that views the source's host memory through NumPy."""
     export_view: FastFunction | None = source.fast_path.fast_view
-    take: FastFunction | None = target.fast_path.fast_from_view
-    if export_view is None or take is None:
+    import_view: FastFunction | None = target.fast_path.fast_from_view
+    if export_view is None or import_view is None:
         return None
-    if take is identity:
+    if import_view is identity:
         return export_view
-    return take if export_view is identity else (lambda x: take(export_view(x)))
+    return import_view if export_view is identity else (lambda x: import_view(export_view(x)))
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
-    """The target shares the source's memory through a DLPack capsule."""
+    """Return the fast converter that shares the source's memory through a DLPack capsule."""
     export = source.fast_path.fast_export
     import_from = target.fast_path.fast_import
     if export is None or import_from is None:
@@ -50,12 +50,12 @@ def dlpack(source: Framework, target: Framework) -> FastFunction | None:
 
 
 def device(source: Framework, target: Framework) -> FastFunction | None:
-    """The bytes are copied straight into the memory of a device; every array is looked at."""
+    """Return None: copies to a device have no fast converter."""
     return None
 
 
 def host(source: Framework, target: Framework) -> FastFunction | None:
-    """The bytes are copied into host memory, or by way of it; every array is looked at."""
+    """Return None: copies through host memory have no fast converter."""
     return None
 
 
@@ -80,7 +80,7 @@ TABLE: dict[str, dict[str, RouteFunction]] = {
 
 
 def cell(source: str, target: str) -> RouteFunction:
-    """The route function of a pair, frameworks outside the grid included.
+    """Return the route function of a pair, including pairs outside of the table.
 
     >>> cell("numpy", "jax").__name__
     'dlpack'

@@ -198,9 +198,10 @@ def size(x: Any) -> int:
     40000000
     """
     owner = registry.find_owner(x)
-    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # sparse, symbolic: no dense bytes
+    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # symbolic: no bytes
         if owner is not None:
-            owner.check(x)
+            if not owner.sparse.layout(x):
+                owner.check(x)
             return owner.nbytes(x)
     return sys.getsizeof(x)
 

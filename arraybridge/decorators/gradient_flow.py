@@ -23,7 +23,7 @@ from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.results import Restoration
 from arraybridge.decorators.wrapping import kind_of_function, label_of, takes_self
-from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.errors import Advice, ArrayNotSupportedError, GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff, read_only, registry
 from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
 from arraybridge.frameworks.base import Framework
@@ -44,15 +44,19 @@ class _Argument:
         value: The array, or anything else.
         owner: The framework of an array; None for other values.
         is_tracked: Whether a graph, tape or tracer of its framework tracks it.
+        is_sparse: Whether it is a sparse array, which is a constant.
     """
 
     value: Any
     owner: Framework | None
     is_tracked: bool
+    is_sparse: bool = False
 
     @classmethod
     def of(cls, value: Any) -> _Argument:
         owner = registry.find_owner(value)
+        if owner is not None and owner.sparse.layout(value):
+            return cls(value, owner, is_tracked=False, is_sparse=True)
         return cls(value, owner, owner is not None and owner.autodiff.is_tracked(value))
 
 
@@ -86,6 +90,9 @@ class Flow(autodiff.Function):
         """
         values, structure = flattened([args[self.skip :], kwargs])
         given = [_Argument.of(x) for x in values]
+        for one in given:
+            if one.is_sparse:
+                self._check_constant(one)
         tracked = {one.owner.name for one in given if one.is_tracked and one.owner is not None}
         if tracked <= {self.name}:
             call = self.inside if tracked else self.ordinary
@@ -107,8 +114,8 @@ class Flow(autodiff.Function):
             structure: The arguments without their values.
         """
         enter = self.arguments.current()
-        # All arrays of the caller are arguments, including integers. Other arrays are constants.
-        arguments = [one for one in given if one.owner is caller]
+        # All dense arrays of the caller are arguments, including integers. All others are constants.
+        arguments = [one for one in given if one.owner is caller and not one.is_sparse]
         arrays = [one.value for one in arguments]
         active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]
         try:
@@ -121,6 +128,28 @@ class Flow(autodiff.Function):
                 error.add_call(f"{self.label}()")
             raise
         return differentiated.refill(iter(results))
+
+    def _check_constant(self, given: _Argument) -> None:
+        """Raise for a sparse array that is differentiated."""
+        owner = given.owner
+        if owner is None:
+            return
+        parts = owner.sparse.take_apart(given.value)
+        arrays = (given.value,) if parts is None else (given.value, *parts.arrays)
+        if owner.name == self.name or not any(owner.autodiff.is_tracked(x) for x in arrays):
+            return
+        raise GradientError(
+            f"A sparse array of {owner.sparse.title} is differentiated. Gradients flow across frameworks only"
+            " for dense arrays.",
+            source_type=owner.name,
+            target_type=self.name,
+            reason="a sparse array is differentiated",
+            advice=Advice(
+                "Pass its stored values, {}, and create the sparse array in the function.",
+                (owner.sparse.expressions(given.value).values,),
+            ),
+            place=f"{self.label}()",
+        )
 
     def _several_callers(self, tracked: set[str]) -> GradientError:
         names = " and ".join(sorted(tracked))
@@ -149,17 +178,30 @@ class Flow(autodiff.Function):
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if issubclass(type(leaf), np.generic) and is_array(leaf) else leaf
             if kind_of(x) is ARRAY:
+                self._check_result(x)
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
         call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
         return arrays
+
+    def _check_result(self, x: Any) -> None:
+        """Raise for a sparse result, which has no gradient."""
+        owner = registry.find_owner(x)
+        if owner is not None and owner.sparse.layout(x):
+            raise ArrayNotSupportedError(
+                f"A sparse array of {owner.sparse.title} is not a result that can be differentiated.",
+                source_type=owner.name,
+                reason="the result is a sparse array",
+                advice=Advice("Return its stored values, {}.", (owner.sparse.expressions(x).values,)),
+                place=f"{self.label}()",
+            )
 
     def key(self, call: autodiff.Call) -> Any:
         """Return a key of the structure of a call. It is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
     def _leaf(self, given: _Argument, caller: Framework, enter: decorated_call.Change) -> autodiff.Leaf:
-        if given.owner is caller:
+        if given.owner is caller and not given.is_sparse:
             return autodiff.Leaf(None, is_argument=True)
         return autodiff.Leaf(self._argument_value(given.value, enter))
 

@@ -48,12 +48,22 @@ class Restoration:
         is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)
         if not is_there or open_logs:
             x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
+            if framework.sparse.has_matrices and not is_there:
+                x = self._as_matrix(x)
         # Not isinstance, which reads the __class__ of tensors.
         if self.writable and issubclass(type(x), np.ndarray) and not x.flags.writeable:
             x = x.copy()
         if self.carrier is None or x.shape != self.shape:
             return x
         return self.carrier.rebuild(self.first, x)
+
+    def _as_matrix(self, x: Any) -> Any:
+        """Return a converted sparse array as a matrix if the first array argument is one."""
+        sparse = self.framework.sparse
+        if not sparse.layout(x) or not sparse.layout(self.first):
+            return x
+        parts = sparse.take_apart(x)
+        return x if parts is None else sparse.put_together(parts, self.first)
 
 
 class ResultConversion:

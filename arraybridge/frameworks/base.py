@@ -24,6 +24,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import dlpack_capsules, dtype_names, host_memory, protocols, read_only
 from arraybridge.frameworks.accelerators import DeviceDetails, GpuMemory, Holding, Streams
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
+from arraybridge.frameworks.sparse import NO_SPARSE_ARRAYS, SparseArrays
 from arraybridge.reasons import Cause, Reason
 from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, hooks
@@ -47,6 +48,8 @@ __all__ = [
     "conversion_errors",
     "find_device_or_host",
     "is_c_contiguous",
+    "nbytes_of_parts",
+    "refuse_sparse",
 ]
 
 CPU = Device("cpu", 0)
@@ -834,6 +837,7 @@ class Framework(ABC):
         fast_path: Functions for host arrays that need no special handling; see `FastPath`.
         streams: Its streams on accelerators; see `Streams`.
         autodiff: Its derivatives; see `Autodiff`.
+        sparse: Its sparse arrays, if it has any; see `SparseArrays`.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -872,6 +876,7 @@ class Framework(ABC):
 
     streams: Streams = Streams()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
+    sparse: SparseArrays = NO_SPARSE_ARRAYS
     runtime = component(Runtime)
     devices = component(Devices)
     interchange = component(Interchange)
@@ -1221,6 +1226,27 @@ def no_counterpart_error(
     reason = f"{framework.name} cannot hold {what}"
     return ArrayNotSupportedError(
         reason, target_type=framework.name, reason=reason, advice=Advice(instead, expressions)
+    )
+
+
+def nbytes_of_parts(framework: Framework, x: Any) -> int:
+    """Return the bytes of the parts of a sparse array; 0 if they are not arrays that fit together."""
+    try:
+        parts = framework.sparse.take_apart(x)
+    except ArrayNotSupportedError:
+        return 0
+    return 0 if parts is None else sum(framework.nbytes(one) for one in parts.arrays)
+
+
+def refuse_sparse(framework: Framework, x: Any) -> ArrayNotSupportedError:
+    """Return the error for a sparse array where only dense arrays are supported."""
+    sparse = framework.sparse
+    layout = sparse.layout(x)
+    return ArrayNotSupportedError(
+        f"A sparse {layout.upper()} array of {sparse.title} is not a dense array.",
+        source_type=framework.name,
+        reason=f"it is a sparse {layout.upper()} array",
+        advice=Advice("Pass its stored values, {}.", (sparse.expressions(x).values,)),
     )
 
 

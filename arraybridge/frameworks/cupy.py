@@ -25,7 +25,10 @@ from arraybridge.frameworks.base import (
     Observation,
     Runtime,
     component,
+    nbytes_of_parts,
+    refuse_sparse,
 )
+from arraybridge.frameworks.cupyx_sparse import CupyxSparse, is_sparse
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
@@ -56,7 +59,8 @@ class CupyDevices(Devices):
     framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def device_of(self, x: cupy.ndarray) -> Device:
-        return Device("gpu", x.device.id)
+        values = x.data if is_sparse(x) else x
+        return Device("gpu", values.device.id)
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -267,13 +271,21 @@ class CupyFramework(Framework):
     memory = component(CupyMemory)
     batching = component(CupyBatching)
     runtime = component(CupyRuntime)
+    sparse = CupyxSparse()
 
     def __init__(self) -> None:
         self.interchange.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
         self.streams = CupyStreams()
 
     def owns(self, x: Any) -> bool:
-        return isinstance(x, cupy.ndarray)
+        return isinstance(x, cupy.ndarray) or is_sparse(x)
+
+    def check(self, x: Any) -> None:
+        if is_sparse(x):
+            raise refuse_sparse(self, x)
+
+    def nbytes(self, x: Any) -> int:
+        return nbytes_of_parts(self, x) if is_sparse(x) else int(x.nbytes)
 
     # -- host memory ------------------------------------------------------------------------------
 

@@ -4,10 +4,10 @@ The first part calls CUDA's driver. The equivalent functions of the CUDA runtime
 current device, which takes several hundred MB of its memory.
 
 The second part keeps memory alive that one framework imports from another. An allocator reuses freed memory
-in the order of its own streams, so it could overwrite memory that the importer still has to read. The array of
-the importer therefore holds the object that `keep_alive` returns. When the array is collected, the exporter's
-stream waits for the importer's stream. If the exporter has no streams (JAX, TensorFlow) or another current
-stream, a `KeepAlives` holds the memory until the importer's work is done.
+in the order of its own streams, so it could overwrite memory that the importer still has to read. The array
+of the importer therefore holds the object that `keep_alive` returns. When the array is collected, the
+exporter's stream waits for the importer's stream. If the exporter has no streams (JAX, TensorFlow) or another
+current stream, a `KeepAlives` holds the memory until the importer's work is done.
 """
 
 from __future__ import annotations

@@ -60,10 +60,16 @@ BUILT_IN = {
     one.name: one
     for one in (
         FrameworkMetadata(
-            "numpy", runs_numpy_code=False, libraries=(), nicknames=("np",), has_only_host=True
+            "numpy",
+            modules=("numpy", "scipy"),
+            runs_numpy_code=False,
+            libraries=(),
+            nicknames=("np",),
+            has_only_host=True,
         ),
         FrameworkMetadata(
             "cupy",
+            modules=("cupy", "cupyx"),
             distributions=_CUPYS,
             runs_numpy_code=True,
             nicknames=("cp",),

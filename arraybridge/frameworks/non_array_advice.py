@@ -264,7 +264,6 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "datasets": _of_datasets,
     "astropy": _of_astropy,
     "pyarrow": _of_pyarrow,
-    "scipy": _always("pass {}", "{x}.toarray()"),
     "sparse": _always("pass {}", "{x}.todense()"),
     "pyopencl": _always("pass {}", "{x}.get()"),
     "numba": _always("pass {}", "{x}.copy_to_host()"),

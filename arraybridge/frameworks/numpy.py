@@ -25,11 +25,14 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_sub_byte,
+    nbytes_of_parts,
+    refuse_sparse,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
 )
+from arraybridge.frameworks.scipy_sparse import ScipySparse
 from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
@@ -155,6 +158,7 @@ class NumpyFramework(Framework):
     batching = component(NumpyBatching)
     memory = component(NumpyMemory)
     runtime = component(NumpyRuntime)
+    sparse = ScipySparse()
 
     def __init__(self, copied: Cause | None = None) -> None:
         """Create the framework.
@@ -165,7 +169,7 @@ class NumpyFramework(Framework):
         self._copied = copied
 
     def owns(self, x: Any) -> bool:
-        return isinstance(x, np.ndarray)
+        return isinstance(x, np.ndarray) or self.sparse.layout(x) != ""
 
     def check(self, x: np.ndarray) -> None:
         if type(x) is not np.ndarray:
@@ -178,7 +182,9 @@ class NumpyFramework(Framework):
         raise unsupported_dtype_error(self, dtype, *_advice_for_elements(x))
 
     def _check_mask(self, x: np.ndarray) -> None:
-        """Raise for an array of a subclass with a mask, which a view of its values would drop."""
+        """Raise for sparse arrays, and for subclasses with a mask, which a view of the values would drop."""
+        if self.sparse.layout(x):
+            raise refuse_sparse(self, x)
         if isinstance(x, np.ma.MaskedArray):
             names = x.dtype.names
             field = f"[{literal(repr(names[0]))}]" if names else ""
@@ -198,6 +204,9 @@ class NumpyFramework(Framework):
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
             raise unsupported_array_error(self, what, instead, "{x}.view(np.ndarray)")
 
+    def nbytes(self, x: Any) -> int:
+        return nbytes_of_parts(self, x) if self.sparse.layout(x) else int(x.nbytes)
+
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)
 
@@ -210,7 +219,7 @@ class NumpyFramework(Framework):
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
             return host_memory.contiguous_copy(x)  # aligned if it is large, so that others can share it
-        return x.copy()
+        return x.copy()  # also for sparse arrays
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(dtype_names.np_dtype(dtype))

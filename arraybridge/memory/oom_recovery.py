@@ -423,12 +423,12 @@ class _Recovery:
         try:
             return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
         except conversion_errors(*loaded()) as error:
-            if is_oom_error(error):
+            if isinstance(error, CannotSplitError) or is_oom_error(error):
                 raise
             raise CannotSplitError(
                 f"Memory ran out, and the batch cannot be split along axis {self.axis}: {_described(error)}.",
                 reason=f"the batch cannot be split along axis {self.axis}",
-                advice="Pass arrays that can be sliced, such as x.to_dense() for a sparse tensor, or wrap"
+                advice="Pass arrays that can be sliced, or wrap"
                 " arrays that every part needs whole in fixed(array).",
             ) from error
 

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.placement import resolve_device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import CPU, Batching, Framework
+from arraybridge.frameworks.base import CPU, Batching, Framework, refuse_sparse
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
 from arraybridge.validation import whole_number
@@ -266,6 +267,7 @@ def pinned(x: Any) -> Any:
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.
+        ArrayNotSupportedError: If ``x`` is a sparse array. Pin its parts instead.
         CopyRequiredError: If ``x`` is not in host memory.
 
     Example:
@@ -273,6 +275,9 @@ def pinned(x: Any) -> Any:
         >>> pinned(np.arange(3))
         array([0, 1, 2])
     """
+    source, data = source_of(x)
+    if source.sparse.layout(data):
+        raise refuse_sparse(source, data)
     view = convert_memory(x, "numpy", copy=False)
     owner = registry.find_owner(x)
     if owner is None or not owner.mutable or not view.nbytes:

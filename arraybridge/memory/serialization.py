@@ -99,7 +99,8 @@ def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
     PyTorch keeps the memory until the other process has released it. It can export only memory that it
     allocated itself, so arrays of CuPy and JAX are copied to PyTorch on their GPU first.
     """
-    is_on_gpu = owner.devices.device_of(x).kind == "gpu"
+    # The parts of a sparse array are pickled one by one.
+    is_on_gpu = not owner.sparse.layout(x) and owner.devices.device_of(x).kind == "gpu"
     if registry.loaded("torch") and is_on_gpu and not owner.autodiff.requires_grad(x):
         with suppress(MemoryConversionError, RuntimeError):
             is_tensor = owner is registry.framework("torch")

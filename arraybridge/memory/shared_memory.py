@@ -26,9 +26,11 @@ from uuid import uuid4
 
 import numpy as np
 
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
 from arraybridge.frameworks import dtype_names, host_memory, registry
+from arraybridge.frameworks.base import refuse_sparse
 from arraybridge.frameworks.host_memory import address
 from arraybridge.frameworks.numpy import NumpyFramework
 
@@ -313,7 +315,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
 
     Raises:
         UnknownArrayError: If ``x`` is neither an array nor a shape.
-        ArrayNotSupportedError: If the array is masked.
+        ArrayNotSupportedError: If the array is masked or sparse.
         DtypeNotSupportedError: If its elements are not numbers.
         TypeError: If there is no such dtype, or an element of the shape is not an int.
         ValueError: If an element of the shape is negative, or the shape is too large.
@@ -331,6 +333,9 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     """
     has_values = not isinstance(x, (tuple, list, int, np.integer))
     if has_values:
+        framework, data = source_of(x)
+        if framework.sparse.layout(data):
+            raise refuse_sparse(framework, data)
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
         elements = np.dtype("float64") if dtype is None else dtype_names.dtype_of(dtype)

@@ -52,6 +52,7 @@ from arraybridge.types import Device, GpuId, new_cache, remember
 PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
 _TOO_SMALL = "its arrays are too small to search for a GPU"
+_SPARSE = "sparse arrays stay on the CPU"
 #: Calls that take less on the CPU finish there before a call on the GPU would start.
 QUICK = 50e-6
 _TOO_QUICK = "it finishes on the CPU before a call on the GPU would start"
@@ -201,6 +202,7 @@ class Arguments:
         parts: list[Any] = [tuple(self.named)]
         self.nbytes = 0
         self.in_numpy = True
+        self.has_sparse = False
         self._exact: Any = None
         values = (*self.batch, *self.named.values())
         is_flat = all(type(x) is np.ndarray for x in values)
@@ -213,6 +215,7 @@ class Arguments:
                 parts.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
                 nbytes = owner.nbytes(data)
                 self.in_numpy = False
+                self.has_sparse = self.has_sparse or bool(owner.sparse.layout(data))
             else:
                 parts.append(_key_of_leaf(x))
                 continue
@@ -358,6 +361,8 @@ class Offload:
 
         ``cpu`` is the time of the call on the CPU in seconds, if known.
         """
+        if call.has_sparse:
+            return _SPARSE
         if call.in_numpy and not _found and call.nbytes < PROBE_BYTES and (cpu or 0.0) < PROBE_SECONDS:
             return _TOO_SMALL
         gpu = self._gpu()

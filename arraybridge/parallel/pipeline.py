@@ -211,7 +211,8 @@ class Pipeline:
         counts = []
         for x in arrays:
             framework, array = source_of(x)
-            if not isinstance(array, np.ndarray):  # NumPy arrays of any dtype can be cut and joined
+            # NumPy arrays of any dtype can be split and joined, and sparse arrays by their parts.
+            if not isinstance(array, np.ndarray) and not framework.sparse.layout(array):
                 framework.check(array)
             shape = framework.shape(array)
             if not -len(shape) <= self.axis < len(shape):

@@ -162,6 +162,10 @@ def _move_less(copy: Copy) -> str:
     )
 
 
+def _widen_indices(copy: Copy) -> str:
+    return f"indices of int64 can be shared: cast them {copy.once}"
+
+
 def _share(copy: Copy) -> str:
     name, expression = _NATIVE.get((copy.source, copy.target), ("", ""))
     native = f"{expression} or " if name and name != copy.call else ""
@@ -195,6 +199,7 @@ ADVICE: dict[Reason, Callable[[Copy], str]] = {
     Reason.NO_SHARED_MEMORY: _move_less,
     Reason.OTHER_DEVICE: _move_less,
     Reason.SEPARATE_MEMORY: _move_less,
+    Reason.INDEX_DTYPE: _widen_indices,
     Reason.NATIVE_COPY: _share,
     Reason.NATIVE_CAST: _cast_once,
     Reason.NARROWED: _keep_bits,
@@ -225,6 +230,9 @@ WITHOUT_ADVICE = frozenset(
         Reason.REQUIRES_GRAD,
         Reason.OTHER_SOURCE,
         Reason.NO_DEVICE,
+        # The two frameworks differ, or the array has unused entries.
+        Reason.SEPARATE_COORDINATES,
+        Reason.SPARE_ENTRIES,
         # Only the plug-in knows.
         Reason.OTHER,
     )

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from arraybridge.formatting import format_bytes, format_seconds, html_table
 from arraybridge.reasons import Cause, Reason
-from arraybridge.tracing.memory_layouts import Steps, layout
+from arraybridge.tracing.memory_layouts import Steps
+from arraybridge.tracing.memory_layouts import layout as memory_layout
 from arraybridge.types import Device
 
 __all__ = ["Route"]
@@ -29,6 +30,7 @@ class Route:
         cause: why it is done so, with the details.
         steps: shape, strides and itemsize of an array whose layout is the cause; else None.
         seconds: how long it took; None where nothing was measured. Not part of a comparison.
+        layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a sparse array; ``""`` for a dense one.
     """
 
     source: str
@@ -41,6 +43,7 @@ class Route:
     cause: Cause
     steps: Steps | None = None
     seconds: float | None = field(default=None, compare=False)
+    layout: str = ""
 
     # The texts are made when they are read, since each conversion in a trace has a route.
 
@@ -67,9 +70,12 @@ class Route:
             source=self.source,
             target=self.target,
             device=str(self.device),
-            layout=layout(*self.steps) if self.steps else "",
+            layout=memory_layout(*self.steps) if self.steps else "",
         )
-        return advice_for(copy)
+        advice = advice_for(copy)
+        if not advice or not self.layout:
+            return advice
+        return f"for the values or indices that are copied: {advice}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and numbers, ready for JSON."""
@@ -81,6 +87,7 @@ class Route:
             "shares_memory": self.shares_memory,
             "copies": self.copies,
             "nbytes": self.nbytes,
+            "layout": self.layout,
             "reason": self.reason,
             "code": str(self.code),
             "advice": self.advice,
@@ -90,6 +97,8 @@ class Route:
     def __repr__(self) -> str:
         values = {**self.to_dict(), "device": self.device}
         del values["code"], values["advice"]
+        if not self.layout:
+            del values["layout"]
         return f"Route({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def __str__(self) -> str:
@@ -100,6 +109,8 @@ class Route:
             "device": "copied to the device",
             "host": "copied through host memory",
         }[self.method]
+        if self.layout:
+            how = f"sparse {self.layout.upper()}, {how}"
         if self.copies > 1:
             how += f", {self.copies} copies"
         took = "" if self.seconds is None else f", in {format_seconds(self.seconds)}"
@@ -111,6 +122,7 @@ class Route:
     def _repr_html_(self) -> str:
         fields = {
             "method": self.method,
+            "layout": self.layout.upper(),
             "device": str(self.device),
             "shares memory": "yes" if self.shares_memory else "no",
             "copies": str(self.copies),

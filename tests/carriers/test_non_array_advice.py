@@ -236,7 +236,6 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
         ),
         2,
     ),
-    "PyTorch sparse": (lambda _: require("torch").eye(3).to_sparse(), 1),
     "MaskedTensor": (lambda _: masked_tensor(), 1),
     "AsyncCollectiveTensor": (lambda _: async_tensor(), 1),
     "TensorFlow strings of numbers": (lambda _: in_tensorflow(lambda tf: tf.constant(["1.5"])), 1),
@@ -392,7 +391,7 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
         f"a data set's column of {name}": (lambda _, name=name: column_of_a_data_set(name), 1)
         for name in ("number", "vector", "lists", "image", "text", "fields")
     },
-    "SciPy": (lambda _: package("scipy.sparse").eye_array(3).tocsr(), 1),
+    "SciPy": (lambda _: package("scipy.sparse").eye_array(3).todia(), 1),
     "sparse": (lambda _: sparse_identity(), 1),
     "Dask": (lambda _: package("dask.array").ones(3), 1),
 }

@@ -148,9 +148,9 @@ def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str
     lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
     if name == "jax":
-        arrays._export_to_jax(memory, lent[0], module.devices("cpu")[0])
+        arrays._keep_for_jax(memory, lent[0], module.devices("cpu")[0])
     else:
-        arrays._export_to_tensorflow(memory, lent[0], "CPU:0")
+        arrays._keep_for_tensorflow(memory, lent[0], "CPU:0")
     del memory
     collected(gpu_memory.release)
     if how == "donated":  # which deletes what JAX has of it, and leaves the object

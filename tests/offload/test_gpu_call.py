@@ -299,7 +299,7 @@ def test_without_a_gpu_explain_says_why() -> None:
     decision = smooth.explain(np.zeros(1 << 22, np.uint8))
     assert (decision.on_gpu, str(decision.device), decision.backend) == (False, "cpu", "numpy")
     assert str(decision).startswith("It would run on the CPU in NumPy.")
-    assert any(word in str(decision) for word in ("GPU", "accelerator", "card", "CPU alone"))
+    assert any(word in str(decision) for word in ("GPU", "accelerator", "CPU only"))
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""All that is peculiar to this framework."""
+"""JAX: conversions, devices, memory and gradients."""

@@ -1,4 +1,4 @@
-"""JAX: immutable arrays on CPU, GPU and TPU; 64-bit dtypes kept whatever the x64 flag says."""
+"""JAX arrays on CPU, GPU and TPU, with 64-bit dtypes preserved regardless of the x64 flag."""
 
 from __future__ import annotations
 
@@ -43,23 +43,26 @@ from arraybridge.frameworks.base import (
     component,
     is_c_contiguous,
     is_sub_byte,
+    nbytes_of_parts,
+    refuse_sparse,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_dtype_error,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
+from arraybridge.frameworks.jax.sparse import JaxSparse, is_sparse
 from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-# Of memory whose axes lie in another order JAX 0.7.1 makes wrong values, and 0.7.2 no array.
+# If the axes are in another order in memory, JAX 0.7.1 imports wrong values, and JAX 0.7.2 raises.
 _RESPECTS_ORDER = jax.__version_info__ >= (0, 8)
-# jax.enable_x64, of 0.8 and later, is thread-local as a context manager.
+# jax >= 0.8 has jax.enable_x64, which is thread-local as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
-# A private interface: the public from_dlpack spends 25 µs, most of it on a stream question that fails on the
-# CPU and on canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3
-# (jax 0.10). The public function, under enable_x64, stands in where this one is missing.
+# A private function: the import takes 3 µs, and the public from_dlpack 25 µs (jax 0.10). The public function
+# queries a stream, which fails on the CPU, and canonicalizes the dtype, which narrows 64-bit dtypes if x64 is
+# off. If the private function is missing, the public one is called under enable_x64.
 try:
     from jax._src.lib import _jax
 
@@ -69,7 +72,7 @@ except (ImportError, AttributeError):
 
 _DTYPES = dtype_names.PLAIN | dtype_names.DLPACK
 
-# Reasons without details, made once.
+# Reasons without details, created once.
 _SEVERAL_SHARDS = Cause(Reason.SEVERAL_SHARDS)
 _STRIDES_IGNORED = Cause(Reason.STRIDES_IGNORED)
 _NOT_COMPACT = Cause(Reason.NOT_COMPACT)
@@ -96,7 +99,7 @@ def _current_matmul_precision() -> Any:
 
 
 def _identifier(device: Any) -> int:
-    """Return the number of a device of JAX."""
+    """Return the number of a JAX device."""
     return int(device.id)
 
 
@@ -109,16 +112,20 @@ def _cpus_first(device: Device) -> tuple[bool, int]:
 
 
 class JaxObservation(Observation):
+    """Dtype, bytes, address and device of JAX arrays."""
+
     is_asynchronous = True
     narrows_64_bit = True
 
     def read(self, owner: Framework, x: jax.Array) -> tuple[Any, int, int | None, Device]:
-        at = None if owner.devices.is_scattered(x) else x.unsafe_buffer_pointer()
-        return x.dtype, x.size * x.dtype.itemsize, at, owner.devices.device_of(x)
+        address = None if owner.devices.is_scattered(x) else x.unsafe_buffer_pointer()
+        return x.dtype, x.size * x.dtype.itemsize, address, owner.devices.device_of(x)
 
 
 class JaxInterchange(Interchange):
-    all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
+    """Exports and imports of JAX arrays."""
+
+    all_pickle = False  # if x64 is off, unpickling narrows 64-bit dtypes
     dlpack_device = 2
 
     def copy_reason(self, x: jax.Array) -> Cause | None:
@@ -138,26 +145,29 @@ class JaxInterchange(Interchange):
 
     def import_from(self, x: Any, source: Framework, device: Device) -> jax.Array:
         gpu_memory.release()
-        # torch refuses to lend from a card that is not the current one.
+        # PyTorch exports only from the current GPU.
         with source.devices.selected(device), _x64(True):
-            # Hands the producer JAX's stream for external events, and copies nothing.
+            # JAX passes its stream for external events to the producer, and does not copy.
             imported = jax.dlpack.from_dlpack(source.interchange.export(x, device))
         if device.kind != "cpu" and imported.size:
-            _export_to_jax(x, imported, self.framework.devices.native_device(device))
+            _keep_for_jax(x, imported, self.framework.devices.native_device(device))
         return imported
 
     def export(self, x: jax.Array, device: Device) -> Any:
-        replica = self.framework.devices.replica(x, device)  # JAX exports no array that is on several devices
+        replica = self.framework.devices.replica(x, device)  # JAX cannot export an array on several devices
         return x if replica is None else replica
 
     def block_until_ready(self, x: jax.Array) -> None:
         x.block_until_ready()
 
     def is_plain(self, x: jax.Array) -> bool:
-        return not getattr(x, "weak_type", True) and len(x.devices()) == 1  # a key of jax.random has none
+        # A key of jax.random has no weak_type.
+        return not getattr(x, "weak_type", True) and len(x.devices()) == 1
 
 
 class JaxRuntime(Runtime):
+    """JAX's settings, pytrees and array namespace."""
+
     observation = JaxObservation()
 
     settings = (
@@ -174,7 +184,7 @@ class JaxRuntime(Runtime):
         return Pytree([child for _, child in pairs], places, structure, structure.unflatten)
 
     def array_classes(self) -> tuple[type, ...]:
-        # jax.Array is an abstract class; its arrays are of another one, which has no public name.
+        # jax.Array is abstract, and the class of its instances has no public name.
         return (jax.Array, *jax.Array.__subclasses__())
 
     def array_namespace(self) -> Any:
@@ -191,41 +201,50 @@ class JaxRuntime(Runtime):
 
 
 class JaxDevices(Devices):
+    """Devices of all JAX backends of this process."""
+
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
             return _as_device(_default_device())
-        devices = x.sharding.device_set
+        try:
+            devices = x.sharding.device_set
+        except AttributeError:
+            if not is_sparse(x):
+                raise
+            # jax.tree.map puts any object in the place of the values.
+            values = jax.tree_util.tree_leaves(x)[:1]
+            return self.device_of(values[0]) if values and isinstance(values[0], jax.Array) else CPU
         return _as_device(min(devices, key=_identifier) if len(devices) > 1 else next(iter(devices)))
 
     def replica(self, x: jax.Array, device: Device) -> jax.Array | None:
         if isinstance(x, jax.core.Tracer) or not self.is_scattered(x) or not x.is_fully_replicated:
             return None
         replicas = sorted((shard.data for shard in x.addressable_shards), key=_identifier_of_replica)
-        return next((one for one in replicas if _as_device(one.device) == device), replicas[0])
+        return next((x for x in replicas if _as_device(x.device) == device), replicas[0])
 
     def available(self) -> tuple[Device, ...]:
         return tuple(sorted(map(_as_device, _local_devices()), key=_cpus_first))
 
     def accelerators(self) -> tuple[str, ...]:
-        # The platform of CUDA and of ROCm is "gpu"; the version of the client tells them apart.
-        versions = [f"{one.platform} {one.client.platform_version}".lower() for one in _local_devices()]
+        # Both CUDA and ROCm have the platform "gpu", but different versions of the client.
+        versions = [f"{x.platform} {x.client.platform_version}".lower() for x in _local_devices()]
         kinds = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu", "metal": "mps", "oneapi": "xpu"}
         return tuple(kind for word, kind in kinds.items() if any(word in version for version in versions))
 
     def missing_device_reason(self) -> str:
-        return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
+        return "JAX finds no accelerator. Install jax[cuda12] or jax[cuda13], and the driver of the GPU."
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
-        with _x64(True):  # what it copies is read late, and would show later changes of the source
+        with _x64(True):  # device_put may read the source later, so wait for it
             placed = jax.device_put(x, self.native_device(device)).block_until_ready()
-        # device_put returns the replica that is on the device, without a copy.
+        # If a replica is on the device, device_put returns it without a copy.
         return self.framework.copy(placed) if device in self._devices_of(x) else placed
 
     def _devices_of(self, x: jax.Array) -> list[Device]:
         return [_as_device(native) for native in x.sharding.device_set]
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        # Opening JAX takes most of the memory of every card: what nobody has used is left alone.
+        # Starting JAX allocates most of the memory of every GPU, so an unused JAX is not started.
         return jax.default_device(self.native_device(device)) if self.is_started() else nullcontext()
 
     def native_device(self, device: Device) -> Any:
@@ -234,21 +253,27 @@ class JaxDevices(Devices):
         return next(native for native in _local_devices() if _as_device(native) == device)
 
     def is_started(self) -> bool:
-        try:  # a private interface, since the public calls open JAX's devices
+        try:  # a private function, because every public one starts JAX
             from jax._src import xla_bridge
 
             return xla_bridge.backends_are_initialized()
         except (ImportError, AttributeError):
-            return True  # so that JAX itself is asked
+            return True  # so that callers query JAX
 
     def is_scattered(self, x: jax.Array) -> bool:
         if isinstance(x, jax.core.Tracer):
-            return False  # jax >= 0.10: a tracer has no attribute ``sharding``
+            return False  # jax >= 0.10: a tracer has no `sharding`
+        if is_sparse(x):
+            return any(
+                self.is_scattered(part)
+                for part in jax.tree_util.tree_leaves(x)
+                if isinstance(part, jax.Array)
+            )
         return len(x.sharding.device_set) > 1
 
     def visible_devices(self) -> tuple[Device, ...]:
-        # Opening JAX takes a context, and by default most of the memory, on every card.
-        # Of TPUs, say, and AMD's cards nobody can tell but JAX.
+        # Starting JAX creates a context on every GPU and, by default, allocates most of its memory. Only JAX
+        # can count other accelerators, such as TPUs and AMD GPUs.
         if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
             return self.available()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
@@ -264,14 +289,15 @@ class JaxDevices(Devices):
             f"Cannot move a traced JAX value to {device}: the trace runs on {self.device_of(x)}, and device="
             " or gpu_id= names another device.",
             reason="the requested device differs from the device of the trace",
-            advice="Leave device= and gpu_id= out, and pass jax.device_put(x, device) to the traced"
-            " function.",
+            advice="Remove device= and gpu_id=, and pass jax.device_put(x, device) to the traced function.",
         )
 
 
 class JaxMemory(Memory):
+    """Memory of XLA's allocators, and JAX's out-of-memory errors."""
+
     def is_oom(self, error: BaseException) -> bool:
-        # XlaRuntimeError, its older name, is the same class in every release that is supported.
+        # Older name: XlaRuntimeError, the same class in every supported release.
         return isinstance(error, jax.errors.JaxRuntimeError) and self.is_oom_text(str(error))
 
     def is_oom_text(self, text: str) -> bool:
@@ -280,19 +306,21 @@ class JaxMemory(Memory):
         return _OOM.match(text) is not None and not resource_exhausted.is_other(text)
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
+        # XLA's allocator never returns memory to the GPU. Only compiled programs can be freed.
         if not compiled or not self.framework.devices.is_started():
             return 0
         gpus = [d for d in _local_devices() if device is None or _as_device(d) == device]
-        before = sum(_memory_held(d) for d in gpus)
+        before = sum(_bytes_in_use(d) for d in gpus)
         jax.clear_caches()
-        return max(0, before - sum(_memory_held(d) for d in gpus))
+        return max(0, before - sum(_bytes_in_use(d) for d in gpus))
 
     def synchronize(self) -> None:
         if not self.framework.devices.is_started():
             return
-        # A device works on one thing after the other; there is no call that waits for all of it.
-        jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in _local_devices()])
+        # JAX has no call that waits for all work. A device runs it in order, so a new computation ends last.
+        jax.block_until_ready(
+            [_jitted_add_one(jax.device_put(np.float32(0), device)) for device in _local_devices()]
+        )
         jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
 
     def usage(self) -> list[Holding]:
@@ -309,22 +337,24 @@ class JaxMemory(Memory):
 
     def free_memory_of(self, device: Device) -> int:
         stats = self.framework.devices.native_device(device).memory_stats() or {}
-        allowed = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
-        # What JAX may take is a part of the card, of which others may have taken more than the rest.
-        return min(allowed, super().free_memory_of(device) or allowed)
+        unused = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
+        # JAX's limit is a share of the GPU's memory, part of which other programs may occupy.
+        return min(unused, super().free_memory_of(device) or unused)
 
     def oom_error(self) -> Exception:
         return jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
+            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (simulated)"
         )
 
 
 class JaxBatching(IndexedBatching):
+    """Parts of JAX arrays, with the bits of NaNs preserved."""
+
     def slice_axis(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         if not _loses_nans(x):
             return super().slice_axis(x, axis, start, stop)
         size = len(range(*slice(start, stop).indices(x.shape[axis])))
-        return _part_of_bits(x, start, axis=axis % x.ndim, size=size)
+        return _slice_of_bits(x, start, axis=axis % x.ndim, size=size)
 
     def unstack(self, x: jax.Array) -> list[jax.Array]:
         if not _loses_nans(x):
@@ -343,16 +373,18 @@ class JaxBatching(IndexedBatching):
 
 
 class JaxFastPath(FastPath):
+    """Fast conversions of JAX arrays on the CPU."""
+
     def fast_types(self) -> tuple[type, ...]:
-        # Not the type of an array made here: under a trace that would be a tracer, and an operation of it.
-        # Keys of jax.random, the other subclasses, have no buffer.
+        # Not type(jnp.zeros(())): inside of jax.jit, that is a tracer, and adds to the program. The other
+        # subclasses are keys of jax.random, which have no buffer.
         return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
     def plan_key(self, x: jax.Array, alignment: int) -> Hashable:
         if x.is_deleted():
             raise NotImplementedError
         if alignment > 1:
-            memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
+            memoryview(x)  # raises for other orders of axes and for dtypes without a buffer format
         shape = x.shape
         is_shared_read_only = bool(read_only.exported_ranges) and read_only.is_shared_read_only(
             x.unsafe_buffer_pointer()
@@ -365,8 +397,8 @@ class JaxFastPath(FastPath):
         )
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
-        # Not asarray(x): where JAX has to copy (other orders of axes, cards), it keeps the copy beside the
-        # array for good, and nothing public tells it from a view. A memoryview is refused there.
+        # Not np.asarray(x): if JAX has to copy (other orders of axes, GPUs), the array keeps a reference to
+        # the copy, and no public attribute distinguishes it from a view. In these cases, memoryview raises.
         return np.asarray(memoryview(x))
 
     def fast_export(self, x: jax.Array) -> Any:
@@ -381,11 +413,14 @@ class JaxFastPath(FastPath):
 
 
 class JaxFramework(Framework):
+    """JAX, from and to ``jax.Array``."""
+
     name = "jax"
     alignment = host_memory.ALIGNMENT
     mutable = False
     dtypes = _DTYPES
     autodiff = jax_autodiff.AUTODIFF
+    sparse = JaxSparse()
     interchange = component(JaxInterchange)
     runtime = component(JaxRuntime)
     devices = component(JaxDevices)
@@ -394,46 +429,55 @@ class JaxFramework(Framework):
     fast_path = component(JaxFastPath)
 
     def owns(self, x: Any) -> bool:
-        return isinstance(x, jax.Array)
+        return isinstance(x, jax.Array) or is_sparse(x)
 
     def check(self, x: jax.Array) -> None:
+        if is_sparse(x):
+            raise refuse_sparse(self, x)
         if isinstance(x, jax.core.Tracer):
             raise unsupported_array_error(
-                self, "a traced value", "it has no values yet; convert outside jax.jit, jax.grad and jax.vmap"
+                self,
+                "a traced value",
+                "it has no values yet. Convert outside jax.jit, jax.grad and jax.vmap",
             )
         if x.is_deleted():
             instead = (
-                "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
+                "it was donated to a jitted function, or deleted. Copy it before that, or do not donate it"
             )
             raise unsupported_array_error(self, "a deleted array", instead)
         if dtype_names.name_of(x.dtype) not in _DTYPES:
             raise _unsupported_dtype_error(self, x)
         if not x.is_fully_addressable:
             raise unsupported_array_error(
-                self, "an array that spans processes", "gather it first, e.g. with process_allgather"
+                self,
+                "an array that spans processes",
+                "gather it first, for example with jax.experimental.multihost_utils.process_allgather",
             )
 
     def dtype_name(self, x: jax.Array) -> str:
         return dtype_names.name_of(x.dtype)
 
     def nbytes(self, x: jax.Array) -> int:
-        return x.size * x.dtype.itemsize  # x.nbytes halves 64-bit dtypes where x64 is off (jax 0.7)
+        if is_sparse(x):
+            return nbytes_of_parts(self, x)
+        # x.nbytes of a 64-bit dtype is too small if x64 is off (jax 0.7).
+        return x.size * x.dtype.itemsize
 
     def host_view(self, x: jax.Array) -> np.ndarray:
         replica = self.devices.replica(x, CPU)
         if replica is not None:
             x = replica
         try:
-            return np.asarray(memoryview(x))  # a seventh of the time that a capsule takes
+            return np.asarray(memoryview(x))  # seven times as fast as a capsule
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
-            # Its axes lie in another order in memory, where np.asarray(x) would copy, or buffers have no
-            # format for its dtype.
+            # The axes are in another order in memory, for which np.asarray(x) would copy, or the dtype has no
+            # buffer format.
             return dlpack_capsules.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
         if self.devices.device_of(x).kind == "cpu" and not self.interchange.copy_reason(x):
             return super().to_host(x)
-        # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
+        # Not np.asarray(x): the array keeps a reference to that copy, so it must not be written to.
         return read_only.writable_alias(np.asarray(self.devices.to_device(x, CPU)))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
@@ -447,6 +491,8 @@ class JaxFramework(Framework):
             return jax.dlpack.from_dlpack(protocols.Importable(capsule), device=native)
 
     def copy(self, x: jax.Array) -> jax.Array:
+        if is_sparse(x):
+            return jax.tree_util.tree_map(self.copy, x)
         with _x64(True):
             return jax.block_until_ready(jnp.copy(x))
 
@@ -456,10 +502,11 @@ class JaxFramework(Framework):
 
 
 def _unsupported_dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
+    """Return the error for a dtype that other frameworks lack, with advice for its kind."""
     name = dtype_names.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return unsupported_dtype_error(
-            framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data({x})"
+            framework, x.dtype, "pass the data of the key, {}", "jax.random.key_data({x})"
         )
     if is_sub_byte(name):
         return sub_byte_dtype_error(framework, name)
@@ -469,16 +516,16 @@ def _unsupported_dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupp
 
 
 def _loses_nans(x: jax.Array) -> bool:
-    """Whether XLA changes the bits of NaNs in slices and joins of this dtype.
+    """Return whether XLA changes the bits of NaNs when it slices or joins arrays of this dtype.
 
-    XLA computes float8 in a wider float: joins do so in JAX 0.10, slices of float8_e5m2 too in JAX 0.12.
-    Joins of bfloat16 turn signaling NaNs into quiet ones in JAX 0.10.
+    XLA computes float8 in a wider dtype: for joins in JAX 0.10, and for slices of float8_e5m2 in JAX 0.12.
+    Joins of bfloat16 make signaling NaNs quiet in JAX 0.10.
     """
     return dtype_names.name_of(x.dtype) in dtype_names.DLPACK
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """The elements of an array as unsigned integers."""
+    """Return the bits of the elements as unsigned integers."""
     return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 
@@ -487,16 +534,16 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "size"))
-def _part_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Array:
-    """Elements ``start`` to ``start + size`` along ``axis``, compiled so that only these are copied."""
+def _slice_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Array:
+    """Return ``size`` elements from ``start`` along ``axis``; compiled, so that XLA copies only these."""
     return _from_bits(jax.lax.dynamic_slice_in_dim(_bits(x), start, size, axis), x.dtype)
 
 
-def _export_to_jax(x: Any, imported: jax.Array, device: Any) -> None:
-    """Keep what JAX was lent until JAX has done what was queued when its array went: XLA does not."""
+def _keep_for_jax(x: Any, imported: jax.Array, device: Any) -> None:
+    """Keep ``x`` alive until JAX finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> jax.Array:
-        # Also inside of jit, where it would be a traced value.
+        # Without it, the result would be a traced value inside of jax.jit.
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
@@ -507,16 +554,16 @@ def _add_one(x: jax.Array) -> jax.Array:
     return x + 1
 
 
-_next = jax.jit(_add_one)
+_jitted_add_one = jax.jit(_add_one)
 
 
 def _local_devices() -> list[Any]:
-    """JAX's own objects for the devices of this process, of all its backends."""
+    """Return JAX's device objects of this process, for all backends."""
     return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
 
 
 def _default_device() -> Any:
-    """Return the device that JAX computes on unless arrays are committed to another one."""
+    """Return the device for arrays that are not committed to a device."""
     default = jax.config.jax_default_device
     if isinstance(default, str):
         return jax.local_devices(backend=default)[0]
@@ -530,18 +577,18 @@ def _cpu() -> Any:
 
 @functools.cache
 def _has_only_one_cpu() -> bool:
-    """Whether no array of this process can live anywhere but on its one CPU device."""
+    """Return whether a single CPU device is the only device of this process."""
     return [device.platform for device in _local_devices()] == ["cpu"]
 
 
 @functools.cache
 def _plugins() -> list[str]:
-    """What brings JAX its accelerators."""
-    return [one.name for one in entry_points(group="jax_plugins")]
+    """Return the names of the installed JAX plug-ins, which add accelerators."""
+    return [point.name for point in entry_points(group="jax_plugins")]
 
 
 def _cpu_count() -> int:
-    """How many CPU devices JAX will have."""
+    """Return the number of CPU devices that JAX has, or will have when it starts."""
     count = jax.config.jax_num_cpu_devices
     if count > 0:
         return count
@@ -549,7 +596,7 @@ def _cpu_count() -> int:
     return int(flag.group(1)) if flag else 1
 
 
-def _memory_held(device: Any) -> int:
+def _bytes_in_use(device: Any) -> int:
     return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow: immutable eager tensors and variables on CPU and GPU."""
+"""TensorFlow's eager tensors and variables on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_c_contiguous,
+    nbytes_of_parts,
+    refuse_sparse,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
@@ -42,37 +44,38 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
+from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-# Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
+# TensorFlow supports neither DLPack nor bitcast nor buffers for float8, so it is converted through NumPy.
 _FLOAT8 = tuple(f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"))
 _DTYPES = dtype_names.PLAIN | {"bfloat16", *_FLOAT8}
 
 # DTypes are interned, and looking up an id is three times as fast as hashing a DType.
-# A DType that is not in here (string, resource and variant end the process in __dlpack__; quantized
-# ones call themselves int8) takes the careful path.
+# Other DTypes take the slow path: string, resource and variant crash the process in __dlpack__, and
+# quantized ones report int8.
 _PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in dtype_names.PLAIN}
 _DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
-del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
+del _DLPACK_IDS[id(tf.complex128)]  # PyTorch needs it aligned to 16 bytes
 
 _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 _FLOAT8_COPIES = Cause(Reason.FLOAT8)
 
-# Not type(tf.constant(0)): that opens every card, which TensorFlow then takes whole.
+# Not type(tf.constant(0)): it initializes every GPU, and TensorFlow then allocates all of their memory.
 _EAGER = tf.__internal__.EagerTensor
 
-# How the name of the host's first device ends, whatever the cluster's.
+# The end of the name of the host's first device, in any cluster.
 _CPU = "/device:CPU:0"
 _numpy = NumpyFramework()
 _to_dlpack = tf.experimental.dlpack.to_dlpack
 
-# InternalErrors and UnknownErrors for out of memory: of copies to the GPU, and of CUDA and its libraries.
+# Out-of-memory messages of InternalError and UnknownError: from copies to the GPU, and from CUDA libraries.
 _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
     r"|[Ff]ailed to allocate|Status: out of memory|Out of memory while trying to allocate"
 )
-# How the message of a ResourceExhaustedError begins inside a wrapper that raises another class.
+# The beginnings of ResourceExhaustedError messages that a wrapper raises as another class.
 _OOM_TEXT = re.compile(
     r"(?:\{\{[^\n]*?\}\} ?)?(?:OOM when allocating|[Ff]ailed to allocate"
     r"|Out of memory while trying to allocate"
@@ -83,6 +86,8 @@ _OOM_TEXT = re.compile(
 
 
 class TensorflowObservation(Observation):
+    """Dtype, bytes, address and device of TensorFlow tensors."""
+
     is_asynchronous = True
 
     def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
@@ -95,10 +100,12 @@ class TensorflowObservation(Observation):
 
 
 class TensorflowInterchange(Interchange):
+    """Exports and imports of TensorFlow tensors."""
+
     dlpack_device = 2 if tf.test.is_built_with_cuda() else None
 
     def address(self, x: Any) -> int:
-        self.framework.check(x)  # a capsule of strings ends the process
+        self.framework.check(x)  # a DLPack export of strings crashes the process
         return dlpack_capsules.capsule_address(x.__dlpack__())
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
@@ -106,22 +113,22 @@ class TensorflowInterchange(Interchange):
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
         gpu_memory.release()
-        # torch refuses to lend from a card that is not the current one; this import knows no stream.
+        # PyTorch exports only from the current GPU. TensorFlow ignores streams, so wait for the source.
         with source.devices.selected(device):
             source.interchange.block_until_ready(x)
             imported = tf.experimental.dlpack.from_dlpack(source.interchange.export(x, device).__dlpack__())
         if device.kind != "cpu":
-            _export_to_tensorflow(x, imported, self.framework.devices.native_device(device))
+            _keep_for_tensorflow(x, imported, self.framework.devices.native_device(device))
         return imported
 
     def export(self, x: Any, device: Device) -> Any:
-        # Its __dlpack__ knows no stream=, and waits until the memory is ready.
+        # TensorFlow's __dlpack__ does not accept stream=; it waits until the memory is ready.
         return protocols.Importable(x.__dlpack__(), (2, device.index))
 
     def block_until_ready(self, x: Any) -> None:
         if isinstance(x, _EAGER) and "CPU" in x.device:
             if id(x.dtype) in _PLAIN_IDS:
-                memoryview(x)  # in asynchronous mode, only reading waits for one tensor
+                memoryview(x)  # in asynchronous mode, only a read waits for one tensor
         elif self.framework.devices.device_of(x).kind != "cpu":
             tf.test.experimental.sync_devices()
 
@@ -130,15 +137,18 @@ class TensorflowInterchange(Interchange):
 
     def check_cast(self, source: str, dtype: str) -> None:
         if not _has_cast(source, dtype):
-            instead = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
-            raise unsupported_cast_error(self.framework, source, dtype, instead)
+            advice = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
+            raise unsupported_cast_error(self.framework, source, dtype, advice)
 
     def is_plain(self, x: Any) -> bool:
         return not isinstance(x, tf.Variable)
 
 
 class TensorflowDevices(Devices):
+    """Logical devices of TensorFlow."""
+
     def device_of(self, x: Any) -> Device:
+        x = x.values if isinstance(x, tf.SparseTensor) else x
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
         return _named_device(name) if name else CPU
 
@@ -152,8 +162,8 @@ class TensorflowDevices(Devices):
 
     def missing_device_reason(self) -> str:
         if not tf.test.is_built_with_cuda():
-            return "This TensorFlow is built for the CPU alone; install tensorflow[and-cuda]."
-        return "TensorFlow finds no GPU; is the card's driver installed?"
+            return "This TensorFlow is built for the CPU only. Install tensorflow[and-cuda]."
+        return "TensorFlow finds no GPU. Check that the driver of the GPU is installed."
 
     def to_device(self, x: Any, device: Device) -> Any:
         with self.selected(device):
@@ -166,7 +176,7 @@ class TensorflowDevices(Devices):
         return f"/device:{device.kind.upper()}:{device.index}"
 
     def is_started(self) -> bool:
-        # The questions open the devices. A setting of theirs is refused once they are open.
+        # Device queries would initialize the devices. After initialization, this setting raises.
         threads = tf.config.threading.get_inter_op_parallelism_threads()
         try:
             tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
@@ -192,6 +202,8 @@ class TensorflowDevices(Devices):
 
 
 class TensorflowMemory(Memory):
+    """Memory of TensorFlow's allocators, and its out-of-memory errors."""
+
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return resource_exhausted.is_memory(str(error))
@@ -204,7 +216,7 @@ class TensorflowMemory(Memory):
         return _OOM_TEXT.match(text) is not None and not resource_exhausted.is_other(text)
 
     def usage(self) -> list[Holding]:
-        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
+        # TensorFlow neither reports nor releases the free memory of its pool.
         rows = []
         for device in _devices() if self.framework.devices.is_started() else ():
             if device.kind == "gpu":
@@ -217,37 +229,42 @@ class TensorflowMemory(Memory):
             tf.test.experimental.sync_devices()
 
     def reset_peak(self) -> None:
-        for one in self.usage():
-            tf.config.experimental.reset_memory_stats(one.device.upper())
+        for holding in self.usage():
+            tf.config.experimental.reset_memory_stats(holding.device.upper())
 
     def oom_error(self) -> Exception:
-        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
+        message = "OOM when allocating tensor with shape[536870912] and type float (simulated)"
         error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
         return error
 
 
 class TensorflowBatching(IndexedBatching):
+    """Parts of TensorFlow tensors, on their device."""
+
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        with self.framework.devices.selected(
-            self.framework.devices.device_of(arrays[0])
-        ):  # every dtype, as tf.experimental.numpy has not
+        # tf.concat and tf.stack support every dtype, unlike tf.experimental.numpy.
+        with self.framework.devices.selected(self.framework.devices.device_of(arrays[0])):
             return getattr(tf, name)(arrays, axis)
 
 
 class TensorflowRuntime(Runtime):
+    """TensorFlow's array classes and array namespace."""
+
     observation = TensorflowObservation()
 
     def array_classes(self) -> tuple[type, ...]:
         return (tf.Tensor, tf.Variable)
 
     def array_namespace(self) -> Any:
-        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
+        # TensorFlow has no conforming array API namespace. This one covers most of the standard.
         from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
 
         return tensorflow_namespace
 
 
 class TensorflowFastPath(FastPath):
+    """Fast conversions of eager tensors on the CPU."""
+
     def fast_types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
@@ -274,12 +291,15 @@ class TensorflowFastPath(FastPath):
 
 
 class TensorflowFramework(Framework):
+    """TensorFlow, from and to ``tf.Tensor``."""
+
     name = "tensorflow"
     errors = (tf.errors.OpError,)
-    alignment = host_memory.ALIGNMENT  # most operations end the process on memory with less
+    alignment = host_memory.ALIGNMENT  # most operations crash the process on less aligned memory
     mutable = False
     dtypes = _DTYPES
     autodiff = tensorflow_autodiff.AUTODIFF
+    sparse = TensorflowSparse()
     interchange = component(TensorflowInterchange)
     devices = component(TensorflowDevices)
     memory = component(TensorflowMemory)
@@ -299,17 +319,17 @@ class TensorflowFramework(Framework):
                 self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values"
             )
         if isinstance(x, tf.SparseTensor):
-            raise unsupported_array_error(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense({x})")
+            raise refuse_sparse(self, x)
         if isinstance(x, tf.IndexedSlices):
             raise unsupported_array_error(
                 self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})"
             )
         if not isinstance(x, (_EAGER, tf.Variable)):
             raise unsupported_array_error(
-                self, "a symbolic tensor", "it has no values yet; convert outside tf.function"
+                self, "a symbolic tensor", "it has no values yet. Convert outside tf.function"
             )
         if x.dtype.name not in _DTYPES:
-            raise unsupported_dtype_error(self, x.dtype.name, *_instead_of(x))
+            raise unsupported_dtype_error(self, x.dtype.name, *_dtype_advice(x))
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype.name)
@@ -318,21 +338,24 @@ class TensorflowFramework(Framework):
         return tuple(_known_shape(x))
 
     def nbytes(self, x: Any) -> int:
-        return x.dtype.size * (_known_shape(x).num_elements() or 0)  # None: ragged, or not known yet
+        if isinstance(x, tf.SparseTensor):
+            return nbytes_of_parts(self, x)
+        # num_elements() is None for unknown shapes.
+        return x.dtype.size * (_known_shape(x).num_elements() or 0)
 
     def host_view(self, x: Any) -> np.ndarray:
         if isinstance(x, tf.Variable):
-            x = x.value()  # an assignment that follows copies, while this snapshot is held
+            x = x.value()  # a snapshot: assignments do not change it
         if id(x.dtype) in _PLAIN_IDS:
             return np.asarray(memoryview(x))
-        # A 0-d tensor would turn into a scalar, which is a copy.
+        # np.asarray copies a 0-d tensor.
         memory = np.asarray(x) if x.shape.rank else np.asarray(tf.reshape(x, [1])).reshape(())
         memory = memory.view()
         memory.flags.writeable = False
         return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        # Between the CPU's logical devices tf.identity hands on the buffer.
+        # To other logical CPU devices, the base class calls tf.identity, which shares the buffer.
         if device.kind != "cpu" or device.index:
             return super().from_host(view, device)
         if view.dtype.isbuiltin == 2 and dtype_names.name_of(view.dtype) in _FLOAT8:
@@ -347,41 +370,44 @@ class TensorflowFramework(Framework):
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
-            value = self.copy(x.value())  # a copy of the variable itself shares until one is assigned
+            value = self.copy(x.value())  # a copied variable would share memory until an assignment
             return tf.Variable(value, shape=x.shape, trainable=x.trainable)
         if self.devices.device_of(x).kind == "cpu":
             return super().copy(x)
-        return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
+        return tf.raw_ops.DeepCopy(x=x)  # tf.identity may return the same buffer
 
     def cast(self, x: Any, dtype: str) -> Any:
         if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.devices.device_of(x).kind == "cpu":
             memory = self.host_view(x)
             if memory.size and host_memory.address(memory) % self.alignment:
-                x = self.copy(x)  # tf.cast ends the process on memory that was imported misaligned
+                x = self.copy(x)  # tf.cast crashes the process on misaligned memory
         return tf.cast(x, dtype)
 
 
-def _instead_of(x: Any) -> tuple[str, ...]:
+def _dtype_advice(x: Any) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
     dtype = x.dtype
     if dtype == tf.string:
         try:
             tf.strings.to_number(x)
         except tf.errors.OpError:
-            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape({x}, [-1])).idx"
-        return "its strings stand for numbers: pass {}", "tf.strings.to_number({x}, tf.float64)"
+            return (
+                "its strings are not numbers. Pass the index of each distinct string, {}",
+                "tf.unique(tf.reshape({x}, [-1])).idx",
+            )
+        return "its strings contain numbers. Pass {}", "tf.strings.to_number({x}, tf.float64)"
     if dtype.is_quantized:
         return "pass its integers without the scale, {}", f'tf.bitcast({{x}}, "{dtype.name[1:]}")'
     if dtype in (tf.resource, tf.variant):
-        return ("it holds a handle, not numbers; pass the tensors that it refers to",)
+        return ("it is a handle, not a number. Pass the tensors to which it refers",)
     return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider_dtype(dtype.name)}")'
 
 
-def _export_to_tensorflow(x: Any, imported: Any, device: str) -> None:
-    """Keep what it was lent until TensorFlow has done what was queued when its tensor went."""
+def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:
+    """Keep ``x`` alive until TensorFlow finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> Any:
-        with tf.init_scope(), tf.device(device):  # also where a function is being traced
+        with tf.init_scope(), tf.device(device):  # also inside of tf.function
             return tf.zeros(()) + 1
 
     def wait(y: Any) -> None:
@@ -391,7 +417,7 @@ def _export_to_tensorflow(x: Any, imported: Any, device: str) -> None:
 
 
 def _known_shape(x: Any) -> tf.TensorShape:
-    """Return the shape of a tensor; of a variable that was declared with unknown extents, its value's."""
+    """Return the shape of a tensor, or of the value of a variable that was declared with unknown extents."""
     shape = x.shape
     if isinstance(x, tf.Variable) and not shape.is_fully_defined():
         return x.value().shape
@@ -404,7 +430,7 @@ def _named_device(name: str) -> Device:
     return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
 
 
-@functools.cache  # TensorFlow refuses to change them once they are asked for
+@functools.cache  # after the first query, TensorFlow does not allow changes
 def _devices() -> tuple[Device, ...]:
     return tuple(
         Device(kind, int(native.name.rpartition(":")[2]))
@@ -420,7 +446,7 @@ def _has_only_one_cpu() -> bool:
 
 @functools.cache
 def _has_cast(source: str, dtype: str) -> bool:
-    """Return whether TensorFlow has a cast; its float8 dtypes and 4-bit integers have few (2.21)."""
+    """Return whether TensorFlow supports a cast; few casts exist for float8 and 4-bit integers (2.21)."""
     if source == dtype:
         return True
     try:

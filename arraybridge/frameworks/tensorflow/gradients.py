@@ -1,4 +1,4 @@
-"""Derivatives of TensorFlow, as the caller and as the callee."""
+"""Gradients through TensorFlow, as the framework that differentiates and as the framework of a function."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from tensorflow.python import pywrap_tfe
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
-# A private name: nothing public tells whether a tape follows a tensor. 0 says that none does.
+# A private name: no public function returns whether a tape watches a tensor. 0 means that none does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
 class TensorflowAutodiff(autodiff.Autodiff):
+    """TensorFlow's gradients, by ``tf.GradientTape``."""
+
     def is_tracked(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
-            return False  # several arrays in one, which no conversion takes
+            return False  # ragged and sparse tensors, which cannot be converted
         return _follows([_tensor(x)])
 
     def prepare(self, x: Any) -> Any:
         return _tensor(x)
 
     def plain_value(self, x: Any) -> Any:
-        # keras.Variable, for one: a tape would follow the tensor in it.
+        # Such as keras.Variable: a tape would watch the tensor in it.
         return tf.convert_to_tensor(x) if hasattr(x, "__tf_tensor__") else x
 
     def span(self, x: Any) -> autodiff.Extent:
@@ -36,7 +38,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             view = memoryview(x)
             start = np.asarray(view).__array_interface__["data"][0]
         except (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError):
-            return 0, 0  # on a card, or of a dtype that NumPy does not have
+            return 0, 0  # on a GPU, or of a dtype that NumPy does not support
         return start, start + view.nbytes
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
@@ -45,11 +47,11 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 "a function of another framework cannot become part of a tf.function, in which tensors have"
                 " no values.",
                 reason="tf.function",
-                advice="Call it outside, or inside by tf.py_function(fn, inp, Tout). For a jacobian, pass"
-                " experimental_use_pfor=False.",
+                advice="Call it outside of tf.function, or inside with tf.py_function(fn, inp, Tout). For a"
+                " Jacobian, pass experimental_use_pfor=False.",
                 place=f"{operation.label}()",
             )
-        # A variable's value, from here on; what is no single array is refused where it is converted.
+        # Variables are replaced with their values. The conversion raises for ragged and sparse tensors.
         tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
         results = _applied(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
@@ -58,7 +60,9 @@ class TensorflowAutodiff(autodiff.Autodiff):
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         if len(set(map(id, arrays))) < len(arrays):
-            arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
+            arrays = [
+                tf.identity(x) for x in arrays
+            ]  # a tape cannot distinguish two arguments that are one object
         inputs = autodiff.select(arrays, active)
         inner = _follows(arrays)
         with tf.GradientTape(persistent=True) as tape:  # for backward passes that retain their graph
@@ -66,7 +70,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             results = [_tensor(y) for y in body(arrays)]
         captured = _captured(tape.watched_variables())
         if not inner and _follows(results):
-            captured = "a tensor that a tape follows and that is none of its arguments"
+            captured = "a tensor that a tape watches and that is not an argument"
 
         def pull(cotangents: list[Any]) -> list[Any]:
             pairs = [(y, c) for y, c in zip(results, cotangents, strict=True) if c is not None]
@@ -76,9 +80,9 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 output_gradients=[c for _, c in pairs],
                 unconnected_gradients="zero",
             )
-            # A tf.custom_gradient may return a tensor that it keeps, so gradients are copied. A second tape
-            # would show which ones depend on a cotangent, but it keeps all that the first one computes: 2 to
-            # 3 times the memory. One at a time, so that no more than one gradient is in memory twice.
+            # Gradients are copied, because a tf.custom_gradient may keep a reference to its result. A second
+            # tape would show which ones depend on a cotangent, but needs 2 to 3 times the memory. They are
+            # copied one at a time, so that at most one gradient is in memory twice.
             return [_copied(_tensor(gradients.pop(0))) for _ in range(len(gradients))]
 
         return results, autodiff.Linear(pull, captured)
@@ -97,15 +101,15 @@ class TensorflowAutodiff(autodiff.Autodiff):
         return results, _captured(program.trainable_variables), False
 
     def check_repeatable(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
-        if tf.executing_eagerly():  # else a program is made, and looked at as a whole
+        if tf.executing_eagerly():  # otherwise, `predict` traces and checks the whole program
             try:
                 program = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
-            except _NOT_TRACED:  # who cannot tell does not refuse
+            except _NOT_TRACED:  # without a program there is nothing to check
                 return
             _check_draws_nothing(program, label)
 
 
-#: What TensorFlow raises for a function that cannot run without values.
+#: Errors of functions that cannot run without values.
 _NOT_TRACED = (
     NotImplementedError,
     AttributeError,
@@ -117,7 +121,7 @@ _NOT_TRACED = (
 
 
 def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
-    """A function as a program."""
+    """Return a concrete function with the results of ``body``."""
 
     def results(*arrays: Any) -> list[Any]:
         return [_tensor(y) for y in body(list(arrays))]
@@ -130,7 +134,8 @@ def _follows(tensors: list[Any]) -> bool:
 
 
 def _tensor(x: Any) -> tf.Tensor:
-    """A variable, or slices of a gradient, as a tensor; one that is a tensor is not asked at length."""
+    """Return a tensor, a variable or the slices of a gradient as a tensor."""
+    # tf.convert_to_tensor is slow for tensors.
     return x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
 
 
@@ -141,35 +146,37 @@ def _copied(x: tf.Tensor) -> tf.Tensor:
 
 
 def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """A cotangent of the shape of its result; TensorFlow lets ``output_gradients=`` be a number."""
+    """Return a cotangent with the shape of its result; ``output_gradients=`` accepts numbers."""
     return x if x.shape == shape else tf.broadcast_to(x, shape)
 
 
 def _captured(variables: Sequence[Any]) -> str:
+    """Describe the first of the differentiable variables; "" if there is none."""
     names = [v.name for v in variables if AUTODIFF.is_differentiable(v)]
     if not names:
         return ""
-    return f"the trainable tf.Variable {names[0]} that is none of its arguments (its values are v.numpy())"
+    return f"the trainable tf.Variable {names[0]} that is not an argument (v.numpy() returns its values)"
 
 
 def _check_draws_nothing(program: Any, label: str) -> None:
-    """Refuse a traced function that draws random numbers without being passed a seed."""
+    """Raise an error if a traced function draws random numbers without a seed among its arguments."""
     if any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations()):
         raise GradientError(
-            "it draws random numbers and has to run again (inside of jax.jit, or for a second derivative),"
-            " which would draw others.",
+            "it draws random numbers, and would draw others when it runs again (inside of jax.jit, or for a"
+            " second derivative).",
             reason="random numbers",
-            advice="Pass them, or a seed for tf.random.stateless_*.",
+            advice="Pass the random numbers as an argument, or pass a seed for tf.random.stateless_*.",
             place=f"{label}()",
         )
 
 
-#: TensorFlow asks for it at each call, and making it takes a sixth of one.
+#: TensorFlow reads the signature at each call. Computing it takes a sixth of a call.
 _SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: ARG005
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
 def _applied(*arrays: Any, operation: autodiff.Operation) -> Any:
+    """Return the results of an operation of another framework, and its gradient function."""
     results, linear = operation.linearize(arrays)
     shapes = [y.shape if AUTODIFF.is_differentiable(y) else None for y in results]
 

@@ -1,6 +1,6 @@
-"""The array API over TensorFlow: `tf.experimental.numpy`, TensorFlow itself, and NumPy for what both lack.
+"""Array API namespace for TensorFlow, from `tf.experimental.numpy`, TensorFlow and NumPy.
 
-This module is the namespace. What is NumPy's runs on the host, and refuses to be differentiated.
+NumPy provides the functions that TensorFlow does not have. They run on the host and have no gradients.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _np = tf.experimental.numpy
 matrix_transpose = tf.linalg.matrix_transpose
 permute_dims = _np.transpose
 
-# By these names the standard means something else than TensorFlow does.
-_OTHERWISE = frozenset(("searchsorted", "diagonal", "svd", "trace"))
+# In the standard, these functions behave differently than in TensorFlow.
+_DIFFERENT_IN_TENSORFLOW = frozenset(("searchsorted", "diagonal", "svd", "trace"))
 
 
 def __getattr__(name: str) -> Any:
@@ -33,8 +33,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _look_up(name: str, own: Sequence[ModuleType], of_numpy: ModuleType) -> Any:
-    """What has this name in TensorFlow, if it is what the standard means by it, or else in NumPy."""
-    module = next((one for one in own if hasattr(one, name) and name not in _OTHERWISE), None)
+    """Return the attribute of TensorFlow if it conforms to the standard, and that of NumPy otherwise."""
+    module = next(
+        (module for module in own if hasattr(module, name) and name not in _DIFFERENT_IN_TENSORFLOW), None
+    )
     if module is not None:
         return getattr(module, name)
     value = getattr(of_numpy, name)
@@ -42,27 +44,27 @@ def _look_up(name: str, own: Sequence[ModuleType], of_numpy: ModuleType) -> Any:
 
 
 def _through_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """NumPy's function, of tensors and of TensorFlow's dtypes."""
+    """Return a NumPy function that accepts and returns tensors and TensorFlow's dtypes."""
 
     @wraps(fn)
     def run(*args: Any, **options: Any) -> Any:
         floats = [x for x in args if isinstance(x, tf.Tensor) and (x.dtype.is_floating or x.dtype.is_complex)]
         args, options = tf.nest.map_structure(_to_numpy, (args, options))
         result = fn(*args, **options)
-        if not all(isinstance(one, (np.ndarray, np.generic)) for one in tf.nest.flatten(result)):
+        if not all(isinstance(x, (np.ndarray, np.generic)) for x in tf.nest.flatten(result)):
             return result
         tensors = tf.nest.map_structure(tf.convert_to_tensor, result)
 
         def constant(*_: Any) -> Any:
-            return tensors, unsupported_array_error
+            return tensors, raise_no_gradient
 
         return tf.custom_gradient(constant)(*floats)
 
-    def unsupported_array_error(*_: Any) -> Any:
+    def raise_no_gradient(*_: Any) -> Any:
         raise GradientError(
-            f"{fn.__name__} runs by way of NumPy here, and has no derivative.",
+            f"{fn.__name__} runs in NumPy, because TensorFlow has no equivalent, and has no derivative.",
             reason="NumPy computed it",
-            advice="Write it with TensorFlow's own functions where gradients flow.",
+            advice="Compute this step with functions of TensorFlow.",
         )
 
     return run
@@ -75,24 +77,24 @@ def _to_numpy(x: Any) -> Any:
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    """``x`` in another dtype."""
+    """Return ``x`` cast to ``dtype``."""
     return tf.cast(x, dtype)
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
-    """The arrays one after the other along an axis; flattened where it is None."""
+    """Return the arrays joined along an axis; flattened first if ``axis`` is None."""
     if axis is None:
         return _np.concatenate([tf.reshape(x, [-1]) for x in arrays], 0)
     return _np.concatenate(arrays, axis)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
-    """A tensor of an array in the host's memory, shared where TensorFlow can."""
+    """Return a tensor of an array in host memory, which shares its memory if possible."""
     framework = registry.framework("tensorflow")
     view = dlpack_capsules.from_dlpack(x)
     objection = as_cause(framework.cannot_view(view))
     if objection and copy is False:
-        raise BufferError(f"TensorFlow cannot share it: {objection.text}")
+        raise BufferError(f"TensorFlow cannot share this array, because {objection.text}. Pass copy=None.")
     return framework.from_host(host_memory.aligned_copy(view) if objection or copy else view, CPU)
 
 

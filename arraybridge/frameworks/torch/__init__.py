@@ -1,1 +1,1 @@
-"""All that is peculiar to this framework."""
+"""PyTorch: conversions, devices, memory and gradients."""

@@ -1,7 +1,6 @@
-"""PyTorch: CPU, and whatever accelerator ``torch.accelerator`` finds (CUDA, ROCm, XPU, MPS).
+"""PyTorch tensors on the CPU and on the accelerators of ``torch.accelerator`` (CUDA, ROCm, XPU, MPS).
 
-torch has no read-only tensors. That read-only memory is therefore copied on its way here is decided for all
-frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
+PyTorch has no read-only tensors, so `arraybridge.conversion.decide` copies read-only memory for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Users register their classes there; the module has no public name (PyTorch 2.14).
+# Users register their container classes in this module, which has no public name (torch 2.14).
 from torch.utils import _pytree as pytree
 from torch.utils import dlpack as torch_dlpack
 
@@ -34,63 +33,66 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     is_sub_byte,
+    nbytes_of_parts,
+    refuse_sparse,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
 )
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.observation import TorchObservation
+from arraybridge.frameworks.torch.sparse import TorchSparse
 from arraybridge.frameworks.torch.streams import TorchStreams, on_device
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-#: PyTorch's dtypes by the names that NumPy has for them.
+#: NumPy's dtype names → PyTorch's dtypes.
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
         *dtype_names.PLAIN,
         *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
-    if hasattr(torch, name)  # float8_e8m0fnu came with torch 2.7
+    if hasattr(torch, name)  # float8_e8m0fnu: torch >= 2.7
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-#: The major version of CUDA that this PyTorch is built for; 0 for other builds.
+#: The major version of CUDA for which this PyTorch was built; 0 for other builds.
 _CUDA = int((torch.version.cuda or "0").partition(".")[0])
 
-#: Real numbers of NumPy, which need no look at the tensor's bits.
-REAL = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.startswith("complex"))
-#: What it views of NumPy's wherever it lies.
-VIEWED = frozenset(map(np.dtype, dtype_names.PLAIN - {"complex128"}))
+#: Real dtypes of NumPy, for which the fast path calls .numpy().
+_REAL_DTYPES = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.startswith("complex"))
+#: NumPy dtypes that PyTorch views at any alignment.
+_VIEWABLE_DTYPES = frozenset(map(np.dtype, dtype_names.PLAIN - {"complex128"}))
 
-#: Integer dtypes of the same size, as which bfloat16 and float8 are exported: neither NumPy nor CUDA's array
-#: interface has names for these.
-CARRIERS = {
+#: Integer dtypes of the same size that export bfloat16 and float8, which neither NumPy nor CUDA's array
+#: interface can name.
+_EXPORT_DTYPES = {
     dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
     for name, dtype in DTYPES.items()
     if name in dtype_names.EXTENDED
 }
 
-# No system places memory of a process below this address. A view into a freed storage has the offset of the
-# view as its address, so that a comparison, which costs nothing, finds it (FSDP frees storages this way).
-_LOWEST = 1 << 32
+# No operating system maps memory below this address. A view into a freed storage has its offset as its
+# address, so a cheap comparison detects it (FSDP frees storages this way).
+_LOWEST_ADDRESS = 1 << 32
 
-# Reasons without details, made once.
+# Reasons without details, created once.
 _LAZY_VALUES = Cause(Reason.LAZY_VALUES)
 _NEGATIVE_STRIDES = Cause(Reason.NEGATIVE_STRIDES, framework="torch")
 _STRIDE_MULTIPLES = Cause(Reason.STRIDE_MULTIPLES)
 
-# How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
+# The beginnings of out-of-memory messages that PyTorch raises as a plain RuntimeError or AcceleratorError.
 _OOM = re.compile(
     r"(?:\[enforce fail at .*)?DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|(?:CUDA|HIP|MPS|XPU|cu[A-Za-z]+|hip[a-z]+)(?: driver| backend)?(?: error:)?"
     r" (?:out of memory|\w+_ALLOC(?:ATION)?_FAILED)"
     r"|(?:CUDA error: |cusparse error: )?CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
     r"|CUDA error: resource allocation failed"
-    # NVML fails in the allocator's own report, which it makes only when memory has run out.
+    # The allocator's report fails in NVML. It is only made when memory has run out.
     r'|NVML_SUCCESS == r INTERNAL ASSERT FAILED at "[^"]*CUDACachingAllocator\.cpp"'
     r"|Native API failed\. Native API returns: -?\d+ \(\w+_OUT_OF_(?:DEVICE|HOST)_MEMORY\)"
-    r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: larger than one buffer may be; a part of it may fit
+    r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: above the limit of one buffer, but a part may fit
     r"|Triton Error \[\w+\]: (?: Code: \d+, Mess+age: )?out of memory"  # Triton 3 for HIP misspells it
     r"|unable to mmap \d+ bytes from file <[^\n]*>: Cannot allocate memory \(12\)",
     re.DOTALL,
@@ -98,15 +100,15 @@ _OOM = re.compile(
 
 
 def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]:
-    """The dtype to which operations of such devices are cast by themselves, None where they are not."""
+    """Return functions that get and set the autocast dtype of a device type; None means no autocast."""
 
     def current() -> torch.dtype | None:
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def under(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    def context(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
         return torch.autocast(kind, dtype, enabled=dtype is not None)
 
-    return current, under
+    return current, context
 
 
 def _dlpack_device() -> int | None:
@@ -119,19 +121,22 @@ def _dlpack_device() -> int | None:
 _DLPACK_DEVICE = _dlpack_device()
 
 
-def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
+def _dtype_advice(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
     if dtype is torch.complex32:
         return "pass {}, which holds every value", "{x}.to(torch.complex64)"
-    # PyTorch casts none of its integers of less than a byte, its bits and its packed float4.
-    return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "{x}.view(torch.uint8)"
+    # PyTorch casts neither sub-byte integers nor bits nor packed float4.
+    return "PyTorch cannot cast it either. Pass its packed bytes: {}", "{x}.view(torch.uint8)"
 
 
 def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
-    """Refuse a subclass that wraps another tensor, with the expression that unwraps it."""
+    """Raise an error for a subclass that wraps another tensor, with the expression that unwraps it."""
     methods = {
-        "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "{x}.to_tensor(0)"),
-        "AsyncCollectiveTensor": ("its values are on their way; wait for them with {}", "{x}.wait()"),
+        "MaskedTensor": (
+            "its mask would be lost. Pass {}, with a fill value of your choice",
+            "{x}.to_tensor(0)",
+        ),
+        "AsyncCollectiveTensor": ("its values have not arrived yet. Pass {}", "{x}.wait()"),
     }
     for cls in type(x).__mro__:
         if cls.__name__ in methods and cls.__module__.startswith("torch."):
@@ -141,6 +146,8 @@ def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
 
 
 class TorchInterchange(Interchange):
+    """Exports and imports of PyTorch's tensors."""
+
     dlpack_device = _DLPACK_DEVICE
 
     def strides(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -150,7 +157,7 @@ class TorchInterchange(Interchange):
         return x.data_ptr()
 
     def copy_reason(self, x: torch.Tensor) -> Cause | None:
-        # Conjugation and negation are put off as bits of the tensor.
+        # PyTorch records conjugation and negation as bits, and computes the values later.
         return _LAZY_VALUES if x.is_conj() or x.is_neg() else None
 
     def check_cast(self, source: str, dtype: str) -> None:
@@ -164,7 +171,7 @@ class TorchInterchange(Interchange):
             if extent == 1:
                 continue
             if stride < 0:
-                # torch.from_dlpack ends the process.
+                # torch.from_dlpack would crash the process.
                 return _NEGATIVE_STRIDES
             if stride % itemsize:
                 return _STRIDE_MULTIPLES
@@ -174,8 +181,8 @@ class TorchInterchange(Interchange):
         if not hasattr(type(x), "__dlpack__"):
             return _from_interface(x, self.framework.streams)
         if source.interchange.dlpack_device is None and self.framework.streams.has_streams:
-            # The array of a library that is not known. CuPy, among others, exports in the order of the stream
-            # of the current device, and opens that device.
+            # An array of an unknown library. Some libraries, such as CuPy, export in the order of the current
+            # device's stream, and create a context on that device.
             with on_device(int(x.__dlpack_device__()[1])):
                 return torch.from_dlpack(x)
         if device.kind != "gpu" or source.interchange.dlpack_device is None:
@@ -183,9 +190,9 @@ class TorchInterchange(Interchange):
         if not self.framework.streams.has_streams:
             return torch.from_dlpack(x)
         gpu_memory.release()
-        # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
+        # CuPy orders the consumer after its stream on the current GPU, even if the array is on another GPU.
         with source.devices.selected(device), on_device(device.index):
-            # This hands the producer the current stream of this thread on that device.
+            # PyTorch passes its current stream on this device to the producer.
             imported = torch.from_dlpack(source.interchange.export(x, device))
             return _with_keep_alive(imported, source.streams, self.framework.streams, device)
 
@@ -198,6 +205,8 @@ class TorchInterchange(Interchange):
 
 
 class TorchRuntime(Runtime):
+    """PyTorch's gradient and autocast settings, pytrees and array namespace."""
+
     observation = TorchObservation()
     settings = (
         (torch.is_inference_mode_enabled, torch.inference_mode),
@@ -226,15 +235,17 @@ class TorchRuntime(Runtime):
 
 
 class TorchDevices(Devices):
+    """The CPU and the devices of ``torch.accelerator``."""
+
     def device_of(self, x: torch.Tensor) -> Device:
-        if x.is_cpu or x.is_meta:  # a sixth of the time that x.device.type takes
+        if x.is_cpu or x.is_meta:  # six times as fast as x.device.type
             return CPU
         return Device("gpu", x.device.index or 0)
 
     def available(self) -> tuple[Device, ...]:
         if _CUDA and _is_driver_uninitialized() and len(listed := self.visible_devices()) > 1:
             return listed
-        # Before the driver is awake, only if NVML lists no GPU, as on Jetson: this query wakes it.
+        # Counting initializes the driver. Before that, it is only needed if NVML lists no GPU, as on Jetson.
         return self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -243,7 +254,7 @@ class TorchDevices(Devices):
         return (CPU, *(Device("gpu", gpu.index) for gpu in hardware.gpus_for(_CUDA)))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the CPU and the accelerators that PyTorch counts. Wakes CUDA's driver."""
+        """Return the CPU and the accelerators that PyTorch counts. Initializes CUDA's driver."""
         if not torch.accelerator.is_available():
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
@@ -255,10 +266,10 @@ class TorchDevices(Devices):
 
     def missing_device_reason(self) -> str:
         if torch.version.cuda is None and torch.version.hip is None:
-            return f"torch {torch.__version__} is built for the CPU alone; install a CUDA or ROCm build."
+            return f"PyTorch {torch.__version__} is built for the CPU only. Install a CUDA or ROCm build."
         if len(self.visible_devices()) > 1:
             return ""
-        return "torch.accelerator finds no device; is the driver installed?"
+        return "torch.accelerator finds no device. Check that the driver is installed."
 
     def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
         return x.to(self.native_device(device))
@@ -268,15 +279,15 @@ class TorchDevices(Devices):
             return nullcontext()
         if torch.version.cuda or torch.version.hip:
             return on_device(device.index)
-        return torch.accelerator.device_index(device.index)  # torch 2.8
+        return torch.accelerator.device_index(device.index)  # torch >= 2.8
 
     def native_device(self, device: Device) -> Any:
         accelerator = None if device.kind == "cpu" else torch.accelerator.current_accelerator()
         return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, device.index)
 
     def is_started(self) -> bool:
-        # CUDA's driver is woken by the question whether there is a card, and this process could not be forked
-        # any more: only builds for other accelerators are asked.
+        # Not is_available() on CUDA and ROCm builds: it initializes the driver, and then this process cannot
+        # be forked.
         has_others = torch.version.cuda is None and torch.version.hip is None
         return torch.cuda.is_initialized() or (has_others and torch.accelerator.is_available())
 
@@ -287,14 +298,16 @@ class TorchDevices(Devices):
             return CPU
         index = x.index
         if index is None:
-            # As long as the driver sleeps, no thread has selected a device.
+            # Before the driver is initialized, no thread has selected a device.
             is_selected = not _is_driver_uninitialized() and torch.accelerator.is_available()
             index = torch.accelerator.current_device_index() if is_selected else 0
-        # Torch calls both CUDA and ROCm "cuda".
+        # PyTorch calls both CUDA and ROCm "cuda".
         return Device("gpu", index, accelerator="" if x.type == "cuda" else x.type)
 
 
 class TorchMemory(Memory):
+    """Memory of PyTorch's allocators, and its out-of-memory errors."""
+
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -308,13 +321,14 @@ class TorchMemory(Memory):
         before = sum(torch.cuda.memory_reserved(i) for i in gpus)
         if gpus:
             torch.cuda.empty_cache()
-        elif self.framework.devices.is_started() and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
+        # torch >= 2.9
+        elif self.framework.devices.is_started() and hasattr(torch.accelerator, "empty_cache"):
             torch.accelerator.empty_cache()
         freed = before - sum(torch.cuda.memory_reserved(i) for i in gpus)
-        if gpus and hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.12
-            locked = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+        if gpus and hasattr(torch.accelerator, "empty_host_cache"):  # torch >= 2.12
+            pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
             torch.accelerator.empty_host_cache()
-            freed += int(locked - torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+            freed += int(pinned - torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
         return freed
 
     def usage(self) -> list[Holding]:
@@ -345,16 +359,18 @@ class TorchMemory(Memory):
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
             for i in _gpu_numbers():
-                if torch.version.hip or gpu_memory.has_context(i):  # any other would be opened
+                if torch.version.hip or gpu_memory.has_context(i):  # no context is created on other GPUs
                     torch.cuda.synchronize(i)
         elif self.framework.devices.is_started():
             torch.accelerator.synchronize()
 
     def oom_error(self) -> Exception:
-        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (simulated)")
 
 
 class TorchBatching(IndexedBatching):
+    """Parts and output buffers of PyTorch's tensors."""
+
     def output_buffer(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
         plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
         if not plain or part.is_nested or part.requires_grad:
@@ -362,74 +378,84 @@ class TorchBatching(IndexedBatching):
         return torch.empty(shape, dtype=part.dtype, device=part.device)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
-        with torch.inference_mode(False):  # whose tensors cannot be written to outside
+        with torch.inference_mode(False):  # inference tensors cannot be written to outside of that mode
             return torch.empty(
                 shape, dtype=DTYPES[dtype], device=self.framework.devices.native_device(device)
             )
 
     def reinterpret(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        # No view to autograd: what is done to one is nothing to the other.
+        # Autograd does not see a view here, so operations on one tensor do not affect the other.
         with torch.inference_mode(False):
-            if isinstance(memory, np.ndarray):  # memory of the host
+            if isinstance(memory, np.ndarray):  # host memory
                 return self.framework.from_host(np.ndarray(shape, dtype_names.np_dtype(dtype), memory), CPU)
             empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
             return empty.set_(memory.untyped_storage(), 0, shape)
 
 
 class TorchFastPath(FastPath):
+    """Fast conversions of plain tensors on the CPU."""
+
     def fast_types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
 
     def plan_key(self, x: torch.Tensor, alignment: int) -> Hashable:
         if not x.is_cpu or x.is_nested:
             raise NotImplementedError
-        address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
-        if address < _LOWEST:
+        if x.layout is not torch.strided and self.framework.sparse.layout(x):
+            return x.layout, x.requires_grad
+        address = x.data_ptr()  # raises for tensors without memory
+        if address < _LOWEST_ADDRESS:
             raise NotImplementedError
         layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
-        place = address % host_memory.ALIGNMENT if alignment > 1 else 0
-        return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
+        misalignment = address % host_memory.ALIGNMENT if alignment > 1 else 0
+        return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, misalignment
 
     def fast_view(self, x: torch.Tensor) -> np.ndarray:
-        # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but its
-        # errors cost as much as twenty calls, so complex and extended dtypes are sent away first. A tensor
-        # that requires grad it refuses only while gradients are recorded; where there is no memory
-        # (torch.func.functionalize) it reads whatever lies there.
-        if x.dtype not in REAL or x.requires_grad or x.data_ptr() < _LOWEST:
+        # .numpy() raises for other devices, other layouts and lazy bits. Such an error costs as much as 20
+        # calls, so complex and extended dtypes are rejected first. For tensors that require grad, it raises
+        # only while gradients are recorded. For tensors of torch.func.functionalize, it reads invalid memory.
+        if x.dtype not in _REAL_DTYPES or x.requires_grad or x.data_ptr() < _LOWEST_ADDRESS:
             raise NotImplementedError
         return x.numpy()
 
     def fast_from_view(self, view: np.ndarray) -> torch.Tensor:
-        # Asked first, since an error that torch raises itself costs more than all of this: it is read-only or
-        # reversed, or of another dtype (of complex128 the alignment counts).
+        # These checks cost less than an error of PyTorch. They reject read-only arrays, reversed arrays and
+        # other dtypes, including complex128, whose alignment matters.
         flags = view.flags
         if not flags.carray and (not flags.writeable or min(view.strides) < 0):
             raise NotImplementedError
-        if view.dtype not in VIEWED:
+        if view.dtype not in _VIEWABLE_DTYPES:
             raise NotImplementedError
         return torch.from_numpy(view)
 
     def fast_export(self, x: torch.Tensor) -> Any:
         address = x.data_ptr()
-        if address % host_memory.ALIGNMENT or address < _LOWEST or x.dtype not in REAL or x.requires_grad:
+        if (
+            address % host_memory.ALIGNMENT
+            or address < _LOWEST_ADDRESS
+            or x.dtype not in _REAL_DTYPES
+            or x.requires_grad
+        ):
             raise NotImplementedError
         return x.numpy().__dlpack__()
 
     def fast_import(self, capsule: Any) -> torch.Tensor:
         tensor: torch.Tensor = torch_dlpack.from_dlpack(capsule)
-        if read_only.exported_ranges and read_only.is_shared_read_only(
-            tensor.data_ptr()
-        ):  # read-only, which has to be copied
+        # Read-only memory has to be copied.
+        if read_only.exported_ranges and read_only.is_shared_read_only(tensor.data_ptr()):
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
 
 
 class TorchFramework(Framework):
+    """PyTorch, from and to ``torch.Tensor``."""
+
     name = "torch"
-    errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
+    errors = (AssertionError,)  # raised by FakeTensorMode for real tensors
     dtypes = frozenset(DTYPES)
     streams = TorchStreams() if _DLPACK_DEVICE else Streams()
     autodiff = torch_autodiff.AUTODIFF
+    sparse = TorchSparse()
     interchange = component(TorchInterchange)
     runtime = component(TorchRuntime)
     devices = component(TorchDevices)
@@ -442,10 +468,12 @@ class TorchFramework(Framework):
 
     def check(self, x: torch.Tensor) -> None:
         if x.is_nested:
-            instead = "pass {}, which pads with a value of your choice, or its parts, {}"
+            instead = "pass {}, with a padding value of your choice, or its parts, such as {}"
             raise unsupported_array_error(
                 self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]"
             )
+        if self.sparse.layout(x):
+            raise refuse_sparse(self, x)
         if x.layout is not torch.strided:
             raise unsupported_array_error(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
         if x.is_quantized:
@@ -453,14 +481,14 @@ class TorchFramework(Framework):
             raise unsupported_dtype_error(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
         if x.device.type == "meta":
             raise unsupported_array_error(
-                self, "a meta tensor", "it has no values; pass one made on a device"
+                self, "a meta tensor", "it has no values. Pass a tensor on a real device"
             )
         if hasattr(type(x), "full_tensor"):
-            instead = "pass {}, the part of this process, or {}"
-            what = "a tensor that is spread over processes (DTensor)"
+            instead = "pass {}, the shard of this process, or {}, the whole tensor"
+            what = "a distributed tensor (DTensor)"
             raise unsupported_array_error(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
         if x.dtype not in NAMES:
-            raise unsupported_dtype_error(self, x.dtype, *_instead_of(x.dtype))
+            raise unsupported_dtype_error(self, x.dtype, *_dtype_advice(x.dtype))
         if _storage_is_too_small(x):
             raise _freed_storage_error(self)
         if not _has_memory(x):
@@ -468,23 +496,25 @@ class TorchFramework(Framework):
             raise unsupported_array_error(
                 self,
                 "a traced, fake or batched tensor",
-                "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
-                " torch.func transforms, and loop in place of vmap (is_grads_batched=True, vectorize=True)",
+                "it has no memory. Convert outside torch.compile, torch.export, FakeTensorMode and"
+                " torch.func transforms. Use a loop instead of vmap (is_grads_batched=True, vectorize=True)",
             )
 
     def dtype_name(self, x: torch.Tensor) -> str:
         return str(x.dtype).removeprefix("torch.")
 
     def nbytes(self, x: torch.Tensor) -> int:
+        if x.layout is not torch.strided and self.sparse.layout(x):
+            return nbytes_of_parts(self, x)
         return x.numel() * x.element_size()
 
     def host_view(self, x: torch.Tensor) -> np.ndarray:
-        # .numpy() marks the storage as not resizable: a later x.resize_() raises instead of freeing
-        # the memory that the consumer reads. A DLPack export alone does not.
-        carrier = CARRIERS.get(x.dtype)
-        if carrier is None:
+        # .numpy() makes the storage non-resizable, so a later x.resize_() raises instead of freeing memory
+        # that the consumer reads. A DLPack export does not prevent that.
+        export_dtype = _EXPORT_DTYPES.get(x.dtype)
+        if export_dtype is None:
             return x.numpy()
-        return x.view(carrier).numpy().view(dtype_names.np_dtype(NAMES[x.dtype]))
+        return x.view(export_dtype).numpy().view(dtype_names.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
         if self.interchange.copy_reason(x):
@@ -494,11 +524,11 @@ class TorchFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        # from_numpy minds strides along one element, and which of two C types of one size it is.
+        # Not from_numpy: it rejects some strides along axes of length 1, and some equivalent C types.
         return torch_dlpack.from_dlpack(dlpack_capsules.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
-        # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
+        # PyTorch loads complex128 with instructions that crash the process on unaligned memory (torch 2.13).
         if view.dtype.itemsize == 16 and view.size and host_memory.address(view) % 16:
             return Cause(Reason.MISALIGNED_ELEMENTS, framework=self.name, dtype=view.dtype.name, alignment=16)
         return super().cannot_view(view)
@@ -511,7 +541,7 @@ class TorchFramework(Framework):
         if x.layout is not torch.strided or x.is_nested:
             return x.clone()
         if x.itemsize == 1 and x.dtype not in NAMES and not x.is_quantized:
-            # uint1 to uint7, and the like, have no kernel that copies.
+            # PyTorch has no copy kernel for sub-byte dtypes such as uint1 to uint7.
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format)
 
@@ -519,16 +549,16 @@ class TorchFramework(Framework):
         if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
             raise _freed_storage_error(self)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
-            x = x.clone()  # see cannot_view: a cast of it ends the process
+            x = x.clone()  # see cannot_view: the cast would crash the process
         return x.to(DTYPES[dtype])
 
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
-        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
+        """Return the functions ``allocate(bytes, gpu, stream) -> address`` and ``free(address)``."""
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, which torch.compile runs as it is, between two graphs."""
-        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
+        """Return ``fn`` such that torch.compile does not trace it, but breaks the graph."""
+        reason = "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True."
         try:
             return torch.compiler.disable(fn, reason=reason)
         except TypeError:  # torch 2.6
@@ -536,22 +566,22 @@ class TorchFramework(Framework):
 
 
 def _is_driver_uninitialized() -> bool:
-    """Whether this is a CUDA build and CUDA's driver has not been initialized.
+    """Return whether this is a CUDA build and CUDA's driver has not been initialized.
 
-    After that, this process cannot be forked. Most queries initialize it, ``is_available`` among them.
+    After initialization, this process cannot be forked. Most queries initialize it, such as ``is_available``.
     """
     return _CUDA > 0 and not gpu_memory.is_driver_initialized()
 
 
 def _gpu_numbers(device: Device | None = None) -> list[int]:
-    """Numbers of the cards to ask, where torch has opened CUDA; all, or that of one device."""
+    """Return the numbers of all GPUs, or of one device; none if PyTorch has not initialized CUDA."""
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     return [i for i in range(count) if device is None or device == Device("gpu", i)]
 
 
 def _has_memory(x: torch.Tensor) -> bool:
-    """False for tensors that stand for others: fake, functional and batched ones."""
-    if hasattr(x, "fake_mode"):  # which warns where it is asked for its address
+    """Return whether a tensor has memory, as fake, functional and batched tensors do not."""
+    if hasattr(x, "fake_mode"):  # data_ptr() of a fake tensor warns
         return False
     try:
         return x.data_ptr() != 0 or x.numel() == 0
@@ -560,37 +590,37 @@ def _has_memory(x: torch.Tensor) -> bool:
 
 
 def _storage_is_too_small(x: torch.Tensor) -> bool:
-    """Whether the storage of a strided tensor was resized to fewer bytes than its elements need."""
+    """Return whether the storage of a strided tensor was resized to fewer bytes than its elements need."""
     if not x.numel() or hasattr(x, "fake_mode"):
         return False
     try:
-        held = x.untyped_storage().nbytes()
+        available = x.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):  # a tensor without a storage, such as a functional one
         return False
     last = sum((extent - 1) * step for extent, step in zip(x.shape, x.stride(), strict=True))
-    return held < (x.storage_offset() + last + 1) * x.element_size()
+    return available < (x.storage_offset() + last + 1) * x.element_size()
 
 
 def _freed_storage_error(framework: Framework) -> Exception:
     return unsupported_array_error(
         framework,
-        "a tensor whose storage was freed, or resized to fewer bytes than its elements need,",
-        "restore the storage first (with FSDP, inside summon_full_params()), or make a new tensor",
+        "a tensor with freed or truncated storage",
+        "restore its storage first (with FSDP, inside summon_full_params()), or create a new tensor",
     )
 
 
 def _with_keep_alive(
     imported: torch.Tensor, exporter: Streams, importer: Streams, device: Device
 ) -> torch.Tensor:
-    """The same memory, in a tensor with whose end the loan ends in order."""
+    """Return a tensor of the same memory, which is released in stream order when the tensor is freed."""
     if not imported.numel():
         return imported
-    shown = imported.view(CARRIERS.get(imported.dtype, imported.dtype))
+    named = imported.view(_EXPORT_DTYPES.get(imported.dtype, imported.dtype))
     interface = {
-        "shape": tuple(shown.shape),
-        "strides": tuple(step * shown.element_size() for step in shown.stride()),
-        "typestr": np.dtype(NAMES[shown.dtype]).str,
-        "data": (shown.data_ptr(), False),
+        "shape": tuple(named.shape),
+        "strides": tuple(step * named.element_size() for step in named.stride()),
+        "typestr": np.dtype(NAMES[named.dtype]).str,
+        "data": (named.data_ptr(), False),
         "version": 2,
     }
     owner = gpu_memory.keep_alive(imported, exporter, importer, device)
@@ -599,17 +629,17 @@ def _with_keep_alive(
 
 
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
-    """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream.
+    """Return a tensor of the memory of ``__cuda_array_interface__``, whose stream PyTorch ignores.
 
-    A copy of read-only memory, which PyTorch refuses, since it has no read-only tensors.
+    Read-only memory is copied, because PyTorch has no read-only tensors and would raise.
     """
     interface = x.__cuda_array_interface__
     address, is_read_only = interface["data"]
     writable = protocols.Exported(x, __cuda_array_interface__={**interface, "data": (address, False)})
     index = gpu_memory.device_at(address)
-    # With any other device, PyTorch copies; without one, it opens the current device to find out.
+    # PyTorch copies to any other device. Without a device, it creates a context on the current one.
     tensor = torch.as_tensor(writable, device=None if index is None else f"cuda:{index}")
     stream = interface.get("stream")
-    if stream is not None:  # 1 stands for the default stream
+    if stream is not None:  # 1 is the default stream
         streams.wait_for(Device("gpu", tensor.device.index), 0 if stream == 1 else int(stream))
     return tensor.clone() if is_read_only else tensor

@@ -1,4 +1,4 @@
-"""Derivatives of PyTorch, as the caller and as the callee."""
+"""Gradients through PyTorch, as the framework that differentiates and as the framework of a function."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from torch.autograd import forward_ad
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
-# Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
-# on tensors without values that says what it did (torch.device("meta") does not hold for constants).
+# A private name: no public function returns whether a transform of torch.func follows a tensor (torch 2.14).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-# A third: is_grads_batched=True passes batched tensors of an older implementation of vmap.
+# A private name: is_grads_batched=True passes batched tensors of an older implementation of vmap.
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 class TorchAutodiff(autodiff.Autodiff):
+    """PyTorch's gradients, by ``torch.autograd``."""
+
     def requires_grad(self, x: torch.Tensor) -> bool:
         return x.requires_grad
 
@@ -54,7 +55,7 @@ class TorchAutodiff(autodiff.Autodiff):
         try:
             return list(_Applied.apply(operation, saved, *arrays))
         finally:
-            saved.clear()  # it lives as long as the graph, from now on
+            saved.clear()  # from now on, only the graph keeps them alive
 
     def run(self, body: autodiff.Body, arrays: list[torch.Tensor], label: str) -> list[Any]:
         try:
@@ -67,8 +68,8 @@ class TorchAutodiff(autodiff.Autodiff):
     def linearize(
         self, body: autodiff.Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
     ) -> tuple[list[torch.Tensor], autodiff.Linear]:
-        with torch.inference_mode(False):  # and so with gradients
-            # Inside of a pullback that is differentiated itself, they are part of a graph.
+        with torch.inference_mode(False):  # which also records gradients
+            # In a pullback that is differentiated again, the arguments are part of a graph.
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
@@ -108,11 +109,14 @@ class TorchAutodiff(autodiff.Autodiff):
 
 @functools.cache
 def _shape_prediction() -> type:
-    """Return the class that runs functions on tensors without values, and notes random draws."""
-    # Imported here, since it imports Triton, which crashes the process after TensorFlow.
+    """Return the class that runs functions on tensors without values, and records random draws."""
+    # A private module, because torch.device("meta") does not apply to constants. Imported late, because it
+    # imports Triton, which crashes the process if TensorFlow is imported first.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class ShapePrediction(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
+        """Tensors without values, with a flag for random draws."""
+
         draws = False
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -123,6 +127,7 @@ def _shape_prediction() -> type:
 
 
 def _check_triton_import_order(label: str) -> None:
+    """Raise an error if the import of Triton, which comes next, would crash the process."""
     loaded = sys.modules
     if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
         return
@@ -136,7 +141,7 @@ def _check_triton_import_order(label: str) -> None:
 
 
 def _tracked(x: torch.Tensor) -> torch.Tensor:
-    """An input of a graph."""
+    """Return the tensor as an input of a graph."""
     if x.requires_grad:
         return x
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
@@ -148,8 +153,8 @@ def _pull(
     inner: bool,
     cotangents: list[torch.Tensor | None],
 ) -> list[torch.Tensor]:
-    """By the graph; ``inner`` says that it is part of one that is differentiated itself."""
-    # A result may be on another device than the caller's arrays, where its cotangent comes from.
+    """Return gradients by the graph of ``outputs``; ``inner`` if that graph is differentiated again."""
+    # A cotangent comes from the device of the caller's arrays, which may not be the device of the result.
     pairs = [
         (y, c.to(y.device))
         for y, c in zip(outputs, cotangents, strict=True)
@@ -172,13 +177,14 @@ def _unshared(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient as a dense tensor that belongs to the caller."""
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
-    # A torch.autograd.Function and a hook may return a tensor that they keep.
+    # A torch.autograd.Function or a hook may keep a reference to the tensor that it returns.
     if gradient.requires_grad or _is_transformed(gradient):
         return gradient
     return gradient.clone()
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
+    """Describe a trainable tensor in the graph that is not an argument; "" if there is none."""
     nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
     leaves = [y for y in outputs if y.requires_grad and y.grad_fn is None]
     seen = set()
@@ -193,34 +199,36 @@ def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str
             leaves.append(node.variable)
     if {id(x) for x in arguments}.issuperset(map(id, leaves)):
         return ""
-    return "a trainable tensor that is none of its arguments (its values are x.detach())"
+    return "a trainable tensor that is not an argument (x.detach() returns its values)"
 
 
-def _batched(label: str) -> GradientError:
+def _vmap_error(label: str) -> GradientError:
     return GradientError(
         "torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True, jacrev) cannot"
-        " map a function of another framework.",
-        reason="torch's vmap",
+        " map functions of other frameworks.",
+        reason="vmap of PyTorch",
         advice="For a Jacobian, call torch.func.jacrev(f, chunk_size=1)(x) or"
-        " torch.autograd.functional.jacobian(f, x). Otherwise loop and torch.stack the results, or let the"
-        " function take the whole batch.",
+        " torch.autograd.functional.jacobian(f, x). Otherwise, loop and torch.stack the results, or pass the"
+        " whole batch to the function.",
         place=f"{label}()",
     )
 
 
-# -- the operation in torch's graph --------------------------------------------------------------------
+# -- the operation in PyTorch's graph ------------------------------------------------------------------
 
 
 class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any here
+    """An operation of another framework as a node of PyTorch's graph."""
+
     @staticmethod
     def forward(
         operation: autodiff.Operation, saved: list[torch.Tensor], *arrays: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        with torch.enable_grad():  # in which torch itself refuses to give captured parameters away
+        with torch.enable_grad():  # so that .numpy() of a captured parameter raises
             results, linear = operation.linearize(arrays)
-        # As tensors beside the graph, which count the writes to the results.
+        # Detached tensors share the version counters of the results, which count writes.
         read_again = [y.detach() for y in operation.read_again(results, linear)]
-        # For torch to keep and to free; beside it, the memory that the pullback reads.
+        # An empty tensor with attributes, so that PyTorch keeps and frees them with the graph.
         holder = torch.empty(0)
         holder.linear = linear
         holder.spans = [AUTODIFF.span(x) for x in (*arrays, *read_again)]
@@ -231,8 +239,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.operation, saved, *arrays = inputs
         ctx.count = len(arrays)
-        # All goes where torch keeps its own: it is freed with the graph and by checkpoints, and what was
-        # written to is noticed.
+        # PyTorch frees saved tensors with the graph and in checkpoints, and detects writes to them.
         ctx.save_for_backward(*arrays, *saved)
         ctx.mark_non_differentiable(*(y for y in output if not AUTODIFF.is_differentiable(y)))
         ctx.set_materialize_grads(False)
@@ -243,7 +250,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         saved = ctx.saved_tensors
         arrays = saved[: ctx.count]
         if any(c is not None and _is_batched(c) for c in cotangents):
-            raise _batched(operation.label)
+            raise _vmap_error(operation.label)
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
@@ -259,15 +266,15 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 
     @staticmethod
     def vmap(_info: Any, _in_dims: Any, operation: autodiff.Operation, *_: Any) -> Any:
-        raise _batched(operation.label)
+        raise _vmap_error(operation.label)
 
 
-# torch asks for it at each call, and making it takes a third of one.
+# PyTorch reads the signature at each call. Computing it takes a third of a call.
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)  # type: ignore[attr-defined]
 
 
 def _saved_values(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
-    """What was held; None where hooks handed over other tensors, whose values then count."""
+    """Return the saved pullback; None if saved-tensor hooks replaced its tensors."""
     *read, holder = saved
     valid = getattr(holder, "spans", None) == [AUTODIFF.span(x) for x in read]
     return holder.linear if valid else None

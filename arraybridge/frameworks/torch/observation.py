@@ -1,4 +1,4 @@
-"""How a trace reads PyTorch's tensors around calls of other libraries."""
+"""Reads PyTorch tensors for traces, around calls of other libraries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from arraybridge.types import Device
 if TYPE_CHECKING:
     from arraybridge.frameworks.base import Framework
 
-# A private name of torch, though its guide to subclasses shows one like it: nothing public reads a tensor
-# unseen by `__torch_function__` of its class and by function modes, which belong to the program.
+# A private name: no public context reads a tensor without calling `__torch_function__` of its class or the
+# function modes of the program. PyTorch's guide to subclasses uses a similar one.
 _unseen = getattr(getattr(torch, "_C", None), "DisableTorchFunction", nullcontext)
 
 
 class TorchObservation(Observation):
+    """Dtype, bytes, address and device of PyTorch tensors."""
+
     has_strides = True
 
     def read(self, owner: Framework, x: torch.Tensor) -> tuple[Any, int, int | None, Device]:
@@ -29,7 +31,7 @@ class TorchObservation(Observation):
         return x.dtype, nbytes, address, owner.devices.device_of(x)
 
     def is_idle(self) -> bool:
-        # On the CPU nothing is pending, and reading the tensor takes 3 µs.
+        # No CPU work is pending, and reading the tensor would take 3 µs.
         return not torch.cuda.is_initialized()
 
     def unobserved(self) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""PyTorch's streams on CUDA (or ROCm) cards."""
+"""PyTorch's streams on CUDA and ROCm GPUs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if torch.backends.cuda.is_built():
 
 @contextmanager
 def on_device(index: int) -> Iterator[None]:
-    """Make a GPU the current one of this thread for a while, for PyTorch and for CUDA.
+    """Make a GPU the current device of this thread within the context, for PyTorch and for CUDA.
 
-    `torch.cuda.device` goes back to a device without a context in PyTorch's view only. CUDA's current device,
-    and with it CuPy's, stays the other one.
+    If the previous device has no context, `torch.cuda.device` restores it for PyTorch, but not for CUDA, and
+    therefore not for CuPy.
     """
     before = torch.cuda.current_device()
     if before == index or torch.version.hip or gpu_memory.has_context(before):
@@ -34,6 +34,8 @@ def on_device(index: int) -> Iterator[None]:
 
 
 class TorchStreams(Streams):
+    """PyTorch's streams, with one side stream per thread and GPU."""
+
     has_streams = True
 
     def __init__(self) -> None:
@@ -44,16 +46,17 @@ class TorchStreams(Streams):
 
     @contextmanager
     def _side_stream(self, index: int) -> Iterator[None]:
-        own: dict[Any, Any] = self._own.__dict__  # card → stream
+        """Run the context on this thread's side stream of a GPU, ordered with the current stream."""
+        own: dict[Any, Any] = self._own.__dict__  # GPU number → stream
         if index not in own:
             own[index] = torch.cuda.Stream(index)
         side = own[index]
         outer = torch.cuda.current_stream(index)
-        # What was allocated on one stream and freed may be reused before the other is done with it only where
-        # nothing orders the two. These waits do, at each change from one to the other.
+        # The waits order both streams at each change. Otherwise, memory that is freed on one stream could be
+        # reused while the other stream still reads it.
         side.wait_stream(outer)
         try:
-            # `torch.cuda.stream` alone would select the current device again when it is left, and open it.
+            # On exit, `torch.cuda.stream` alone would select the previous device and create a context on it.
             with on_device(index), torch.cuda.stream(side):
                 yield
         finally:
@@ -61,7 +64,7 @@ class TorchStreams(Streams):
 
     def take_stream(self, device: Device) -> None:
         if device.kind == "gpu":
-            with on_device(device.index):  # set_stream selects the card of the stream, too
+            with on_device(device.index):  # set_stream also selects the GPU of the stream
                 torch.cuda.set_stream(torch.cuda.Stream(device.index))
 
     def record_event(self, device: Device) -> StreamEvent | None:
@@ -81,7 +84,7 @@ class TorchStreams(Streams):
     def wait_for(self, device: Device, handle: int) -> None:
         stream = torch.cuda.current_stream(device.index)
         if stream.cuda_stream != handle:
-            # ExternalStream(0) is a new stream, and not the default one.
+            # ExternalStream(0) is a new stream, not the default stream.
             default = torch.cuda.default_stream(device.index)
             stream.wait_stream(torch.cuda.ExternalStream(handle, device.index) if handle else default)
 

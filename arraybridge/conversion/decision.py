@@ -1,0 +1,107 @@
+"""Requests and decisions of conversions, and the errors that several decisions raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from arraybridge.errors import CopyRequiredError, GradientError, MemoryConversionError, error_text
+from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
+from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.reasons import Cause, Reason
+from arraybridge.tracing.route import Method, Route
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+
+__all__ = ["Decision", "Request", "copy_required", "graph_required", "refused"]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """The arguments of a call of `convert_memory`, except its array, as the user passed them."""
+
+    target: FrameworkLike
+    declared: FrameworkLike | None = None
+    gpu_id: GpuId = None
+    device: DeviceLike | None = None
+    copy: bool | None = None
+    dtype: Any = None
+    grad: str = "error"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Decision:
+    """A route, and the function that performs the conversion."""
+
+    route: Route
+    source: Framework
+    target: Framework
+    data: Any
+    #: Also converts any other array for which `decide` would make this decision. The plan cache relies on it.
+    convert: Callable[[Any], Any]
+    #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
+    #: dense arrays, and for sparse ones that are converted as a whole.
+    convert_by_parts: Callable[[Any, Callable[[Any, Request], Any]], Any] | None = None
+
+    @property
+    def conversion_errors(self) -> tuple[type[Exception], ...]:
+        """The exceptions that the two frameworks raise for arrays that they do not support."""
+        return conversion_errors(self.source, self.target)
+
+    def __call__(self) -> Any:
+        try:
+            return self.convert(self.data)
+        except MemoryConversionError:
+            raise
+        except self.conversion_errors as error:
+            if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
+                raise
+            raise refused(self.source, self.target, self.route.method, error) from error
+
+
+def graph_required(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:
+    """Return the error for an array that requires grad, whose graph the conversion would drop."""
+    through = ""
+    if target.autodiff is not NOT_DIFFERENTIABLE and not is_sparse:
+        flow = f"@{target.name}(grad='flow')"
+        through = f", or decorate the function with {flow}, which preserves gradients"
+    cause = Cause(Reason.REQUIRES_GRAD)
+    return GradientError(
+        f"the {source.name} tensor requires grad, and its graph would end in the conversion to"
+        f" {target.name}.",
+        reason=cause.text,
+        code=cause.code,
+        advice=f"Pass grad='detach' to convert only its values{through}.",
+    )
+
+
+def copy_required(
+    source: Framework, target: Framework, device: Device, method: Method, cause: Cause
+) -> CopyRequiredError:
+    """Return the error for ``copy=False`` if a copy is necessary."""
+    return CopyRequiredError(
+        f"copy=False was passed, but {source.name} → {target.name} on {device} must copy this array,"
+        f" because {cause.text}.",
+        method=method,
+        reason=cause.text,
+        code=cause.code,
+        advice="Pass copy=None to allow the copy.",
+    )
+
+
+def refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
+    """Return the error of this package for an exception of a framework."""
+    reason = error_text(error)
+    how = f" with method {method!r}" if method else ""
+    advice = "Convert it to NumPy first to find out which framework raises the error."
+    if source.devices.has_only_host or target.devices.has_only_host:
+        failing = source.name if target.devices.has_only_host else target.name
+        advice = f"The error is from {failing}. Pass a plain, dense copy of the array."
+    return MemoryConversionError(
+        f"{source.name} → {target.name} failed{how} ({reason}).",
+        source_type=source.name,
+        target_type=target.name,
+        method=method,
+        reason=reason,
+        advice=advice,
+    )

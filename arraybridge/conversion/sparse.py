@@ -1,0 +1,462 @@
+"""Convert sparse arrays: take them apart, convert each part like any array, and put the parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.decision import Decision, Request, copy_required, graph_required
+from arraybridge.errors import Advice, ArrayNotSupportedError, Cast, DtypeNotSupportedError
+from arraybridge.formatting import format_bytes
+from arraybridge.frameworks import dtype_names, host_memory
+from arraybridge.frameworks.accelerators import identity
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.sparse import Expressions, Layout, SparseParts
+from arraybridge.reasons import Cause, Reason
+from arraybridge.tracing.route import Method, Route
+from arraybridge.types import Device
+
+__all__ = ["SparseConversion"]
+
+#: Decides how one array is converted.
+Decide = Callable[[Any, Request], Decision]
+#: Converts one array.
+ConvertPart = Callable[[Any, Request], Any]
+
+_INT64 = "int64"
+_TO_HOST = Request("numpy")
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A dense array of a sparse one, and how it is converted.
+
+    Attributes:
+        array: The array.
+        request: What it is converted to.
+        nbytes: Its size in bytes, if that is not the size of ``array``.
+        cause: Why it is copied once more before or after its conversion, or None.
+        index_dtype: The index dtype that the target needs instead of that of the array; ``""`` for the same.
+    """
+
+    array: Any
+    request: Request
+    nbytes: int | None = None
+    cause: Cause | None = None
+    index_dtype: str = ""
+
+
+class SparseConversion:
+    """The conversion of sparse arrays of one framework to another framework, or to another device.
+
+    Args:
+        source: The framework of the arrays.
+        target: The framework of the results.
+        request: The request, without ``gpu_id``, and with the name of the dtype.
+        decide: Decides how a part is converted.
+    """
+
+    __slots__ = ("_decide", "_for_indices", "_for_values", "_index_dtypes", "request", "source", "target")
+
+    def __init__(self, source: Framework, target: Framework, request: Request, decide: Decide) -> None:
+        self.source = source
+        self.target = target
+        self.request = request
+        self._decide = decide
+        self._for_values = replace(request, target=target.name, declared=None)
+        self._for_indices = replace(self._for_values, dtype=None)
+        # Layout and dtypes of the indices → the dtype that they are cast to, or "".
+        self._index_dtypes: dict[Any, str] = {}
+
+    # -- the decision ------------------------------------------------------------------------------
+
+    def decision(self, x: Any, device: Device, *, stays: bool, cast: str | None) -> Decision:
+        """Return the route of a sparse array and the function that converts it.
+
+        ``stays`` states that the array is on ``device`` already, in the framework of the target. ``cast`` is
+        the dtype to cast to, or None.
+
+        Raises:
+            MemoryConversionError: If it cannot be converted exactly, or not as requested.
+        """
+        source = self.source
+        target = self.target
+        request = self.request
+        if stays and not request.copy and cast is None:
+            route = self._route(x, device, "same", 0, source.nbytes(x), Cause(Reason.SAME_OBJECT))
+            is_always_same = request.dtype is None and request.device is None
+            return Decision(route, source, target, x, identity, _itself_of_parts if is_always_same else None)
+        follows = source.autodiff.requires_grad(x)
+        if source is not target and follows and request.grad == "error":
+            raise graph_required(source, target, is_sparse=True)
+        parts = source.sparse.take_apart(x)
+        if source is target and (follows or parts is None):
+            return self._native_decision(x, device, stays=stays, dtype=cast)
+        route = self._route_of_parts(x, self._checked(x, parts), device)
+        return Decision(route, source, target, x, self._convert_slowly, self.convert)
+
+    def _route(
+        self,
+        x: Any,
+        device: Device,
+        method: Method,
+        copies: int,
+        nbytes: int,
+        cause: Cause,
+        shares: bool = True,
+    ) -> Route:
+        return Route(
+            self.source.name,
+            self.target.name,
+            method,
+            device,
+            shares_memory=shares,
+            copies=copies,
+            nbytes=nbytes,
+            cause=cause,
+            layout=self.source.sparse.layout(x),
+        )
+
+    def _route_of_parts(self, x: Any, parts: SparseParts, device: Device) -> Route:
+        """Return the route: that of the part that is copied most, and the bytes of all parts."""
+        work = self._work(parts, only_route=True)
+        routes = [self._route_of_part(part) for part in work]
+        worst = max(routes, key=_copies)
+        return replace(
+            worst,
+            source=self.source.name,
+            device=device,
+            shares_memory=all(route.shares_memory for route in routes),
+            nbytes=sum(self._nbytes(part) for part in work),
+            layout=self.source.sparse.layout(x),
+        )
+
+    def _nbytes(self, part: _Part) -> int:
+        return self.source.nbytes(part.array) if part.nbytes is None else part.nbytes
+
+    def _route_of_part(self, part: _Part) -> Route:
+        route = self._decide(part.array, part.request).route
+        if part.cause is not None:
+            method: Method = "host" if route.device.kind == "cpu" else "device"
+            if self.request.copy is False:
+                raise copy_required(self.source, self.target, route.device, method, part.cause)
+            copies = route.copies + 1
+            return replace(
+                route, method=method, copies=copies, shares_memory=False, cause=part.cause, steps=None
+            )
+        if route.method == "same" and self.source is not self.target:
+            return replace(route, method="view", cause=Cause(Reason.SHARED_HOST_MEMORY))
+        if part.index_dtype and route.code is Reason.CAST_REQUESTED:
+            return replace(route, cause=self._index_cause(part.index_dtype))
+        return route
+
+    def _index_cause(self, dtype: str) -> Cause:
+        return Cause(Reason.INDEX_DTYPE, framework=self.target.sparse.title, dtype=dtype)
+
+    def _native_decision(self, x: Any, device: Device, *, stays: bool, dtype: str | None) -> Decision:
+        """Decide about an array that its own framework copies, casts or moves as a whole.
+
+        Such an array requires grad, so that its graph has to go on, or does not consist of arrays.
+        """
+        source = self.source
+        method: Method = "host" if device.kind == "cpu" else "device"
+        if dtype is not None:
+            cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
+        else:
+            cause = Cause(Reason.COPY_REQUESTED) if stays else Cause(Reason.OTHER_DEVICE, device=str(device))
+        if self.request.copy is False:
+            raise copy_required(source, source, device, method, cause)
+
+        def convert(y: Any) -> Any:
+            if not stays:
+                y = source.devices.to_device(y, device)
+            if dtype is not None:
+                return source.cast(y, dtype)
+            return source.copy(y) if stays else y
+
+        route = self._route(x, device, method, 1, source.nbytes(x), cause, shares=False)
+        return Decision(route, source, source, x, convert)
+
+    # -- the conversion ----------------------------------------------------------------------------
+
+    def _convert_slowly(self, x: Any) -> Any:
+        """Convert a sparse array with a decision for each part."""
+        return self.convert(x, self._convert_part)
+
+    def _convert_part(self, x: Any, request: Request) -> Any:
+        return self._decide(x, request)()
+
+    def convert(self, x: Any, convert_part: ConvertPart) -> Any:
+        """Return a sparse array converted; ``convert_part`` converts its parts.
+
+        Raises:
+            MemoryConversionError: If it cannot be converted exactly.
+        """
+        source = self.source
+        target = self.target
+        if source is not target and source.autodiff.requires_grad(x):
+            x = source.autodiff.detach(x)
+        parts = self._checked(x, source.sparse.take_apart(x))
+        if source is not target and parts.padding:
+            self._check_padding(parts, convert_part)
+        work = self._work(parts, only_route=False)
+        values, *indices = [convert_part(part.array, part.request) for part in work]
+        if source is target and _are_same((values, *indices), parts.arrays):
+            return x
+        if self._splits_axes(parts):
+            indices = self._axes(indices[0], work[1].index_dtype)
+        parts.values = values
+        parts.indices = tuple(indices)
+        return target.sparse.put_together(parts, x if source is target else None)
+
+    def _splits_axes(self, parts: SparseParts) -> bool:
+        """Return whether a matrix of coordinates becomes one array per axis."""
+        is_coo = parts.layout is Layout.COO
+        return is_coo and self.target.sparse.separates_axes and not self.source.sparse.separates_axes
+
+    def _joins_axes(self, parts: SparseParts) -> bool:
+        """Return whether one array of coordinates per axis becomes a matrix."""
+        is_coo = parts.layout is Layout.COO
+        return is_coo and self.source.sparse.separates_axes and not self.target.sparse.separates_axes
+
+    def _axes(self, matrix: Any, dtype: str) -> list[Any]:
+        """Return one new array per axis from a matrix of entries × axes, an array of the target."""
+        target = self.target
+        axes = [matrix[:, i] for i in range(matrix.shape[1])]
+        if dtype:
+            return [target.cast(axis, dtype) for axis in axes]
+        return [target.copy(axis) for axis in axes]
+
+    # -- the parts ---------------------------------------------------------------------------------
+
+    def _work(self, parts: SparseParts, *, only_route: bool) -> list[_Part]:
+        """Return what to convert: the values first, then the indices.
+
+        With ``only_route``, coordinates that are joined are represented by an empty matrix.
+        """
+        values = self._part(parts.values, parts.count, self._for_values)
+        dtype = self._index_dtype(parts)
+        if self._joins_axes(parts):
+            return [values, self._joined_axes(parts.indices, dtype, only_route=only_route)]
+        if self._splits_axes(parts):
+            matrix = parts.indices[0]
+            cause = Cause(Reason.SEPARATE_COORDINATES, framework=self.target.sparse.title)
+            request = replace(self._for_indices, copy=None)
+            return [values, _Part(matrix, request, None, cause, dtype)]
+        indices = [self._part(array, parts.count, self._for_indices) for array in parts.indices]
+        if parts.count is not None:
+            indices[-1] = self._part(parts.indices[-1], None, self._for_indices)  # the pointers
+        if dtype:
+            for part in indices:
+                self._cast_index(part, dtype)
+        return [values, *indices]
+
+    def _cast_index(self, part: _Part, dtype: str) -> None:
+        """Request a cast of indices to the dtype that the target needs."""
+        source = self.source
+        if source.dtype_name(part.array) == dtype:
+            return
+        if self.request.copy is False:
+            device = source.devices.device_of(part.array)
+            raise copy_required(source, self.target, device, "host", self._index_cause(dtype))
+        part.request = replace(part.request, dtype=dtype)
+        part.index_dtype = dtype
+
+    def _part(self, array: Any, count: int | None, request: Request) -> _Part:
+        """Return one part, of which only ``count`` entries are used if that is not None."""
+        source = self.source
+        if count is None or source is self.target:
+            return _Part(array, request)
+        nbytes = count * source.nbytes(array) // max(1, source.shape(array)[0])
+        if source.devices.device_of(array).kind == "cpu":
+            return _Part(source.host_view(array)[:count], request, nbytes)
+        cause = Cause(Reason.SPARE_ENTRIES, source=source.sparse.title)
+        part = source.batching.slice_axis(array, 0, 0, count)
+        return _Part(part, request, nbytes, cause)
+
+    def _index_dtype(self, parts: SparseParts) -> str:
+        """Return the dtype that the indices are cast to, or ``""`` if the target takes theirs."""
+        key = parts.layout, *[array.dtype for array in parts.indices]
+        dtype = self._index_dtypes.get(key)
+        if dtype is None:
+            accepted = self.target.sparse.layouts.get(parts.layout)
+            dtypes = {self.source.dtype_name(array) for array in parts.indices}
+            if not all(name.startswith(("int", "uint")) for name in dtypes):
+                raise self._refused(
+                    parts.layout.upper(),
+                    f"its indices are not integers, but {' and '.join(sorted(dtypes))}",
+                    Advice("Indices have to be integers."),
+                )
+            is_kept = self.source is self.target or not accepted or (len(dtypes) == 1 and dtypes <= accepted)
+            dtype = self._index_dtypes[key] = "" if is_kept else _INT64
+        return dtype
+
+    def _joined_axes(self, axes: tuple[Any, ...], dtype: str, *, only_route: bool) -> _Part:
+        """Return the matrix of entries × axes that a target needs, in new memory."""
+        source = self.source
+        names = [source.dtype_name(axis) for axis in axes]
+        dtype = dtype or (names[0] if len(set(names)) == 1 else _INT64)
+        count = source.shape(axes[0])[0]
+        nbytes = count * len(axes) * dtype_names.np_dtype(dtype).itemsize
+        cause = Cause(Reason.SEPARATE_COORDINATES, framework=source.sparse.title)
+        request = replace(self._for_indices, copy=None)
+        if source.devices.device_of(axes[0]).kind == "cpu":
+            entries = 0 if only_route else count
+            matrix = _stacked(axes, entries, dtype, columns_first=self.target.sparse.columns_first)
+            return _Part(matrix, request, nbytes, cause)
+        if only_route:
+            axes = tuple(axis[:0] for axis in axes)
+        cast = [
+            axis if name == dtype else source.cast(axis, dtype)
+            for axis, name in zip(axes, names, strict=True)
+        ]
+        return _Part(source.batching.stack(cast).T, request, nbytes, cause)
+
+    # -- what the target does not have -------------------------------------------------------------
+
+    def _checked(self, x: Any, parts: SparseParts | None) -> SparseParts:
+        """Return the parts if the target has such arrays.
+
+        Raises:
+            ArrayNotSupportedError: If it does not have the layout, batches, dense axes or the number of axes.
+            DtypeNotSupportedError: If its sparse arrays do not have the dtype.
+        """
+        if parts is not None and (self.source is self.target or self._has(parts)):
+            return parts
+        known = self.target.sparse
+        expressions = self.source.sparse.expressions(x)
+        name = self.source.sparse.layout(x).upper()
+        if not known.layouts:
+            size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
+            raise self._refused(
+                name,
+                f"{self.target.name} does not have sparse arrays",
+                Advice(
+                    f"Pass its stored values, {{}}, or {{}}, which takes {size}.",
+                    (expressions.values, expressions.dense),
+                ),
+            )
+        if parts is None:
+            reason = f"a {type(x).__name__} of {self.source.sparse.title} is not made of such arrays"
+            raise self._refused(name, reason, self._other_layout(expressions, len(x.shape)))
+        if parts.layout not in known.layouts or (parts.layout.is_compressed and parts.sparse_axes != 2):
+            axes = "" if parts.sparse_axes == 2 else f" with {parts.sparse_axes} axes"
+            reason = f"{known.title} does not have {name}{axes}, but {', '.join(known.layouts).upper()}"
+            raise self._refused(name, reason, self._other_layout(expressions, parts.sparse_axes))
+        self._check_axes(name, parts, expressions)
+        self._check_dtype(parts)
+        return parts
+
+    def _has(self, parts: SparseParts) -> bool:
+        """Return whether the target surely has such arrays: without batches, dense axes and limits."""
+        known = self.target.sparse
+        return (
+            parts.layout in known.layouts
+            and len(parts.shape) == 2
+            and not parts.batch_axes
+            and not parts.dense_axes
+            and known.dtypes is None
+        )
+
+    def _check_axes(self, name: str, parts: SparseParts, expressions: Expressions) -> None:
+        known = self.target.sparse
+        both_have_dense_axes = known.has_dense_axes and self.source.sparse.has_dense_axes
+        is_plain = not parts.dense_axes or (parts.layout is Layout.COO and both_have_dense_axes)
+        if parts.batch_axes or not is_plain:
+            what = "batches of sparse arrays" if parts.batch_axes else f"{name} with dense axes"
+            if expressions.plain:
+                advice = Advice("Pass {}.", (expressions.plain,))
+            else:
+                advice = Advice("Pass its stored values, {}.", (expressions.values,))
+            raise self._refused(name, f"{known.title} does not have {what}", advice)
+        axes = len(parts.shape)
+        if axes < known.least_axes or (known.most_axes is not None and axes > known.most_axes):
+            reason = f"{known.title} does not have sparse arrays with {axes} axes"
+            raise self._refused(name, reason, Advice("Pass its stored values, {}.", (expressions.values,)))
+
+    def _check_dtype(self, parts: SparseParts) -> None:
+        known = self.target.sparse
+        dtype = self.request.dtype or self.source.dtype_name(parts.values)
+        if known.dtypes is None or dtype in known.dtypes:
+            return
+        cast = Cast("complex128" if dtype.startswith("complex") else "float64")
+        raise DtypeNotSupportedError(
+            f"{known.title} does not have dtype {dtype}, but {', '.join(sorted(known.dtypes))}.",
+            source_type=self.source.name,
+            target_type=self.target.name,
+            reason=f"{known.title} does not have dtype {dtype}",
+            advice=cast.by_option(),
+            cast=cast,
+        )
+
+    def _check_padding(self, parts: SparseParts, convert_part: ConvertPart) -> None:
+        """Raise for indices outside of the shape, which JAX ignores and others read."""
+        indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
+        if not indices.size:
+            return
+        shape = parts.shape[: parts.sparse_axes]
+        # As unsigned integers, negative indices are large: one pass finds both.
+        unsigned = indices.view(f"u{indices.itemsize}")
+        if parts.layout is Layout.COO:
+            is_inside = all(
+                int(most) < extent for most, extent in zip(unsigned.max(axis=0), shape, strict=True)
+            )
+        else:
+            is_inside = int(unsigned.max()) < shape[1]
+        if is_inside:
+            return
+        name = parts.layout.upper()
+        raise self._refused(
+            name,
+            "it has entries outside of its shape (padding)",
+            Advice("Pass {}, which also sums duplicates.", (parts.padding,)),
+        )
+
+    def _other_layout(self, expressions: Expressions, axes: int) -> Advice:
+        """Return the advice to convert to the first layout that the target has."""
+        for layout in self.target.sparse.layouts:
+            expression = expressions.layouts.get(layout)
+            if expression is not None and (axes == 2 or layout is Layout.COO):
+                return Advice("Pass {}.", (expression,))
+        return Advice("Pass its stored values, {}.", (expressions.values,))
+
+    def _refused(self, name: str, reason: str, advice: Advice) -> ArrayNotSupportedError:
+        source = self.source
+        return ArrayNotSupportedError(
+            f"Cannot convert a sparse {name} array of {source.sparse.title} to {self.target.name}: {reason}.",
+            source_type=source.name,
+            target_type=self.target.name,
+            reason=reason,
+            advice=advice,
+        )
+
+    def _itemsize(self, x: Any) -> int:
+        return dtype_names.np_dtype(self.source.dtype_name(x)).itemsize
+
+
+def _itself_of_parts(x: Any, convert_part: ConvertPart) -> Any:
+    """Return a sparse array that needs no conversion."""
+    return x
+
+
+def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(arrays, others, strict=True))
+
+
+def _copies(route: Route) -> int:
+    return route.copies
+
+
+def _stacked(axes: tuple[Any, ...], count: int, dtype: str, *, columns_first: bool) -> np.ndarray:
+    """Return a matrix of the first ``count`` entries × axes, in memory that every framework can share."""
+    elements = dtype_names.np_dtype(dtype)
+    if columns_first:
+        matrix = host_memory.aligned_empty((len(axes), count), elements).T
+    else:
+        matrix = host_memory.aligned_empty((count, len(axes)), elements)
+    for i, axis in enumerate(axes):
+        matrix[:, i] = axis[:count]
+    return matrix

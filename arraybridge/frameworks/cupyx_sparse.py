@@ -1,0 +1,69 @@
+"""Sparse matrices of CuPy: `cupyx.scipy.sparse`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, ClassVar
+
+import cupy
+
+from arraybridge.frameworks.sparse import INT32_OR_INT64, Expressions, Layout, SparseArrays, SparseParts
+
+__all__ = ["CupyxSparse", "is_sparse"]
+
+_MODULE = "cupyx.scipy.sparse"
+_LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO)
+
+
+def is_sparse(x: Any) -> bool:
+    """Return whether ``x`` is a sparse matrix of CuPy; imports nothing."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and module.issparse(x)
+
+
+class CupyxSparse(SparseArrays):
+    """CSR, CSC and COO. The results are matrices, which every release has."""
+
+    layouts: ClassVar = dict.fromkeys(_LAYOUTS, INT32_OR_INT64)
+    dtypes: ClassVar = frozenset(("bool", "float32", "float64", "complex64", "complex128"))
+    title: ClassVar[str] = _MODULE
+    has_matrices: ClassVar[bool] = True
+    separates_axes: ClassVar[bool] = True
+    least_axes: ClassVar[int] = 2
+    most_axes: ClassVar[int | None] = 2
+
+    def layout(self, x: Any) -> str:
+        return str(x.format) if is_sparse(x) else ""
+
+    def take_apart(self, x: Any) -> SparseParts | None:
+        if x.format == "coo":
+            # Canonical means sorted by row, then column, and without duplicates.
+            canonical = bool(x.has_canonical_format)
+            axes = (x.row, x.col) if len(x.shape) == 2 else (x.col,)
+            return SparseParts(Layout.COO, tuple(x.shape), x.data, axes, canonical, canonical)
+        if x.format not in self.layouts:
+            return None
+        return SparseParts(Layout(x.format), tuple(x.shape), x.data, (x.indices, x.indptr))
+
+    def put_together(self, parts: SparseParts, like: Any = None) -> Any:
+        sparse = importlib.import_module(_MODULE)
+        kind = "matrix"
+        if like is not None and hasattr(sparse, "sparray") and isinstance(like, sparse.sparray):
+            kind = "array"
+        make = getattr(sparse, f"{parts.layout}_{kind}")
+        # The constructors read the indices, and may narrow them.
+        with cupy.cuda.Device(parts.values.device.id):
+            made = make(parts.shape, dtype=parts.values.dtype)
+        made.data = parts.values
+        if parts.layout is Layout.COO:
+            made.row, made.col = parts.indices
+            made.has_canonical_format = parts.is_sorted and parts.is_unique
+        else:
+            made.indices, made.indptr = parts.indices
+        return made
+
+    def expressions(self, x: Any) -> Expressions:
+        layouts = {layout: f"{{x}}.to{layout}()" for layout in self.layouts}
+        values = "{x}.data" if x.format in self.layouts else "{x}.tocoo().data"
+        return Expressions(values, layouts, "{x}.toarray()")

@@ -1,0 +1,127 @@
+"""Sparse arrays of JAX: `jax.experimental.sparse`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from arraybridge.errors import ArrayNotSupportedError
+from arraybridge.frameworks.sparse import ANY_DTYPE, Expressions, Layout, SparseArrays, SparseParts
+
+__all__ = ["JaxSparse", "is_sparse"]
+
+_MODULE = "jax.experimental.sparse"
+
+
+def is_sparse(x: Any) -> bool:
+    """Return whether ``x`` is a sparse array of JAX; imports nothing."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(x, module.JAXSparse)
+
+
+class JaxSparse(SparseArrays):
+    """BCSR and BCOO. The older classes CSR, CSC and COO are not taken apart."""
+
+    layouts: ClassVar = {Layout.CSR: ANY_DTYPE, Layout.COO: ANY_DTYPE}
+    title: ClassVar[str] = _MODULE
+    has_dense_axes: ClassVar[bool] = True
+    least_axes: ClassVar[int] = 0
+
+    def layout(self, x: Any) -> str:
+        if not is_sparse(x):
+            return ""
+        layout = _layout_of(x)
+        return type(x).__name__.lower() if layout is None else layout.value
+
+    def take_apart(self, x: Any) -> SparseParts | None:
+        layout = _layout_of(x)
+        if layout is None:
+            return None
+        is_coo = layout is Layout.COO
+        indices = (x.indices,) if is_coo else (x.indices, x.indptr)
+        for one in (x.data, *indices):
+            _check_part(one)
+        return SparseParts(
+            layout,
+            tuple(x.shape),
+            x.data,
+            indices,
+            is_sorted=x.indices_sorted,
+            is_unique=x.unique_indices,
+            batch_axes=x.n_batch,
+            dense_axes=x.n_dense,
+            padding=_UNPADDED_COO if is_coo else _UNPADDED_CSR,
+            count=None if is_coo or x.n_batch else _count(x.indices, x.indptr),
+        )
+
+    def put_together(self, parts: SparseParts, like: Any = None) -> Any:
+        from jax.experimental import sparse
+
+        make = sparse.BCOO if parts.layout is Layout.COO else sparse.BCSR
+        return make(
+            parts.arrays,
+            shape=parts.shape,
+            indices_sorted=parts.is_sorted,
+            unique_indices=parts.is_unique,
+        )
+
+    def expressions(self, x: Any) -> Expressions:
+        is_rows = _layout_of(x) is Layout.CSR
+        coo = "{x}.to_bcoo()" if is_rows else "{x}"
+        # What was padding of a batch is removed, too.
+        plain = f"{coo}.update_layout(n_batch=0, n_dense=0)" if hasattr(x, "n_batch") else ""
+        if plain and x.n_batch:
+            plain = f"{plain}.sum_duplicates(remove_zeros=False)"
+        return Expressions("{x}.data", _conversions(x), plain=plain)
+
+
+# How to remove entries outside of the shape, which JAX ignores. Duplicates are summed, too.
+_UNPADDED_COO = "{x}.sum_duplicates(remove_zeros=False)"
+_UNPADDED_CSR = f"{_MODULE}.BCSR.from_bcoo({{x}}.to_bcoo().sum_duplicates(remove_zeros=False))"
+
+
+def _layout_of(x: Any) -> Layout | None:
+    sparse = sys.modules[_MODULE]
+    if isinstance(x, sparse.BCOO):
+        return Layout.COO
+    return Layout.CSR if isinstance(x, sparse.BCSR) else None
+
+
+def _conversions(x: Any) -> dict[Layout, str]:
+    """Return the expressions that convert to other layouts, also from the older classes."""
+    rows = f"{_MODULE}.BCSR(({{x}}.data, {{x}}.indices, {{x}}.indptr), shape={{x}}.shape"
+    match type(x).__name__:
+        case "BCSR":
+            return {Layout.COO: "{x}.to_bcoo()"}
+        case "BCOO" if len(x.shape) == 2:
+            return {Layout.CSR: f"{_MODULE}.BCSR.from_bcoo({{x}})"}
+        case "CSR":
+            return {Layout.CSR: f"{rows})", Layout.COO: f"{rows}).to_bcoo()"}
+        case "CSC":  # the rows of its transpose
+            return {Layout.COO: f"{rows}[::-1]).to_bcoo().T"}
+        case "COO":
+            pairs = "jax.numpy.stack([{x}.row, {x}.col], axis=1)"
+            return {Layout.COO: f"{_MODULE}.BCOO(({{x}}.data, {pairs}), shape={{x}}.shape)"}
+    return {}
+
+
+def _check_part(x: Any) -> None:
+    """Raise for a part that is not an array: ``jax.tree.map`` puts any object there."""
+    if not isinstance(x, jax.Array):
+        raise ArrayNotSupportedError(
+            f"Cannot convert a sparse array of jax with a {type(x).__qualname__} in place of an array.",
+            source_type="jax",
+            reason=f"a part of it is a {type(x).__qualname__}",
+            advice="Its parts have to be JAX arrays.",
+        )
+
+
+def _count(indices: jax.Array, pointers: jax.Array) -> int | None:
+    """Return the number of entries, if there is space for more; None otherwise, and for traced values."""
+    if isinstance(pointers, jax.core.Tracer) or pointers.is_deleted() or not pointers.is_fully_addressable:
+        return None
+    count = int(np.asarray(pointers)[-1])
+    return None if count == indices.shape[0] else count

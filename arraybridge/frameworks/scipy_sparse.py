@@ -1,0 +1,123 @@
+"""Sparse arrays of SciPy, which belong to the framework ``numpy``."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, ClassVar
+
+from arraybridge.errors import ArrayNotSupportedError, FrameworkNotInstalledError, error_text
+from arraybridge.frameworks.sparse import INT32_OR_INT64, Expressions, Layout, SparseArrays, SparseParts
+
+__all__ = ["ScipySparse"]
+
+_LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO, Layout.BSR)
+
+
+class ScipySparse(SparseArrays):
+    """CSR, CSC, COO and BSR, as arrays (``csr_array``) and as matrices (``csr_matrix``)."""
+
+    layouts: ClassVar = dict.fromkeys(_LAYOUTS, INT32_OR_INT64)
+    title: ClassVar[str] = "scipy.sparse"
+    has_matrices: ClassVar[bool] = True
+    separates_axes: ClassVar[bool] = True
+
+    def layout(self, x: Any) -> str:
+        scipy = sys.modules.get("scipy.sparse")
+        return str(x.format) if scipy is not None and scipy.issparse(x) else ""
+
+    def take_apart(self, x: Any) -> SparseParts | None:
+        layout = x.format
+        try:
+            if layout == "coo":
+                return _coordinates(x)
+            return _compressed(Layout(layout), x) if layout in self.layouts else None
+        except (AttributeError, IndexError, TypeError) as error:  # parts that somebody has set or deleted
+            raise _inconsistent(x) from error
+
+    def put_together(self, parts: SparseParts, like: Any = None) -> Any:
+        scipy = _scipy()
+        kind = "array"
+        if like is not None and not isinstance(like, scipy.sparray) and len(parts.shape) == 2:
+            kind = "matrix"
+        make = getattr(scipy, f"{parts.layout}_{kind}")
+        options = {"blocksize": parts.values.shape[1:]} if parts.layout is Layout.BSR else {}
+        # The attributes are set, because the constructors copy views, and those of matrices also read the
+        # indices and narrow int64 to int32. Some constructors also reject dtypes that SciPy stores but does
+        # not compute with, such as float16.
+        made = make(parts.shape, **options)
+        made.data = parts.values
+        if parts.layout is Layout.COO:
+            made.coords = parts.indices
+            made.has_canonical_format = parts.is_sorted and parts.is_unique
+            return made
+        made.indices, made.indptr = parts.indices
+        if parts.is_sorted and parts.is_unique:
+            made.has_canonical_format = True
+        elif parts.is_sorted:
+            made.has_sorted_indices = True
+        return made
+
+    def expressions(self, x: Any) -> Expressions:
+        layouts = {layout: f"{{x}}.to{layout}()" for layout in self.layouts}
+        if len(x.shape) != 2:  # csr_array may have one axis, coo_array any number
+            layouts = {Layout.COO: "{x}.tocoo()"}
+        values = "{x}.data" if x.format in self.layouts else "{x}.tocoo().data"
+        return Expressions(values, layouts, "{x}.toarray()")
+
+
+def _coordinates(x: Any) -> SparseParts:
+    """Return the parts of a COO array."""
+    values = x.data
+    count = len(values)
+    if any(len(axis) != count for axis in x.coords):
+        raise _inconsistent(x)
+    # Canonical means sorted by row, then column, and without duplicates.
+    canonical = bool(x.has_canonical_format)
+    return SparseParts(Layout.COO, x.shape, values, tuple(x.coords), canonical, canonical)
+
+
+def _compressed(layout: Layout, x: Any) -> SparseParts:
+    """Return the parts of a CSR, CSC or BSR array."""
+    values = x.data
+    indices = x.indices
+    pointers = x.indptr
+    shape = x.shape
+    # has_sorted_indices and has_canonical_format read every index the first time.
+    count = int(pointers[-1])
+    if len(indices) != count or len(values) != count:
+        # Space for more entries, which SciPy ignores and other frameworks would read.
+        values = values[:count]
+        indices = indices[:count]
+    rows = shape[-1] if layout is Layout.CSC else shape[0]
+    if len(shape) == 1:
+        rows = 1
+    elif layout is Layout.BSR:
+        rows //= values.shape[1]
+    # Such an array would crash the process in another framework.
+    if len(pointers) != rows + 1 or len(indices) != count or len(values) != count:
+        raise _inconsistent(x)
+    return SparseParts(layout, shape, values, (indices, pointers))
+
+
+def _inconsistent(x: Any) -> ArrayNotSupportedError:
+    return ArrayNotSupportedError(
+        f"Cannot convert a sparse {x.format.upper()} array of scipy.sparse: its values, indices and shape do"
+        " not fit together.",
+        source_type="numpy",
+        reason="its values, indices and shape do not fit together",
+        advice="Find the cause with x.check_format().",
+    )
+
+
+def _scipy() -> ModuleType:
+    try:
+        import scipy.sparse
+    except ImportError as error:
+        raise FrameworkNotInstalledError(
+            "Sparse arrays of numpy are those of SciPy, which is not installed.",
+            target_type="numpy",
+            reason=error_text(error),
+            advice='Run pip install "scipy>=1.13".',
+        ) from error
+    return scipy.sparse

@@ -1,0 +1,157 @@
+"""The interface of sparse arrays: a layout and dense parts, each of which is converted like any array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+__all__ = ["NO_SPARSE_ARRAYS", "Expressions", "Layout", "SparseArrays", "SparseParts"]
+
+
+class Layout(StrEnum):
+    """How a sparse array stores its entries."""
+
+    CSR = "csr"
+    CSC = "csc"
+    COO = "coo"
+    #: Compressed rows of dense blocks.
+    BSR = "bsr"
+    #: Compressed columns of dense blocks.
+    BSC = "bsc"
+    #: Diagonals, lists of lists, and a dictionary of keys, which only SciPy has.
+    DIA = "dia"
+    LIL = "lil"
+    DOK = "dok"
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its indices are those along one axis, and pointers to where each row or column begins."""
+        return self in _COMPRESSED
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each entry is a dense block."""
+        return self in _BLOCKED
+
+
+_COMPRESSED = frozenset((Layout.CSR, Layout.CSC, Layout.BSR, Layout.BSC))
+_BLOCKED = frozenset((Layout.BSR, Layout.BSC))
+
+#: Index dtypes of most compressed layouts, and of most COO arrays.
+INT32_OR_INT64 = frozenset(("int32", "int64"))
+INT64 = frozenset(("int64",))
+#: Any integer dtype, also a different one for indices and pointers.
+ANY_DTYPE = frozenset[str]()
+
+
+@dataclass(slots=True, eq=False)
+class SparseParts:
+    """A sparse array, taken apart.
+
+    Attributes:
+        layout: The layout.
+        shape: The shape of the whole array.
+        values: The stored values: one row per entry, with the axes of blocks and dense axes behind it.
+        indices: Of a compressed layout, the indices and the pointers. Of COO, a matrix of entries × axes, or
+            one array per axis.
+        is_sorted: Whether the array states that its indices are sorted, those of COO by the first axis first.
+        is_unique: Whether the array states that it has no duplicates.
+        batch_axes: The number of leading axes over which there is a separate sparse array.
+        dense_axes: The number of trailing axes along which every entry is dense.
+        padding: An expression of ``{x}`` that removes entries outside of the shape; ``""`` if the framework
+            does not allow such entries.
+        count: The number of entries, if values and indices have space for more; otherwise None.
+    """
+
+    layout: Layout
+    shape: tuple[int, ...]
+    values: Any
+    indices: tuple[Any, ...]
+    is_sorted: bool = False
+    is_unique: bool = False
+    batch_axes: int = 0
+    dense_axes: int = 0
+    padding: str = ""
+    count: int | None = None
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The dense arrays: the values first, then the indices."""
+        return (self.values, *self.indices)
+
+    @property
+    def sparse_axes(self) -> int:
+        """The number of axes that are neither batch axes nor dense axes."""
+        return len(self.shape) - self.batch_axes - self.dense_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """Expressions of ``{x}``, a sparse array of one framework, for the advice in errors.
+
+    Attributes:
+        values: The stored values, as a dense array.
+        layouts: Layout → the expression that converts to it, without densifying.
+        dense: The dense array.
+        plain: The same array without batch axes and dense axes; ``""`` if there is no such expression.
+    """
+
+    values: str
+    layouts: Mapping[Layout, str] = field(default_factory=dict)
+    dense: str = "{x}.todense()"
+    plain: str = ""
+
+
+class SparseArrays:
+    """Sparse arrays of a framework. The defaults are those of a framework without sparse arrays.
+
+    Attributes:
+        layouts: Layout → index dtypes that it takes (none: any), the preferred layout first.
+        dtypes: The dtypes of values; None for all dtypes of the framework.
+        title: The name of the sparse arrays in messages, such as ``"scipy.sparse"``.
+        has_own_classes: Whether each class of arrays is either sparse or dense.
+        has_matrices: Whether some classes are matrices, which multiply in another way than arrays.
+        has_dense_axes: Whether COO may have dense trailing axes.
+        separates_axes: Whether COO has one index array per axis, instead of a matrix.
+        columns_first: Whether the matrix of COO is stored as axes × entries.
+        least_axes: The minimum number of axes of COO.
+        most_axes: The maximum number of axes of COO; None for any number.
+    """
+
+    layouts: ClassVar[Mapping[Layout, frozenset[str]]] = {}
+    dtypes: ClassVar[frozenset[str] | None] = None
+    title: ClassVar[str] = ""
+    has_own_classes: ClassVar[bool] = True
+    has_matrices: ClassVar[bool] = False
+    has_dense_axes: ClassVar[bool] = False
+    separates_axes: ClassVar[bool] = False
+    columns_first: ClassVar[bool] = False
+    least_axes: ClassVar[int] = 1
+    most_axes: ClassVar[int | None] = None
+
+    def layout(self, x: Any) -> str:
+        """Return the layout of a sparse array, and ``""`` for a dense one; reads no values."""
+        return ""
+
+    def take_apart(self, x: Any) -> SparseParts | None:
+        """Return the parts of a sparse array, which share its memory if possible.
+
+        None for a dense array, and for layouts that do not consist of arrays.
+        """
+        return None
+
+    def put_together(self, parts: SparseParts, like: Any = None) -> Any:
+        """Return a sparse array of these parts, which are arrays of the framework, without copying them.
+
+        ``like`` is a sparse array of the framework whose class decides if several classes have the layout.
+        """
+        raise NotImplementedError
+
+    def expressions(self, x: Any) -> Expressions:
+        """Return the expressions for advice about a sparse array."""
+        raise NotImplementedError
+
+
+NO_SPARSE_ARRAYS = SparseArrays()

@@ -1,0 +1,34 @@
+"""Sparse tensors of TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from arraybridge.frameworks.sparse import INT64, Expressions, Layout, SparseArrays, SparseParts
+
+__all__ = ["TensorflowSparse"]
+
+
+class TensorflowSparse(SparseArrays):
+    """``tf.SparseTensor``, which is COO."""
+
+    layouts: ClassVar = {Layout.COO: INT64}
+    title: ClassVar[str] = "tf.SparseTensor"
+
+    def layout(self, x: Any) -> str:
+        return "coo" if isinstance(x, tf.SparseTensor) else ""
+
+    def take_apart(self, x: Any) -> SparseParts | None:
+        if not isinstance(x, tf.SparseTensor):
+            return None
+        # A symbolic tensor may have an unknown shape; its parts are refused.
+        shape = tuple(x.shape) if x.shape.rank is not None else ()
+        return SparseParts(Layout.COO, shape, x.values, (x.indices,))
+
+    def put_together(self, parts: SparseParts, like: Any = None) -> Any:
+        return tf.SparseTensor(parts.indices[0], parts.values, parts.shape)
+
+    def expressions(self, x: Any) -> Expressions:
+        return Expressions("{x}.values", {}, "tf.sparse.to_dense({x})")

@@ -1,0 +1,1 @@
+"""Sparse arrays of SciPy, PyTorch, JAX, TensorFlow and CuPy."""

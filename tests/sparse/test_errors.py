@@ -1,0 +1,337 @@
+"""What cannot be converted raises a typed error, whose advice stays sparse and runs as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import ArrayNotSupportedError, MemoryConversionError, convert_memory, explain
+from tests.helpers import require
+from tests.sparse.arrays import BETA, dense_of, made, random_contents, read, scipy_sparse
+
+pytestmark = pytest.mark.filterwarnings(BETA)
+
+
+def scipy_csr() -> Any:
+    return made("numpy", random_contents("csr", dtype="float32", index_dtype="int32"))
+
+
+def in_torch(layout: str) -> Any:
+    return made("torch", random_contents(layout, dtype="float32", index_dtype="int32"))
+
+
+def in_jax(layout: str) -> Any:
+    return made("jax", random_contents(layout, dtype="float32", index_dtype="int32"))
+
+
+def blocked_columns() -> Any:
+    return in_torch("bsr").to_sparse_coo().to_sparse_bsc((2, 2))
+
+
+def older_jax(name: str) -> Any:
+    require("jax")
+    from jax.experimental import sparse
+
+    return getattr(sparse, name).fromdense(np.eye(3, 4, dtype=np.float32))
+
+
+def batched_torch() -> Any:
+    torch = require("torch")
+    return torch.stack([torch.eye(3), torch.eye(3) * 2]).to_sparse_csr()
+
+
+def with_jax_layout(name: str, **layout: int) -> Any:
+    require("jax")
+    from jax.experimental import sparse
+
+    return getattr(sparse, name).fromdense(np.arange(24, dtype=np.float32).reshape(2, 3, 4), **layout)
+
+
+#: Array, target → layouts that the message names, and the expressions of the advice.
+MISSING: dict[str, tuple[Callable[[], Any], str, str, list[str]]] = {
+    "scipy csr, tensorflow": (scipy_csr, "tensorflow", "COO", ["x.tocoo()"]),
+    "scipy csc, tensorflow": (lambda: scipy_csr().tocsc(), "tensorflow", "COO", ["x.tocoo()"]),
+    "scipy csc, jax": (lambda: scipy_csr().tocsc(), "jax", "CSR, COO", ["x.tocsr()"]),
+    "scipy bsr, jax": (lambda: scipy_csr().tobsr((2, 2)), "jax", "CSR, COO", ["x.tocsr()"]),
+    "scipy bsr, tensorflow": (lambda: scipy_csr().tobsr((2, 2)), "tensorflow", "COO", ["x.tocoo()"]),
+    "scipy dia, torch": (lambda: scipy_csr().todia(), "torch", "dia_array", ["x.tocsr()"]),
+    "scipy lil, jax": (lambda: scipy_csr().tolil(), "jax", "lil_array", ["x.tocsr()"]),
+    "scipy dok, tensorflow": (lambda: scipy_csr().todok(), "tensorflow", "dok_array", ["x.tocoo()"]),
+    "scipy 1-D csr, torch": (lambda: scipy_sparse.csr_array(np.ones(3)), "torch", "1 axes", ["x.tocoo()"]),
+    "torch csr, tensorflow": (lambda: in_torch("csr"), "tensorflow", "COO", ["x.to_sparse_coo()"]),
+    "torch csc, jax": (lambda: in_torch("csc"), "jax", "CSR, COO", ["x.to_sparse_csr()"]),
+    "torch bsr, jax": (lambda: in_torch("bsr"), "jax", "CSR", ["x.to_sparse_coo().to_sparse_csr()"]),
+    "torch bsr, tensorflow": (lambda: in_torch("bsr"), "tensorflow", "COO", ["x.to_sparse_coo()"]),
+    "torch bsc, numpy": (blocked_columns, "numpy", "BSR", ["x.to_sparse_coo().to_sparse_csr()"]),
+    "torch bsc, jax": (blocked_columns, "jax", "CSR, COO", ["x.to_sparse_coo().to_sparse_csr()"]),
+    "torch batch, numpy": (batched_torch, "numpy", "batches", ["x.to_sparse_coo()"]),
+    "torch batch, jax": (batched_torch, "jax", "batches", ["x.to_sparse_coo()"]),
+    "jax csr, tensorflow": (lambda: in_jax("csr"), "tensorflow", "COO", ["x.to_bcoo()"]),
+    "jax CSR, numpy": (
+        lambda: older_jax("CSR"),
+        "numpy",
+        "CSR of jax",
+        ["jax.experimental.sparse.BCSR((x.data, x.indices, x.indptr), shape=x.shape)"],
+    ),
+    "jax CSC, numpy": (
+        lambda: older_jax("CSC"),
+        "numpy",
+        "CSC of jax",
+        ["jax.experimental.sparse.BCSR((x.data, x.indices, x.indptr), shape=x.shape[::-1]).to_bcoo().T"],
+    ),
+    "jax COO, torch": (
+        lambda: older_jax("COO"),
+        "torch",
+        "COO of jax",
+        ["jax.experimental.sparse.BCOO((x.data, jax.numpy.stack([x.row, x.col], axis=1)), shape=x.shape)"],
+    ),
+    "jax batch, numpy": (
+        lambda: with_jax_layout("BCOO", n_batch=1),
+        "numpy",
+        "batches",
+        ["x.update_layout(n_batch=0, n_dense=0).sum_duplicates(remove_zeros=False)"],
+    ),
+    "jax csr batch, torch": (
+        lambda: with_jax_layout("BCSR", n_batch=1),
+        "torch",
+        "batches",
+        ["x.to_bcoo().update_layout(n_batch=0, n_dense=0).sum_duplicates(remove_zeros=False)"],
+    ),
+    "jax dense axes, numpy": (
+        lambda: with_jax_layout("BCOO", n_dense=1),
+        "numpy",
+        "dense axes",
+        ["x.update_layout(n_batch=0, n_dense=0)"],
+    ),
+    "jax dense axes, tensorflow": (
+        lambda: with_jax_layout("BCOO", n_dense=1),
+        "tensorflow",
+        "dense axes",
+        ["x.update_layout(n_batch=0, n_dense=0)"],
+    ),
+    "jax csr dense axes, torch": (
+        lambda: with_jax_layout("BCSR", n_dense=1),
+        "torch",
+        "dense axes",
+        ["x.to_bcoo().update_layout(n_batch=0, n_dense=0)"],
+    ),
+}
+
+
+def run(expression: str, x: Any) -> Any:
+    """Execute an expression as a user would who has imported the packages that it names."""
+    space: dict[str, Any] = {"x": x, "np": np}
+    if "jax." in expression:
+        space["jax"] = require("jax")
+    return eval(expression, space)  # noqa: S307  # the expressions of the library itself
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_missing_layouts_name_those_that_exist_and_an_expression_that_stays_sparse(case: str) -> None:
+    make, target, part, expressions = MISSING[case]
+    require(target)
+    x = make()
+    for call in (explain, convert_memory):
+        with pytest.raises(ArrayNotSupportedError) as caught:
+            call(x, target)
+    error = caught.value
+    assert part in str(error)
+    assert list(error.expressions) == expressions
+    assert all(expression in str(error) for expression in expressions)
+    assert (error.source_type, error.target_type) == (arraybridge.detect_memory_type(x), target)
+    for expression in expressions:
+        converted = convert_memory(run(expression, x), target)
+        assert explain(converted, target).layout
+        assert dense_of(converted) == (x.todense() if hasattr(x, "todense") else x.to_dense()).tolist()
+
+
+def test_dense_axes_of_pytorch_have_no_sparse_expression() -> None:
+    torch = require("torch")
+    values = torch.ones(2, 3)
+    x = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), values, (3, 3), check_invariants=False)
+    for target in ("numpy", "tensorflow"):
+        require(target)
+        with pytest.raises(ArrayNotSupportedError, match="dense axes") as caught:
+            convert_memory(x, target)
+        (expression,) = caught.value.expressions
+        convert_memory(run(expression, x), target)
+    indices, pointers = torch.tensor([0, 1]), torch.tensor([0, 1, 2])
+    rows = torch.sparse_compressed_tensor(
+        pointers, indices, values, (2, 2, 3), layout=torch.sparse_csr, check_invariants=False
+    )
+    for target in ("numpy", "jax"):
+        with pytest.raises(ArrayNotSupportedError, match="dense axes"):
+            convert_memory(rows, target)
+    assert convert_memory(rows, "torch", copy=True).shape == (2, 2, 3)
+
+
+def test_no_axes() -> None:
+    torch = require("torch")
+    x = torch.tensor(3.0).to_sparse()
+    for target in ("numpy", "tensorflow"):
+        require(target)
+        with pytest.raises(ArrayNotSupportedError, match="0 axes"):
+            convert_memory(x, target)
+    require("jax")
+    y = convert_memory(x, "jax")
+    assert y.shape == ()
+    assert torch.equal(convert_memory(y, "torch").to_dense(), x.to_dense())
+
+
+def test_frameworks_without_sparse_arrays_say_how_large_the_dense_array_is() -> None:
+    require("pyclesperanto")
+    x = scipy_sparse.csr_array((200_000, 200_000), dtype=np.float32)
+    for call in (explain, convert_memory):
+        with pytest.raises(ArrayNotSupportedError, match="does not have sparse arrays") as caught:
+            call(x, "pyclesperanto")
+    assert caught.value.expressions == ("x.data", "x.toarray()")
+    assert "149.0 GiB" in str(caught.value)
+
+
+def test_dense_functions_name_the_stored_values() -> None:
+    require("torch")
+    cases = (
+        (scipy_csr(), "x.data"),
+        (scipy_csr().todok(), "x.tocoo().data"),
+        (in_torch("csr"), "x.values()"),
+        (in_torch("coo"), "x.coalesce().values()"),
+        (in_jax("csr"), "x.data"),
+        (made("tensorflow", random_contents("coo")), "x.values"),
+    )
+    for x, expression in cases:
+        for call in (arraybridge.pinned, arraybridge.shared):
+            with pytest.raises(ArrayNotSupportedError, match="sparse") as caught:
+                call(x)
+            assert caught.value.expressions == (expression,)
+            assert call(run(expression, x)) is not None
+
+
+def test_values_outside_of_cupys_dtypes() -> None:
+    from arraybridge.frameworks.sparse import SparseArrays
+
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    assert cupy
+    sparse = arraybridge.framework("cupy").sparse
+    assert isinstance(sparse, SparseArrays)
+    assert sparse.dtypes is not None
+    assert "float64" in sparse.dtypes
+    assert "int32" not in sparse.dtypes
+
+
+def test_traced_values_are_refused_and_pass_within_their_framework() -> None:
+    jax = require("jax")
+    x = in_jax("coo")
+
+    def convert(y: Any) -> Any:
+        return convert_memory(y, "numpy")
+
+    with pytest.raises(ArrayNotSupportedError, match="traced"):
+        jax.jit(convert)(x)
+    dense = np.ones((8, 2), np.float32)
+
+    @arraybridge.jax
+    def product(y: Any) -> Any:
+        return y @ dense
+
+    assert np.allclose(jax.jit(product)(x), product(x))
+
+
+def test_parts_that_are_not_arrays() -> None:
+    jax = require("jax")
+    x = jax.tree_util.tree_map(lambda part: None if part.ndim == 1 else object(), in_jax("coo"))
+    with pytest.raises(ArrayNotSupportedError, match="in place of an array"):
+        convert_memory(x, "numpy")
+    assert arraybridge.convert_tree({"x": 1}, "numpy") == {"x": 1}
+
+
+def test_options_are_checked_first() -> None:
+    x = scipy_csr()
+    for options in ({"copy": 3}, {"grad": "flow"}, {"gpu_id": -1}, {"grad": "no"}):
+        with pytest.raises(ValueError, match=r"copy|grad|gpu_id"):
+            convert_memory(x, "torch", **options)
+    with pytest.raises(MemoryConversionError):
+        convert_memory(x, "torch", dtype="no_such_dtype")
+
+
+def test_dtypes_that_a_target_lacks() -> None:
+    require("tensorflow")
+    require("ml_dtypes")
+    x = made("numpy", random_contents("coo", dtype="longdouble"))
+    for target in ("torch", "jax", "tensorflow"):
+        require(target)
+        with pytest.raises(arraybridge.DtypeNotSupportedError, match='dtype="float64"'):
+            convert_memory(x, target)
+        assert read(convert_memory(x, target, dtype="float64")).values.dtype == np.float64
+    objects = scipy_sparse.coo_array((2, 2))
+    objects.data = np.array([None])
+    objects.coords = (np.array([0]), np.array([1]))
+    with pytest.raises(arraybridge.DtypeNotSupportedError):
+        convert_memory(objects, "torch")
+
+
+def test_parts_that_do_not_fit_together() -> None:
+    require("torch")
+
+    def damaged(name: str, value: Any, layout: str = "csr") -> Any:
+        x = made("numpy", random_contents(layout))
+        setattr(x, name, value)
+        return x
+
+    x = scipy_csr()
+    cases = (
+        damaged("indptr", x.indptr[:0]),
+        damaged("indptr", x.indptr[:-1]),
+        damaged("indices", x.indices[:1]),
+        damaged("data", x.data[:1]),
+        damaged("data", None),
+        damaged("data", x.data[:1], "coo"),
+        damaged("coords", (x.indices, x.indices[:2]), "coo"),
+    )
+    for damage in cases:
+        for call in (explain, convert_memory):
+            with pytest.raises(ArrayNotSupportedError, match="do not fit together"):
+                call(damage, "torch")
+        assert convert_memory(damage, "numpy") is damage
+    with pytest.raises(ArrayNotSupportedError, match="not integers, but float64"):
+        convert_memory(damaged("indptr", x.indptr.astype(float)), "torch")
+    with pytest.raises(ArrayNotSupportedError, match="not integers, but bool"):
+        convert_memory(damaged("coords", (np.zeros(9, bool),) * 2, "coo"), "torch")
+
+
+def test_strange_memory_of_scipy() -> None:
+    torch = require("torch")
+    require("jax")
+    contents = random_contents("csr")
+    doubled = np.repeat(contents.values, 2)
+    for values, shares in (
+        (contents.values.astype(">f8"), False),
+        (doubled[::2], True),
+        (contents.values[::-1].copy()[::-1], False),
+    ):
+        x = made("numpy", contents)
+        x.data = values
+        assert explain(x, "torch").shares_memory == shares
+        for target in ("torch", "jax"):
+            assert read(convert_memory(x, target)).values.tobytes() == contents.values.tobytes()
+    x = made("numpy", contents)
+    x.indices, x.indptr = x.indices.astype(">i4"), x.indptr.astype(">i4")
+    assert convert_memory(x, "torch").col_indices().dtype is torch.int32
+    x.indices, x.indptr = x.indices.astype(np.uint16), x.indptr.astype(np.uint16)
+    assert convert_memory(x, "torch").col_indices().dtype is torch.int64
+    assert convert_memory(x, "jax").indices.dtype == np.uint16
+
+
+def test_subclasses_of_scipy() -> None:
+    torch = require("torch")
+
+    class Named(scipy_sparse.csr_matrix):
+        pass
+
+    x = Named(scipy_csr())
+    assert convert_memory(x, "numpy") is x
+    assert type(convert_memory(x, "numpy", copy=True)) is scipy_sparse.csr_matrix
+    assert convert_memory(x, "torch").layout is torch.sparse_csr
