@@ -139,13 +139,13 @@ class Flow(autodiff.Function):
         if owner.name == self.name or not any(owner.autodiff.is_tracked(x) for x in arrays):
             return
         raise GradientError(
-            f"a sparse array of {owner.sparse.title} is being differentiated. Gradients across frameworks are"
-            " those of dense arrays.",
+            f"A sparse array of {owner.sparse.title} is differentiated. Gradients flow across frameworks only"
+            " for dense arrays.",
             source_type=owner.name,
             target_type=self.name,
-            reason="a sparse array is being differentiated",
+            reason="a sparse array is differentiated",
             advice=Advice(
-                "Pass its stored values, {}, and make the sparse array in the function.",
+                "Pass its stored values, {}, and create the sparse array in the function.",
                 (owner.sparse.expressions(given.value).values,),
             ),
             place=f"{self.label}()",
@@ -305,13 +305,13 @@ class CallOperation(autodiff.Operation):
         self.settings = callee.runtime.thread_settings()
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
-        """Return the results, and the residuals for their pullback. Without them, the function runs again."""
+        """Return the results and their linearization. Without one, the pullback runs the function again."""
         callee = self.callee.autodiff
         self.state = callee.random_state()
         results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
         self._check_captured(linear.captured)
         results = self._to_caller(results, [arrays[0]] * len(results))
-        if self.caller.mutable:  # the backward pass reads the arguments and the captured arrays
+        if self.caller.mutable:  # the backward pass reads the arguments and the constants
             spans = list(map(self.caller.autodiff.span, arrays))
             self._copy_shared(results, spans + [callee.span(x) for x, _ in self.versions])
         return results, linear
@@ -325,9 +325,9 @@ class CallOperation(autodiff.Operation):
         operation = self
         for state in states:
             operation = operation.replaying(state)
-        return list(operation._under_settings(operation._number_arrays, arrays))
+        return list(operation._under_settings(operation._host_results, arrays))
 
-    def _number_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._check_unmodified()
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
         entered = self._to_callee([read_only.writable_alias(x) for x in arrays])
@@ -448,7 +448,7 @@ class Pullback(CallOperation):
         forward: The operation whose pullback this is.
         present: For each result of ``forward``, whether it has a cotangent.
         arrays: The arrays to which it will be applied.
-        linear: The residuals of a forward run. Without them, the function runs again.
+        linear: The linearization of a forward run. Without one, the function runs again.
     """
 
     def __init__(
@@ -475,8 +475,8 @@ class Pullback(CallOperation):
         return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
-        """Return the gradients, without residuals."""
-        # No residuals, since higher orders are rare: for those, the pullback runs again.
+        """Return the gradients, without a linearization."""
+        # Second derivatives are rare. The pullback runs again to compute them.
         return list(self._under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:

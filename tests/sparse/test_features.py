@@ -213,7 +213,7 @@ def test_gpu_functions_stay_on_the_cpu_next_to_a_gpu(monkeypatch: pytest.MonkeyP
 
     offload = Offload(lambda x: x)
     monkeypatch.setattr(offload, "_gpu", lambda: pytest.fail("a GPU was searched"))
-    call = Arguments((), (matrix(),), {}).look()
+    call = Arguments((), (matrix(),), {}).inspect()
     assert offload._candidate(call, 1.0) == "sparse arrays stay on the CPU"
 
 
