@@ -220,6 +220,11 @@ class MemoryConversionError(Exception):
         """Replace the advice."""
         self._advice = advice
 
+    def advise_cast(self, cast: Cast | None) -> None:
+        """Replace the advice with the advice to request another cast; None removes it."""
+        self.cast = cast
+        self._advice = Advice("") if cast is None else cast.by_option()
+
     def advise_about(self, subject: str) -> None:
         """Let the advice be about another object, such as ``{x}.data``, unless ``subject`` is empty."""
         if subject:
