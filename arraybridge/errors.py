@@ -32,9 +32,10 @@ def text_of(error: BaseException) -> str | None:
 
 
 def note_on(error: BaseException, note: str) -> None:
-    """Add a note to a third-party error, unless its class rejects attributes, as frozen dataclasses do."""
-    with suppress(Exception):  # __setattr__ of a third-party class may raise anything
-        BaseException.add_note(error, note)
+    """Add a note to a third-party error once, unless its class rejects attributes (frozen dataclasses)."""
+    with suppress(Exception):  # __setattr__ or __notes__ of a third-party class may raise anything
+        if note not in getattr(error, "__notes__", ()):
+            BaseException.add_note(error, note)
 
 
 def first_line(text: str) -> str:
