@@ -90,11 +90,8 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
     if kind is ARRAY:
         if not _has_rows(tree, axis, count):
             return tree
-        owner, data = source_of(tree)
         try:
-            if owner.sparse.layout(data):
-                return sparse_rows.slice_axis(owner, data, axis, start, stop)
-            return owner.batching.slice_axis(data, axis, start, stop)
+            return _slice_array(tree, axis, start, stop)
         except MemoryConversionError as error:
             if place:
                 error.add_path(place)
@@ -114,6 +111,13 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
         opened = open_container(tree)
         return opened.with_items(items, [part_of_child(value, at) for at, value in opened.fields().items()])
     return map_children(tree, part_of_child)
+
+
+def _slice_array(array: Any, axis: int, start: int, stop: int) -> Any:
+    owner, data = source_of(array)
+    if owner.sparse.layout(data):
+        return sparse_rows.slice_axis(owner, data, axis, start, stop)
+    return owner.batching.slice_axis(data, axis, start, stop)
 
 
 def split_places(tree: Any, axis: int, count: int) -> list[str]:
