@@ -561,7 +561,7 @@ def test_fields_and_attributes_of_row_lists_are_compared(run: Callable[..., Any]
 
 
 @ways
-def test_an_attribute_of_one_part_is_refused(run: Callable[..., Any]) -> None:
+def test_an_attribute_of_one_part_raises(run: Callable[..., Any]) -> None:
     def fn(part: np.ndarray) -> Any:
         labels = Labels("abcdefgh"[: len(part)])
         if part[0, 0]:
@@ -573,7 +573,7 @@ def test_an_attribute_of_one_part_is_refused(run: Callable[..., Any]) -> None:
 
 
 @ways
-def test_attributes_that_refer_to_rows_or_to_different_items_are_refused(run: Callable[..., Any]) -> None:
+def test_attributes_that_refer_to_rows_or_to_different_items_raise(run: Callable[..., Any]) -> None:
     def rows_of(part: np.ndarray) -> Any:
         labels = Labels([{"name": "a"} for _ in part])  # type: ignore[misc]
         labels.best = labels[0]  # type: ignore[attr-defined]
@@ -604,7 +604,7 @@ def test_an_attribute_may_be_one_object_with_an_item(run: Callable[..., Any], ki
 
 
 @ways
-def test_a_number_in_a_field_is_refused(run: Callable[..., Any]) -> None:
+def test_a_number_in_a_field_raises(run: Callable[..., Any]) -> None:
     def fn(part: np.ndarray) -> Any:
         names = Names(len(part))  # type: ignore[arg-type]
         names.extend("ab"[: len(part)])

@@ -253,7 +253,7 @@ _WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", _WRONG_COMPONENTS)
-def test_components_that_are_assigned_in_another_way_are_refused(kind: str) -> None:
+def test_components_that_are_assigned_in_another_way_raise(kind: str) -> None:
     name, value, message = _WRONG_COMPONENTS[kind]
     wrong = type("Wrong", (FakeGpuFramework,), {name: value})
     with pytest.raises(ValueError, match=f"^Cannot register Wrong: its attribute '{name}' is {message}"):
