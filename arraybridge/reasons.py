@@ -177,7 +177,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.SHARED_MEMORY: "both use the same memory",
     Reason.REPLICA_ON_DEVICE: "one of its replicas is on {0.device}",
     Reason.COPY_REQUESTED: "copy=True was passed",
-    Reason.CAST_REQUESTED: "dtype={0.dtype} was passed",
+    Reason.CAST_REQUESTED: "a cast to {0.dtype} was requested",
     Reason.NOT_C_CONTIGUOUS: "it is not C-contiguous",
     Reason.NOT_COMPACT: "it is not a permutation of a compact array, and XLA supports no other strides",
     Reason.STRIDES_IGNORED: "this version of JAX ignores strides on import",

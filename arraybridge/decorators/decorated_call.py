@@ -29,6 +29,7 @@ from arraybridge.errors import (
     FrameworkNotInstalledError,
     MemoryConversionError,
     SourceMismatchError,
+    note_on,
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
@@ -255,10 +256,30 @@ class ConvertingCall(DecoratedCall):
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
         """Convert the arguments and call the function once."""
         converted, named = self.convert_arguments(args, kwargs)
-        # Like `call` for most arguments, but 0.05 µs faster.
-        if self.is_direct or (converted and type(converted[0]) in self.direct_types):
-            return self.body(*converted, **named) if named else self.body(*converted)
-        return self.call(converted, named)
+        try:
+            # Like `call` for most arguments, but 0.05 µs faster.
+            if self.is_direct or (converted and type(converted[0]) in self.direct_types):
+                return self.body(*converted, **named) if named else self.body(*converted)
+            return self.call(converted, named)
+        except (AttributeError, TypeError) as error:
+            self._add_note_on_lists(error, args, kwargs)
+            raise
+
+    def _add_note_on_lists(self, error: Exception, args: Args, kwargs: Kwargs) -> None:
+        """Add a note to an error of the function if the caller passed a list and no array."""
+        values = (*args, *kwargs.values())
+        if first_array(values[self.skip :]) is not None:
+            return
+        for place, value in enumerate(values):
+            if place >= self.skip and type(value) in (list, tuple):
+                argument = _argument(self.fn, args, kwargs, place)
+                kind = type(value).__name__
+                note_on(
+                    error,
+                    f"arraybridge: {argument} is a {kind}. Decorators convert arrays, and leave lists and"
+                    " numbers unchanged. Pass np.asarray(x) instead.",
+                )
+                return
 
     # -- the arguments -----------------------------------------------------------------------------
 

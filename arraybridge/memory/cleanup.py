@@ -15,7 +15,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from arraybridge.conversion.placement import check_gpu_id
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
+from arraybridge.errors import Advice, DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import gpu_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
@@ -226,7 +226,13 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         raise ValueError(f"CuPy cannot use the memory pool of {name!r}. Pass 'torch'.")
     owner: Any = registry.framework(name)
     cupy: Any = registry.framework("cupy")
-    owner.devices.find_device(Device("gpu", 0))
+    try:
+        owner.devices.find_device(Device("gpu", 0))
+    except DeviceNotFoundError as error:
+        error.advise(
+            Advice("share_gpu_memory() has an effect only with a CUDA GPU. Skip it on this machine.")
+        )
+        raise
     try:
         cupy.use_allocator(*owner.allocator())
     except RuntimeError as error:

@@ -17,7 +17,7 @@ from arraybridge import UnknownFrameworkError
         ({"output": "torch"}, TypeError, r"did you mean 'output_type'"),
         ({"output_type": "troch"}, UnknownFrameworkError, r"did you mean 'torch'"),
         ({"output_type": "inptu"}, UnknownFrameworkError, r"did you mean 'input'"),
-        ({"output_type": 3}, TypeError, "named by a string"),
+        ({"output_type": 3}, TypeError, "Expected a framework name"),
         ({"input_type": "nunpy"}, UnknownFrameworkError, r"did you mean 'numpy'"),
         ({"gpu_id": -1}, ValueError, "gpu_id"),
         ({"gpu_id": True}, ValueError, "gpu_id"),

@@ -20,18 +20,18 @@ SHARED = re.compile(r"extern\s+__shared__\s+([^;\[]*?)(\w+)\s*\[\s*\]\s*;")
 
 
 def _shared(match: re.Match[str]) -> str:
-    # Shared memory whose size the launch says: a pointer to what card_run allocates.
+    # Shared memory whose size the launch says: a pointer to what gpu_run allocates.
     kind = re.sub(r"__align__ *\([^)]*\)", "", match[1])
-    return f"auto *{match[2]} = ({kind} *)card_shared;"
+    return f"auto *{match[2]} = ({kind} *)gpu_shared;"
 
 
 def for_the_host(source: str) -> str:
     """The program, and for each kernel a function that takes a copy of its arguments."""
     names = KERNEL.findall(source)
     barriers = int("__sync" in source)
-    lines = [SHARED.sub(_shared, source), f'extern "C" int card_with_barriers = {barriers};']
+    lines = [SHARED.sub(_shared, source), f'extern "C" int gpu_with_barriers = {barriers};']
     lines += [
-        f'extern "C" void *card_bind_{name}(void **a) {{ return card_bind({name}, a); }}' for name in names
+        f'extern "C" void *gpu_bind_{name}(void **a) {{ return gpu_bind({name}, a); }}' for name in names
     ]
     return "\n".join(lines) + "\n"
 

@@ -201,7 +201,7 @@ def test_what_knows_no_stream_waits_for_the_sources_gpu_and_keeps_the_memory(
     framework = arraybridge.framework(name)
     kept: list[Any] = []
     module = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
-    monkeypatch.setattr(module, f"_export_to_{name}", lambda x, *_: kept.append(x))
+    monkeypatch.setattr(module, f"_keep_for_{name}", lambda x, *_: kept.append(x))
     monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)

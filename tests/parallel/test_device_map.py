@@ -156,20 +156,20 @@ def test_without_order_results_come_as_they_are_ready_and_before_an_error() -> N
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((3, [1]), {}, TypeError, "takes a function"),
-        ((abs, 3), {}, TypeError, "items to iterate over"),
+        ((3, [1]), {}, TypeError, "expected a function"),
+        ((abs, 3), {}, TypeError, "an iterable of items"),
         ((abs, [1]), {"setup": 3}, TypeError, "setup=3"),
         ((abs, [1]), {"setup": lambda: 1, "processes": True}, TypeError, "does not pickle"),
         ((abs, [1], []), {}, ValueError, "no device to run on"),
         ((abs, [1], 3), {}, TypeError, "devices=3"),
-        ((abs, [1], ["cpu", "cpu"]), {}, ValueError, "given twice"),
+        ((abs, [1], ["cpu", "cpu"]), {}, ValueError, "twice"),
         ((abs, [1], ["gpu 1"]), {}, ValueError, "is not a device"),
         ((abs, [1], [True]), {}, ValueError, "gpu_id=True"),
         ((abs, [1], [None]), {}, ValueError, "None"),
         ((abs, [1], ["auto"]), {}, ValueError, "is not a device"),
         ((abs, [1]), {"per_device": 0}, ValueError, "per_device=0"),
         ((abs, [1]), {"per_device": True}, TypeError, "per_device=True"),
-        ((abs, [1], ["cpu:97"]), {}, arraybridge.DeviceNotFoundError, "no installed framework has"),
+        ((abs, [1], ["cpu:97"]), {}, arraybridge.DeviceNotFoundError, "No installed framework has"),
         ((lambda x: x, [1]), {"processes": True}, TypeError, "does not pickle"),
     ],
 )
@@ -188,7 +188,7 @@ def test_the_host_instead_of_a_missing_gpu(jax_devices: Any) -> None:
     for fn in (abs, same):
         with (
             arraybridge.settings(missing_gpu="host"),
-            pytest.warns(arraybridge.MissingGpuWarning, match="gpu:97 is missing"),
+            pytest.warns(arraybridge.MissingGpuWarning, match="gpu:97 is not available"),
         ):
             results = list(device_map(fn, [np.ones(2)], ["gpu:97"]))
         assert str(arraybridge.device_of(results[0])) == "cpu"

@@ -149,22 +149,22 @@ def test_a_jax_error_comes_out_of_its_own_stage() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Pipeline(), ValueError, "one stage or more"),
-        (lambda: Pipeline([double, shift]), TypeError, r"Pipeline\(encode, decode\)"),  # type: ignore[arg-type]
-        (lambda: Pipeline(double, 3), TypeError, "stage 1 is 3"),  # type: ignore[arg-type]
+        (lambda: Pipeline(), ValueError, "at least one stage"),
+        (lambda: Pipeline([double, shift]), TypeError, r"Pass Pipeline\(\*stages\)"),  # type: ignore[arg-type]
+        (lambda: Pipeline(double, 3), TypeError, "Stage 1 is 3"),  # type: ignore[arg-type]
         (lambda: Pipeline(double, Pipeline(shift)), TypeError, r"\*inner\.stages"),
         (lambda: Pipeline(double, microbatches=0), ValueError, "microbatches=0"),
         (lambda: Pipeline(double, microbatches=True), TypeError, "microbatches=True"),
         (lambda: Pipeline(double, queue_size=0), ValueError, "queue_size=0"),
         (lambda: Pipeline(double, axis="x"), TypeError, "axis='x'"),  # type: ignore[arg-type]
-        (lambda: Pipeline(double).map(3), TypeError, "items to iterate over"),  # type: ignore[arg-type]
+        (lambda: Pipeline(double).map(3), TypeError, "an iterable of items"),  # type: ignore[arg-type]
         (lambda: list(Pipeline(lambda x: None, double).map([1])), TypeError, "returned None"),
         (lambda: Pipeline(double)([1, 2]), TypeError, "contains no array"),
         (lambda: Pipeline(double)(np.ones(4), np.ones(4)), TypeError, r"pipeline\(\(x, mask\)\)"),
         (lambda: Pipeline(double)(x=np.ones(4), mask=np.ones(4)), TypeError, r"pipeline\(\{'x': x"),
         (lambda: Pipeline(double)(np.ones(4), mask=np.ones(4)), TypeError, "takes one batch"),
         (lambda: Pipeline(double)(), TypeError, "takes one batch"),
-        (lambda: Pipeline(double, axis=2)(np.zeros((2, 2))), ValueError, "no axis 2"),
+        (lambda: Pipeline(double, axis=2)(np.zeros((2, 2))), ValueError, "does not have axis 2"),
         (lambda: Pipeline(double)((np.zeros(3), np.zeros(4))), ValueError, r"\[3, 4\] rows"),
         (lambda: Pipeline(np.sum)(np.arange(8)), ValueError, "microbatches cannot be joined"),
         (lambda: Pipeline(lambda x: x if 0 in x else {"x": x})(np.arange(8)), ValueError, "different values"),

@@ -80,7 +80,7 @@ def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: S
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((3, "numpy"), {}, TypeError, "items to iterate over"),
+        ((3, "numpy"), {}, TypeError, "an iterable of items"),
         (([], "toch"), {}, ValueError, "did you mean 'torch'"),
         (([], "torch"), {"depth": 0}, ValueError, "depth=0"),
         (([], "torch"), {"depth": True}, TypeError, "depth=True"),

@@ -371,7 +371,7 @@ class TorchMemory(Memory):
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
             for i in _gpu_numbers():
-                if torch.version.hip or gpu_memory.has_context(i):  # no context is created on other GPUs
+                if torch.version.hip or gpu_memory.has_context(i):  # otherwise, this would create a context
                     torch.cuda.synchronize(i)
         elif self.framework.devices.is_started():
             torch.accelerator.synchronize()
@@ -562,7 +562,7 @@ class TorchFramework(Framework):
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``fn`` such that torch.compile does not trace it, but breaks the graph."""
+        """Return ``fn`` wrapped so that torch.compile breaks the graph instead of tracing it."""
         reason = "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True."
         try:
             return torch.compiler.disable(fn, reason=reason)
@@ -585,7 +585,7 @@ def _gpu_numbers(device: Device | None = None) -> list[int]:
 
 
 def _has_memory(x: torch.Tensor) -> bool:
-    """Return whether a tensor has memory, as fake, functional and batched tensors do not."""
+    """Return whether a tensor has memory; fake, functional and batched tensors have none."""
     if hasattr(x, "fake_mode"):  # data_ptr() of a fake tensor warns
         return False
     try:
