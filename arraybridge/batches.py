@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import numbers
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,11 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
     ARRAY,
     TREE,
+    Container,
     additional_attributes,
+    aliases,
     arrays_of,
-    is_registered,
+    difference,
     kind_of,
     kinds,
     leaves_of,
@@ -87,11 +90,8 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
     if kind is ARRAY:
         if not _has_rows(tree, axis, count):
             return tree
-        owner, data = source_of(tree)
         try:
-            if owner.sparse.layout(data):
-                return sparse_rows.slice_axis(owner, data, axis, start, stop)
-            return owner.batching.slice_axis(data, axis, start, stop)
+            return _slice_array(tree, axis, start, stop)
         except MemoryConversionError as error:
             if place:
                 error.add_path(place)
@@ -100,14 +100,24 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
         return tree.value
     if kind is not TREE:
         return tree
-    if _is_row_list(tree, axis, count):
-        items = list(list.__iter__(tree))[start:stop]
-        return items if type(tree) is list else open_container(tree).with_items(items)
 
     def part_of_child(child: Any, at: str) -> Any:
         return part(child, axis, count, start, stop, place + at)
 
+    if _is_row_list(tree, axis, count):
+        items = list(list.__iter__(tree))[start:stop]
+        if type(tree) is list:
+            return items
+        opened = open_container(tree)
+        return opened.with_items(items, [part_of_child(value, at) for at, value in opened.fields().items()])
     return map_children(tree, part_of_child)
+
+
+def _slice_array(array: Any, axis: int, start: int, stop: int) -> Any:
+    owner, data = source_of(array)
+    if owner.sparse.layout(data):
+        return sparse_rows.slice_axis(owner, data, axis, start, stop)
+    return owner.batching.slice_axis(data, axis, start, stop)
 
 
 def split_places(tree: Any, axis: int, count: int) -> list[str]:
@@ -119,15 +129,18 @@ def split_places(tree: Any, axis: int, count: int) -> list[str]:
         return [""] if _has_rows(tree, axis, count) else []
     if kind is not TREE:
         return []
-    if _is_row_list(tree, axis, count):
-        return [""]
-    places: list[str] = []
+    is_row_list = _is_row_list(tree, axis, count)
+    places = [""] if is_row_list else []
 
     def collect(child: Any, at: str) -> Any:
         places.extend(at + inner for inner in split_places(child, axis, count))
         return child
 
-    map_children(tree, collect)
+    if is_row_list:
+        for at, value in open_container(tree).fields().items():
+            collect(value, at)
+    else:
+        map_children(tree, collect)
     return places
 
 
@@ -214,7 +227,7 @@ class Joined:
         if kind is not TREE or self._is_input_list(first):
             return _Value(self, first, place)
         if as_rows and _has_entry_per_row(first, count):
-            return _RowList(self, first, place)
+            return _RowList(self, first, count, place)
         return _Structure(self, first, count, place)
 
     def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
@@ -302,13 +315,20 @@ class _Value(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         value = self.value
         same = x is value or (type(x) is type(value) and issubclass(type(x), str) and x == value)
-        if issubclass(type(value), (numbers.Number, np.generic)):  # small integers are one object by chance
+        if _is_number(value):  # small integers are one object by chance
             same = same and any(x is y for y in leaves_of(self.of.batch))
         if not (same or type(x) is type(value) is fixed):
+            if _is_number(value) and _is_number(x):
+                cause = f"a separate number in each part ({reprlib.repr(value)} and {reprlib.repr(x)})"
+                raise self.of.error(self.place, cause)
             raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
 
     def result(self) -> Any:
         return _value(self.value)
+
+
+def _is_number(x: Any) -> bool:
+    return issubclass(type(x), (numbers.Number, np.generic))
 
 
 class _Column(_Node):
@@ -356,6 +376,39 @@ class _Column(_Node):
         return owner.batching.concatenate(parts, self.of.axis)
 
 
+class _Attributes:
+    """The attributes of a container in addition to its children, which must be the same in every part.
+
+    Attributes that refer to a child follow it. If the children are rows, which differ between parts, these
+    attributes are compared like the others.
+    """
+
+    __slots__ = ("aliases", "are_rows", "of", "place", "values")
+
+    def __init__(
+        self, of: Joined, first: Any, opened: Container, place: str, *, are_rows: bool = False
+    ) -> None:
+        self.of = of
+        self.place = place
+        self.are_rows = are_rows
+        self.aliases = {} if are_rows else aliases(first, opened)
+        self.values = {
+            name: _Value(of, value, f"{place}.{name}")
+            for name, value in additional_attributes(first, opened, with_aliases=are_rows).items()
+        }
+
+    def put(self, x: Any, opened: Container) -> None:
+        """Compare the attributes of the container of another part."""
+        if not self.are_rows and aliases(x, opened) != self.aliases:
+            raise self.of.error(self.place, "attributes that refer to different items")
+        values = additional_attributes(x, opened, with_aliases=self.are_rows)
+        different = sorted(map(str, values.keys() ^ self.values.keys()))
+        if different:
+            raise self.of.error(self.place, f"only some parts have the attribute {', '.join(different)}")
+        for name, value in values.items():
+            self.values[name].put(value, 0, 0)
+
+
 class _Structure(_Node):
     """Containers of the same structure, which are joined by key."""
 
@@ -365,11 +418,7 @@ class _Structure(_Node):
         super().__init__(of, place)
         self.first = first
         self.opened = open_container(first)
-        #: The attributes of the container, which cannot be joined: they have to be the same in every part.
-        self.extra_attributes = {
-            name: _Value(of, value, f"{place}.{name}")
-            for name, value in self._attributes_of(first, self.opened).items()
-        }
+        self.extra_attributes = _Attributes(of, first, self.opened, place)
         pairs = zip(self.opened.names, self.opened.children, strict=True)
         self.nodes = {
             name: of.node(child, count, place + self.opened.place(i)) for i, (name, child) in enumerate(pairs)
@@ -378,17 +427,10 @@ class _Structure(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         opened = open_container(x) if kind_of(x) is TREE else None
         if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
-            raise self.of.error(self.place, f"different structures ({outline(self.first)} and {outline(x)})")
-        extra_attributes = self._attributes_of(x, opened)
-        if extra_attributes.keys() != self.extra_attributes.keys():
-            raise self.of.error(self.place, "different attributes")
-        for name, value in extra_attributes.items():
-            self.extra_attributes[name].put(value, start, count)
+            raise self.of.error(self.place, f"different structures ({difference(self.first, x)})")
+        self.extra_attributes.put(x, opened)
         for name, child in zip(opened.names, opened.children, strict=True):
             self.nodes[name].put(child, start, count)
-
-    def _attributes_of(self, x: Any, opened: Any) -> dict[str, Any]:
-        return {} if is_registered(x) else additional_attributes(x, opened)
 
     def result(self) -> Any:
         return self.opened.rebuild([node.result() for node in self.nodes.values()])
@@ -400,20 +442,31 @@ class _RowList(_Node):
     As soon as one does not, they are joined entry by entry. So are lists whose entries are all arrays batched
     along the axis. Other lists that can be joined in both ways are rejected at the end. Only structure and
     row counts decide, so that no result depends on values by chance.
+
+    The fields of the lists are joined, and their attributes are compared, like those of structures.
     """
 
-    __slots__ = ("parts", "structure")
+    __slots__ = ("extra_attributes", "fields", "parts", "structure")
 
-    def __init__(self, of: Joined, first: Any, place: str) -> None:
+    def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
         super().__init__(of, place)
+        opened = open_container(first)
+        self.extra_attributes = _Attributes(of, first, opened, place, are_rows=True)
+        self.fields = {at: of.node(value, count, place + at) for at, value in opened.fields().items()}
         #: The list and its number of rows, by the first row of the part.
         self.parts: dict[int, tuple[Any, int]] = {}
         self.structure: _Node | None = None
 
     def put(self, x: Any, start: int, count: int) -> None:
         if self.structure is None and _has_entry_per_row(x, count) and self._has_type(x):
-            self.parts[start] = map_arrays(x, _snapshot_entry), count
-            return
+            opened = open_container(x)
+            fields = opened.fields()
+            if fields.keys() == self.fields.keys():
+                self.extra_attributes.put(x, opened)
+                for at, value in fields.items():
+                    self.fields[at].put(value, start, count)
+                self.parts[start] = map_arrays(x, _snapshot_entry), count
+                return
         if self.structure is None:
             self.structure = self._by_entry()
         self.structure.put(x, start, count)
@@ -442,8 +495,9 @@ class _RowList(_Node):
                 f"a list of {len(lists[0])} is ambiguous: one entry per row, or {len(lists[0])} results",
                 "For several results, return a tuple.",
             )
-        first = lists[0]
-        return open_container(first).with_items([plain(entry) for one in lists for entry in one])
+        items = [plain(entry) for one in lists for entry in one]
+        fields = [node.result() for node in self.fields.values()]
+        return open_container(lists[0]).with_items(items, fields)
 
 
 def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
@@ -467,17 +521,22 @@ def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bo
         return _are_batched(values, counts, axis)
     if not top and all(map(_has_entry_per_row, values, counts)):
         return True
-    return _have_batched_children(values, counts, axis)
+    return _have_batched_children(values, counts, axis, without_fields=top)
 
 
-def _have_batched_children(values: Sequence[Any], counts: Sequence[int], axis: int) -> bool | None:
+def _have_batched_children(
+    values: Sequence[Any], counts: Sequence[int], axis: int, *, without_fields: bool
+) -> bool | None:
     """Return the answer of `_batched` for containers, from their children of the same name."""
     opened = [open_container(x) for x in values]
     sorts = list(map(_sort, values, opened))
     if any(sort != sorts[0] for sort in sorts):
         return False
     by_name = [dict(zip(one.names, one.children, strict=True)) for one in opened]
-    found = {_batched([one[name] for one in by_name], counts, axis) for name in opened[0].names}
+    names = list(opened[0].names)
+    if without_fields:  # the fields of a list are joined in both cases
+        del names[len(names) - len(opened[0].fields()) :]
+    found = {_batched([one[name] for one in by_name], counts, axis) for name in names}
     if False in found:
         return False
     return True if True in found else None
@@ -504,7 +563,10 @@ def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
 
 
 def _named(x: Any) -> str:
-    return "an array" if kind_of(x) is ARRAY else outline(x)
+    if kind_of(x) is ARRAY:
+        return "an array"
+    is_short = issubclass(type(x), (str, bytes)) or _is_number(x)
+    return f"{outline(x)}, {reprlib.repr(x)}" if is_short else outline(x)
 
 
 def _snapshot_entry(x: Any) -> Any:

@@ -32,9 +32,10 @@ def text_of(error: BaseException) -> str | None:
 
 
 def note_on(error: BaseException, note: str) -> None:
-    """Add a note to a third-party error, unless its class rejects attributes, as frozen dataclasses do."""
-    with suppress(Exception):  # __setattr__ of a third-party class may raise anything
-        BaseException.add_note(error, note)
+    """Add a note to a third-party error once, unless its class rejects attributes (frozen dataclasses)."""
+    with suppress(Exception):  # __setattr__ or __notes__ of a third-party class may raise anything
+        if note not in getattr(error, "__notes__", ()):
+            BaseException.add_note(error, note)
 
 
 def first_line(text: str) -> str:
@@ -219,6 +220,11 @@ class MemoryConversionError(Exception):
     def advise(self, advice: Advice) -> None:
         """Replace the advice."""
         self._advice = advice
+
+    def advise_cast(self, cast: Cast | None) -> None:
+        """Replace the advice with the advice to request another cast; None removes it."""
+        self.cast = cast
+        self._advice = Advice("") if cast is None else cast.by_option()
 
     def advise_about(self, subject: str) -> None:
         """Let the advice be about another object, such as ``{x}.data``, unless ``subject`` is empty."""

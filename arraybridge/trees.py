@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import mmap
+import reprlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
@@ -225,17 +226,25 @@ class Container(ABC):
         """
         return self._rebuild_checked(self._make, children)
 
-    def with_items(self, items: Sequence[Any]) -> Any:
-        """Return a list like this one with any number of items; its attributes and fields stay.
+    def with_items(self, items: Sequence[Any], fields: Sequence[Any] = ()) -> Any:
+        """Return a list like this one with any number of items; its attributes stay.
+
+        Args:
+            items: The items of the new list.
+            fields: New values of `fields`, in their order. The fields stay by default.
 
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
-        return self._rebuild_checked(self._make_with_items, items)
+        return self._rebuild_checked(self._make_with_items, items, fields)
 
-    def _rebuild_checked(self, make: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> Any:
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that a list has in addition to its items, by place, such as ``.language``."""
+        return {}
+
+    def _rebuild_checked(self, make: Callable[..., Any], *children: Sequence[Any]) -> Any:
         try:
-            return make(children)
+            return make(*children)
         except _CLASS_ERRORS as error:
             name = type(self.tree).__qualname__
             raise ArrayNotSupportedError(
@@ -250,8 +259,8 @@ class Container(ABC):
     def _make(self, children: Sequence[Any]) -> Any:
         """Return a container like this one with other children; the class of the container may raise."""
 
-    def _make_with_items(self, items: Sequence[Any]) -> Any:
-        """Return a list like this one with other items; the class of the list may raise."""
+    def _make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
+        """Return a list like this one with other items and fields; the class of the list may raise."""
         return self._make(items)
 
 
@@ -305,11 +314,11 @@ class _Sequence(Container):
             rebuilt = tuple.__new__(type(self.tree), children)
             _attributes(rebuilt).update(_attributes(self.tree))
         else:
-            rebuilt = self._make_with_items(children)
+            rebuilt = self._make_with_items(children, ())
         _restore_attributes(self, rebuilt, children)
         return rebuilt
 
-    def _make_with_items(self, items: Sequence[Any]) -> Any:
+    def _make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
         rebuilt = _copied(self.tree, self._base)
         holder = _holder_of(rebuilt)
         self._base.clear(holder)
@@ -323,6 +332,9 @@ class _Field(NamedTuple):
 
     name: str
 
+    def __str__(self) -> str:
+        return f".{self.name}"
+
 
 def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
     """Return the fields of a container with items, except for attributes that refer to one of these items.
@@ -332,9 +344,14 @@ def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
     names = _field_names(type(tree))
     if not names:
         return []
-    of_items = {id(item) for item in items}
+    of_items = _ids_of_containers(items)
     follow_items = {name for name, value in _attributes(tree).items() if id(value) in of_items}
     return [_Field(name) for name in names if hasattr(tree, name) and name not in follow_items]
+
+
+def _ids_of_containers(items: Sequence[Any]) -> set[int]:
+    """Return the ids of arrays and containers; equal strings and numbers may be one object by chance."""
+    return {id(item) for item in items if (kinds.get(type(item)) or kind_of(item)) is not LEAF}
 
 
 class _ItemsAndFields(Container):
@@ -352,15 +369,22 @@ class _ItemsAndFields(Container):
         count = len(self._items.children)
         return self._items.place(i) if i < count else f".{self._fields[i - count].name}"
 
+    def fields(self) -> dict[str, Any]:
+        count = len(self._items.children)
+        return dict(zip(map(str, self._fields), self.children[count:], strict=True))
+
     def _make(self, children: Sequence[Any]) -> Any:
         count = len(self._items.children)
-        rebuilt = self._items._make(children[:count])
-        for field, child in zip(self._fields, children[count:], strict=True):
-            object.__setattr__(rebuilt, field.name, child)
-        return rebuilt
+        return self._with_fields(self._items._make(children[:count]), children[count:])
 
-    def _make_with_items(self, items: Sequence[Any]) -> Any:
-        return self._items._make_with_items(items)
+    def _make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
+        rebuilt = self._items._make_with_items(items, ())
+        return self._with_fields(rebuilt, fields) if fields else rebuilt
+
+    def _with_fields(self, rebuilt: Any, values: Sequence[Any]) -> Any:
+        for field, value in zip(self._fields, values, strict=True):
+            object.__setattr__(rebuilt, field.name, value)
+        return rebuilt
 
 
 class _Mapping(Container):
@@ -421,8 +445,21 @@ class _OptreeNode(Container):
         node = self._node
         return str(node.path_entry_type(node.entries[i], node.type, node.kind).codify(""))
 
+    @property
+    def is_named_tuple(self) -> bool:
+        """Whether it is a named tuple whose class is not registered."""
+        import optree
+
+        return self._node.kind is optree.PyTreeKind.NAMEDTUPLE
+
     def _make(self, children: Sequence[Any]) -> Any:
-        return self._node.unflatten_func(self._node.metadata, tuple(children))
+        rebuilt = self._node.unflatten_func(self._node.metadata, tuple(children))
+        attributes = _attributes(self.tree)
+        if attributes and self.is_named_tuple:
+            own = _attributes(rebuilt)  # set by its constructor, such as an array computed from the fields
+            own.update({k: v for k, v in attributes.items() if k not in own or kind_of(v) is LEAF})
+            _restore_attributes(self, rebuilt, children)
+        return rebuilt
 
 
 class _PytreeNode(Container):
@@ -595,7 +632,8 @@ def key_of(structure: Any) -> Any:
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
     # Other attributes may have any meaning. As a set, they make the key unhashable, so that it is not cached.
-    others = set() if is_registered(structure) else set(_attributes(structure)) - {*opened.names}
+    lists_children = isinstance(opened, _OptreeNode) and not opened.is_named_tuple
+    others = set() if lists_children else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, others or None, tuple(map(key_of, opened.children))
 
@@ -700,8 +738,8 @@ def together(
     if other:
         at = f" at {place}" if place else ""
         raise CannotSplitError(
-            f"The results cannot be joined, because their structures differ{at}: {noun} 0 is"
-            f" {outline(trees[0])}, {noun} {other} is {outline(trees[other])}.",
+            f"The results cannot be joined, because the structures of {noun} 0 and {noun} {other} differ{at}"
+            f" ({difference(trees[0], trees[other])}).",
             reason=f"the structures of {noun} 0 and {noun} {other} differ",
             advice="Return the same structure from every call.",
         )
@@ -726,19 +764,53 @@ def outline(tree: Any) -> str:
     return f"{article} {name}{size}"
 
 
-def additional_attributes(tree: Any, opened: Container) -> dict[str, Any]:
-    """Return the attributes of a container that are neither its children nor computed from them."""
-    if isinstance(opened, _Mapping):
-        return {}  # its class creates them from the items
-    children = {id(child) for child in opened.children}
+def difference(first: Any, second: Any) -> str:
+    """Return how two values of different structure differ, such as ``a list of 2 and a list of 3``."""
+    one, other = outline(first), outline(second)
+    if one != other:
+        return f"{one} and {other}"
+    if type(first) is not type(second):
+        names = [f"{type(x).__module__}.{type(x).__qualname__}" for x in (first, second)]
+        return f"{one} of two classes: {' and '.join(dict.fromkeys(names))}"
+    opened = open_container(first), open_container(second)
+    only_one = {str(name) for name in set(opened[0].names) ^ set(opened[1].names)}
+    if only_one:
+        return f"{one}, of which only one has {', '.join(sorted(only_one))}"
+    return " and ".join(f"{one} with {reprlib.repr(x.extra)}" for x in opened)
+
+
+def additional_attributes(tree: Any, opened: Container, *, with_aliases: bool = False) -> dict[str, Any]:
+    """Return the attributes of a container that are neither its children nor computed from them.
+
+    ``with_aliases`` includes attributes that refer to a child.
+    """
+    attributes = _attributes(tree)
+    if not attributes or isinstance(opened, (_Mapping, _PytreeNode)):
+        return {}  # the class creates them from the items, or its registration lists the relevant ones
+    if isinstance(opened, _OptreeNode) and not opened.is_named_tuple:
+        return {}
+    aliased = set() if with_aliases else _ids_of_containers(opened.children)
+    fields = opened.fields()
     holder = _holder_of(tree)
     return {
         name: value
-        for name, value in _attributes(tree).items()
+        for name, value in attributes.items()
         if name not in opened.names
+        and f".{name}" not in fields
         and value is not holder
-        and id(value) not in children
+        and id(value) not in aliased
         and not isinstance(getattr(type(tree), str(name), None), cached_property)
+    }
+
+
+def aliases(tree: Any, opened: Container) -> dict[str, Any]:
+    """Return the attributes of a container that refer to a child, with the name of that child."""
+    separate = additional_attributes(tree, opened).keys()
+    names = {id(child): name for name, child in zip(opened.names, opened.children, strict=True)}
+    return {
+        name: names.get(id(value))
+        for name, value in additional_attributes(tree, opened, with_aliases=True).items()
+        if name not in separate
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, OrderedDict
+from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -523,6 +524,163 @@ def test_row_lists_keep_their_class_and_attributes(run: Callable[..., Any], make
     assert type(joined) is type(whole)
     assert list(joined) == list(whole)
     assert joined.language == "de"
+
+
+@dataclass
+class Scored(list[str]):
+    """A list of rows with an array of rows."""
+
+    scores: Any = None
+
+
+def scored(part: np.ndarray) -> Scored:
+    names = Scored(part * 2)
+    names.extend(f"row {int(row[0])}" for row in part)
+    return names
+
+
+@ways
+def test_arrays_in_fields_of_row_lists_are_joined(run: Callable[..., Any]) -> None:
+    joined = run(scored, numbered(8))
+    assert type(joined) is Scored
+    assert list(joined) == list(scored(numbered(8)))
+    np.testing.assert_array_equal(joined.scores, numbered(8) * 2, strict=True)
+
+
+@ways
+@pytest.mark.parametrize("kind", [Names, Labels])
+def test_fields_and_attributes_of_row_lists_are_compared(run: Callable[..., Any], kind: Any) -> None:
+    def fn(part: np.ndarray) -> Any:
+        names = kind()
+        names.extend("abcdefgh"[: len(part)])
+        names.language = "fr" if part[0, 0] else "de"
+        return names
+
+    with pytest.raises(CannotSplitError, match=r"at \.language: different values"):
+        run(fn, numbered(8))
+
+
+@ways
+def test_an_attribute_of_one_part_raises(run: Callable[..., Any]) -> None:
+    def fn(part: np.ndarray) -> Any:
+        labels = Labels("abcdefgh"[: len(part)])
+        if part[0, 0]:
+            labels.language = "de"  # type: ignore[attr-defined]
+        return labels
+
+    with pytest.raises(CannotSplitError, match="only some parts have the attribute language"):
+        run(fn, numbered(8))
+
+
+@ways
+def test_attributes_that_refer_to_rows_or_to_different_items_raise(run: Callable[..., Any]) -> None:
+    def rows_of(part: np.ndarray) -> Any:
+        labels = Labels([{"name": "a"} for _ in part])  # type: ignore[misc]
+        labels.best = labels[0]  # type: ignore[attr-defined]
+        return labels
+
+    def items_of(part: np.ndarray) -> Any:
+        labels = Labels([part, part * 2, part])  # type: ignore[list-item]
+        labels.best = labels[1 if part[0, 0] else 0]  # type: ignore[attr-defined]
+        return labels
+
+    with pytest.raises(CannotSplitError, match=r"at \.best: different values"):
+        run(rows_of, numbered(8))
+    with pytest.raises(CannotSplitError, match="refer to different items"):
+        run(items_of, numbered(8))
+
+
+@ways
+@pytest.mark.parametrize("kind", [Names, Labels])
+def test_an_attribute_may_be_one_object_with_an_item(run: Callable[..., Any], kind: Any) -> None:
+    def fn(part: np.ndarray) -> Any:
+        names = kind()
+        names.extend(["fr" if part[0, 0] else "de"] * len(part))
+        names.language = names[0]
+        return names
+
+    with pytest.raises(CannotSplitError, match=r"at \.language: different values"):
+        run(fn, numbered(8))
+
+
+@ways
+def test_a_number_in_a_field_raises(run: Callable[..., Any]) -> None:
+    def fn(part: np.ndarray) -> Any:
+        names = Names(len(part))  # type: ignore[arg-type]
+        names.extend("ab"[: len(part)])
+        return names
+
+    with pytest.raises(CannotSplitError, match=r"at \.language: a separate number in each part \(2 and 2\)"):
+        run(fn, numbered(8))
+
+
+def test_arrays_in_fields_of_an_argument_are_split() -> None:
+    names = scored(numbered(8))
+
+    def rows_of(x: np.ndarray, part: Scored) -> Any:
+        assert len(x) == len(part) == len(part.scores)
+        return part.scores
+
+    np.testing.assert_array_equal(
+        split_and_retry(limited(rows_of, 2), (numbered(8), names)), names.scores, strict=True
+    )
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class NamedPoint(Point):
+    """A named tuple with an attribute."""
+
+
+@ways
+def test_attributes_of_named_tuples_are_kept_and_compared(run: Callable[..., Any]) -> None:
+    def fn(part: np.ndarray, later: str) -> Any:
+        point = NamedPoint(part, part * 2)
+        point.name = later if part[0, 0] else "a"  # type: ignore[attr-defined]
+        return point
+
+    joined = run(lambda part: fn(part, "a"), numbered(8))
+    assert type(joined) is NamedPoint
+    assert joined.name == "a"
+    np.testing.assert_array_equal(joined.y, numbered(8) * 2, strict=True)
+    with pytest.raises(CannotSplitError, match=r"at \.name: different values \(a str, 'a' and a str, 'b'\)"):
+        run(lambda part: fn(part, "b"), numbered(8))
+
+
+class Option(SimpleNamespace):
+    """A class whose name starts with a vowel."""
+
+
+SameName = type("Same", (list,), {})
+OtherName = type("Same", (list,), {"__module__": "here"})
+
+_DIFFERENT: dict[str, tuple[Callable[[bool], Any], str]] = {
+    "type": (lambda first: [None, "a"] if first else (None, "a"), "a list of 2 and a tuple of 2"),
+    "classes of one name": (
+        lambda first: (SameName if first else OtherName)([None]),
+        r"a Same of 1 of two classes: tests\.test_batches\.Same and here\.Same",
+    ),
+    "keys": (lambda first: {"a": None} if first else {"b": None}, "a dict of 'a' and a dict of 'b'"),
+    "fields": (
+        lambda first: Option(a=None) if first else Option(b=None),
+        "an Option, of which only one has a, b",
+    ),
+    "bound": (
+        lambda first: deque([None], maxlen=3 if first else 4),
+        "a deque of 1 with 3 and a deque of 1 with 4",
+    ),
+}
+
+
+@ways
+@pytest.mark.parametrize("case", _DIFFERENT)
+def test_the_error_names_the_difference(run: Callable[..., Any], case: str) -> None:
+    make, message = _DIFFERENT[case]
+    with pytest.raises(CannotSplitError, match=rf"different structures \({message}\)"):
+        run(lambda part: (part, make(bool(part[0, 0] == 0))), numbered(8))
 
 
 def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:

@@ -746,3 +746,41 @@ def test_a_field_in_a_slot_that_is_also_an_item_is_converted() -> None:
     copied = convert_tree(page, "numpy", copy=True)
     assert copied.cover is not page.cover
     assert copied.cover.tolist() == copied[0].tolist() == [1, 1]
+
+
+class NamedPair(Pair):
+    """A named tuple with attributes."""
+
+
+class Summed(Pair):
+    """A named tuple whose constructor computes an attribute."""
+
+    total: Any
+    name: str
+
+    def __new__(cls, x: Any, y: Any) -> Self:
+        pair = super().__new__(cls, x, y)
+        pair.total = x + y
+        pair.name = "new"
+        return pair
+
+
+def test_attributes_of_named_tuples_are_kept() -> None:
+    torch = require("torch")
+    first, second = Pair._fields
+    pair = NamedPair(np.ones(2), np.zeros(2))
+    pair.name = "a"  # type: ignore[attr-defined]
+    pair.best = pair[0]  # type: ignore[attr-defined]
+    converted = convert_tree(pair, "torch")
+    assert type(converted) is NamedPair
+    assert converted.name == "a"
+    assert converted.best is converted[0] is getattr(converted, first)
+    assert isinstance(getattr(converted, second), torch.Tensor)
+    assert isinstance(pair.best, np.ndarray)  # type: ignore[attr-defined]
+
+    summed = Summed(np.ones(2), np.ones(2))
+    summed.name = "b"
+    converted = convert_tree(summed, "torch")
+    assert isinstance(converted.total, torch.Tensor)
+    assert converted.total.tolist() == [2, 2]
+    assert converted.name == "b"

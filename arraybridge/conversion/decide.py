@@ -15,6 +15,7 @@ from arraybridge.conversion.placement import check_placement, shares_gpus, targe
 from arraybridge.conversion.sparse import SparseConversion
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
+    Cast,
     DtypeNotSupportedError,
     MemoryConversionError,
     SourceMismatchError,
@@ -90,7 +91,7 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
         conversion = SparseConversion(source, target, for_parts, decide)
         return conversion.decision(array, device, stays=stays, cast=cast)
     choice = _Choice(request, source, target, array, source_device, device, cast)
-    return choice.in_place() if stays else choice.elsewhere()
+    return choice.decision(stays=stays)
 
 
 def check_options(request: Request) -> Request:
@@ -197,6 +198,23 @@ class _Choice:
     #: Why the values cannot be read in place, or None.
     copy_reason: Cause | None = None
 
+    def decision(self, *, stays: bool) -> Decision:
+        """Return the decision; raise exceptions of the frameworks as errors of this package.
+
+        Args:
+            stays: Whether the array is already of the target framework and on its device.
+        """
+        source = self.source
+        target = self.target
+        try:
+            return self.in_place() if stays else self.elsewhere()
+        except MemoryConversionError:
+            raise
+        except conversion_errors(source, target) as error:
+            if source.memory.is_oom(error) or target.memory.is_oom(error):
+                raise
+            raise refused(source, target, "", error) from error
+
     def in_place(self) -> Decision:
         """Return the decision for an array that is already of the target framework and on its device."""
         source = self.source
@@ -205,7 +223,8 @@ class _Choice:
         if self.cast is not None:
             if not source.dtype_name(array).startswith(_NUMBERS):
                 source.check(array)
-            source.supports(self.cast, source.shape(array))
+            source.interchange.check_castable(array)
+            self._check_support(source.dtype_name(array), source.shape(array))
             return self._decision(self._copy_method, 0, SAME_OBJECT, identity)  # the cast makes the copy
         if self.request.copy:
             source.interchange.check_copy(array)
@@ -216,27 +235,50 @@ class _Choice:
         """Return the decision for another framework or device; raise if the conversion cannot be exact."""
         source = self.source
         target = self.target
+        if source is target:
+            source.devices.check_move(self.array, self.device)
+        source.check(self.array)
+        self._choose_replica()
+        shape = source.shape(self.array)
+        self.nbytes = source.nbytes(self.array)
+        self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
+        if source is not target and source.autodiff.requires_grad(self.array):
+            self._detach()
+        dtype = source.dtype_name(self.array)
+        self._check_support(dtype, shape)
+        if self.cast is not None and self._casts_on_host(dtype):
+            return self._cast_on_host(self.cast)
+        return self._between_devices(shape)
+
+    def _check_support(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """Raise if the target does not support the dtype or the rank; suggest only casts that exist."""
         try:
-            if source is target:
-                source.devices.check_move(self.array, self.device)
-            source.check(self.array)
-            self._choose_replica()
-            shape = source.shape(self.array)
-            self.nbytes = source.nbytes(self.array)
-            self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
-            if source is not target and source.autodiff.requires_grad(self.array):
-                self._detach()
-            dtype = source.dtype_name(self.array)
-            target.supports(self.cast or dtype, shape)
-            if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
-                return self._cast_on_host(self.cast)
-            return self._between_devices(shape)
-        except MemoryConversionError:
+            self.target.supports(self.cast or dtype, shape)
+        except DtypeNotSupportedError as error:
+            if error.cast is not None:
+                error.advise_cast(self._existing(error.cast, dtype))
             raise
-        except conversion_errors(source, target) as error:
-            if source.memory.is_oom(error) or target.memory.is_oom(error):
-                raise
-            raise refused(source, target, "", error) from error
+
+    def _existing(self, cast: Cast, dtype: str) -> Cast | None:
+        """Return the suggested casts that exist for arrays of this dtype, or None if there are none."""
+        names = [name for name in (cast.dtype, *cast.others) if self._has_cast(dtype, name)]
+        if not names:
+            return None
+        # If a dtype was requested, `keeps_values` is about that dtype, and not about the dtype of the array.
+        keeps_values = cast.keeps_values and self.cast is None and names[0] == cast.dtype
+        return Cast(names[0], tuple(names[1:]), keeps_values=keeps_values)
+
+    def _has_cast(self, source: str, dtype: str) -> bool:
+        framework = registry.framework("numpy") if self._casts_on_host(source) else self.target
+        try:
+            framework.interchange.check_cast(source, dtype)
+        except DtypeNotSupportedError:
+            return False
+        return True
+
+    def _casts_on_host(self, dtype: str) -> bool:
+        """Return whether the target lacks the dtype of the array, so that NumPy casts before the transfer."""
+        return self.target.dtypes is not None and dtype not in self.target.dtypes
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:
         """Return the decision by the two devices, and by whether the framework stays the same."""

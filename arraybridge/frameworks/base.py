@@ -535,6 +535,16 @@ class Interchange(Component):
             MemoryConversionError: If the array cannot be copied.
         """
 
+    def check_castable(self, x: Any) -> None:
+        """Raise for an array that `Framework.cast` does not support, regardless of the dtype.
+
+        Args:
+            x: An array of the framework.
+
+        Raises:
+            MemoryConversionError: If the array cannot be cast.
+        """
+
     def check_cast(self, source: str, dtype: str) -> None:
         """Raise if this framework cannot cast between two dtypes.
 
@@ -1042,7 +1052,7 @@ class Framework(ABC):
         Returns:
             An array of the same shape on the same device.
         """
-        values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
+        values = host_memory.cast(self.to_host(x), dtype)
         return self.from_host(host_memory.aligned_copy(values), self.devices.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -1129,12 +1139,24 @@ def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
         return None
-    exact = wider_dtype(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
+    exact = _exact_cast(dtype)
     if exact is not None and exact in same:
-        return Cast(exact, keeps_values=is_sub_byte(dtype))
-    usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
+        return Cast(exact, keeps_values=True)
+    nearest = _NEAREST.get(dtype)
+    if nearest is not None and nearest in same:
+        return Cast(nearest)
+    usual = ("float32", "complex64", "int32")
     first, *others = [*sorted(set(same) & set(usual)), *sorted(set(same) - set(usual))]
     return Cast(first, tuple(others))
+
+
+def _exact_cast(dtype: str) -> str | None:
+    """Return a common dtype that holds every value of an uncommon dtype, or None."""
+    if is_sub_byte(dtype):
+        return wider_dtype(dtype)
+    if dtype in ("float16", "bfloat16") or dtype.startswith("float8"):
+        return "float32"
+    return "uint8" if dtype == "bool" else None
 
 
 def _kind_of_dtype(dtype: str) -> str:
@@ -1188,13 +1210,13 @@ def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def unsupported_cast_error(
-    framework: Framework, source: str, dtype: str, instead: str
+    framework: Framework, source: str, dtype: str, instead: str, *expressions: str
 ) -> DtypeNotSupportedError:
-    """Return the error for a cast that a framework does not have."""
+    """Return the error for a cast that a framework does not have, with the expressions to use instead."""
     return DtypeNotSupportedError(
         f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast.",
         reason=f"{framework.name} cannot cast {source} to {dtype}",
-        advice=instead,
+        advice=Advice(instead, expressions),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.frameworks.dtype_names import dtype_of
+from arraybridge.frameworks.dtype_names import dtype_of, np_dtype
 from arraybridge.frameworks.read_only import writable_alias
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "aligned",
     "aligned_copy",
     "aligned_empty",
+    "cast",
     "contiguous_copy",
     "parse_shape",
 ]
@@ -137,3 +139,27 @@ def contiguous_copy(view: np.ndarray) -> np.ndarray:
     if view.nbytes >= _LARGE:
         return aligned_copy(view)
     return np.array(view, order="C") if dtype.isnative else view.astype(dtype.newbyteorder("="), order="C")
+
+
+def cast(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the values cast to a dtype by NumPy's rules, even if ml_dtypes lacks the direct cast."""
+    target = np_dtype(dtype)
+    intermediate = _intermediate_dtype(values.dtype, target)
+    return (values if intermediate is None else values.astype(intermediate)).astype(target)
+
+
+@functools.cache
+def _intermediate_dtype(source: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the dtype to cast to first, which holds every value of the source; None for a direct cast.
+
+    ml_dtypes 0.5 has no casts between float8_e8m0fnu and other dtypes of at most one byte, nor between its
+    4-bit and 2-bit integers.
+    """
+    if source.isbuiltin != 2 or target.isbuiltin != 2:  # at least one is a dtype of NumPy itself
+        return None
+    try:
+        np.empty(0, source).astype(target)
+    except TypeError:
+        both = source.name + target.name
+        return np.dtype(np.float32 if "float" in both else np.int8)
+    return None

@@ -10,8 +10,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, error_text, nearest, warn
-from arraybridge.frameworks.base import Framework, find_device_or_host
+from arraybridge.frameworks.accelerators import Streams
+from arraybridge.frameworks.autodiff import Autodiff
+from arraybridge.frameworks.base import Component, Framework, component, find_device_or_host
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
+from arraybridge.frameworks.sparse import SparseArrays
 from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
 
 if TYPE_CHECKING:
@@ -177,8 +180,8 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
 
     Raises:
         TypeError: If it is not such an instance, or has no name.
-        ValueError: If the name exists and ``replace`` is false, or if the class lacks required methods
-            or ``modules``.
+        ValueError: If the name exists and ``replace`` is false, if the class lacks required methods or
+            ``modules``, or if it assigns a component in another way than ``memory = component(MyMemory)``.
 
     Example:
         >>> import numpy as np
@@ -212,6 +215,7 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
             f"Cannot register {type(framework).__name__}: it has no name."
             " Set the class attribute 'name' to a non-empty string."
         )
+    _check_components(framework)
     missing = _missing_parts(framework)
     if missing:
         raise ValueError(
@@ -248,6 +252,51 @@ def _install(framework: Framework) -> Framework:
     _instances[framework.name] = framework
     _clear_caches()
     return framework
+
+
+def _check_components(framework: Framework) -> None:
+    """Raise if a component is not an object of its class, which would only fail later, in a conversion."""
+    problem = ""
+    for name, assigned in vars(Framework).items():
+        if isinstance(assigned, component):
+            problem = problem or _component_problem(framework, name, assigned.cls)
+    for name, base in (("streams", Streams), ("autodiff", Autodiff), ("sparse", SparseArrays)):
+        value = getattr(framework, name)
+        if not isinstance(value, base):
+            fix = f"{name} = {_class_name(value, base)}()"
+            problem = problem or _wrong_component(name, value, base, fix)
+    if problem:
+        raise ValueError(f"Cannot register {type(framework).__name__}: {problem}")
+
+
+def _component_problem(framework: Framework, name: str, base: type[Component]) -> str:
+    """Return the problem with a component of a framework, and its fix; ``""`` if there is none."""
+    from inspect import getattr_static  # only registrations need it
+
+    assigned = getattr_static(framework, name)
+    if isinstance(assigned, component) and isinstance(assigned.cls, type):
+        if issubclass(assigned.cls, base):
+            return ""  # created on first access
+        value: Any = assigned.cls
+    else:
+        value = getattr(framework, name)
+        if isinstance(value, base) and getattr(value, "framework", None) is framework:
+            return ""
+    return _wrong_component(name, value, base, f"{name} = component({_class_name(value, base)})")
+
+
+def _wrong_component(name: str, value: Any, base: type, fix: str) -> str:
+    """Return the message for a component of the wrong kind; ``fix`` is the correct assignment."""
+    kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"a {type(value).__qualname__}"
+    cls = value if isinstance(value, type) else type(value)
+    derive = "" if issubclass(cls, base) else f" Derive its class from {base.__module__}.{base.__name__}."
+    return f"its attribute {name!r} is {kind}. Write: {fix}.{derive}"
+
+
+def _class_name(value: Any, base: type) -> str:
+    """Return the name of the class of a component, or an example name if it is not such a class."""
+    cls = value if isinstance(value, type) else type(value)
+    return cls.__name__ if issubclass(cls, base) else f"My{base.__name__}"
 
 
 def _missing_parts(framework: Framework) -> list[str]:
@@ -356,12 +405,12 @@ def _load(name: str) -> Framework:
             raise TypeError(f"{offered!r} is not a subclass of Framework")
         if instance.name != name:
             raise TypeError(f"the name of its class is {instance.name!r}")
+        if name not in BUILT_IN and name not in _instances:
+            return register(instance, replace=True)  # the name belongs to its entry point
     except FrameworkNotInstalledError:
         raise
     except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise _not_loaded_error(metadata_of(name), error) from error
-    if name not in BUILT_IN and name not in _instances:
-        return register(instance, replace=True)  # the name belongs to its entry point
     return _instances.setdefault(name, instance)
 
 

@@ -415,8 +415,7 @@ class _Recovery:
                 + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
                 + ". If one of them has that many rows only by chance, pass it as fixed(argument)."
             )
-            if note not in getattr(error, "__notes__", ()):
-                note_on(error, note)
+            note_on(error, note)
 
     def _part(self, rows: int, start: int, count: int) -> Batch:
         """Return the arguments for these rows."""
@@ -454,7 +453,7 @@ class _Recovery:
         return result
 
     def _give_up(self, explanation: str) -> NoReturn:
-        _extend_message(self.failure, f"arraybridge: {explanation}")
+        note_on(self.failure, f"arraybridge: {explanation}")
         raise self.failure
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
@@ -566,13 +565,3 @@ def _read_once(batch: Batch) -> str:
                     " list."
                 )
     return ""
-
-
-def _extend_message(error: BaseException, sentence: str) -> None:
-    """Add a sentence to the message of a third-party error, or as a note if its class builds the message."""
-    message = text_of(error)
-    with suppress(Exception):  # as in `note_on`
-        if error.args in ((), (message,)):
-            error.args = ("\n".join(filter(None, (message, sentence))),)
-    if sentence not in (text_of(error) or ""):
-        note_on(error, sentence)

@@ -456,44 +456,102 @@ _CAST_DTYPES = [
     "float64",
     "complex64",
     "bfloat16",
+    "float8_e3m4",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e4m3fnuz",
     "float8_e4m3b11fnuz",
+    "float8_e8m0fnu",
     "int4",
     "uint4",
 ]
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of frameworks, about what a cast loses
-@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax", "tensorflow"])
-def test_explain_agrees_about_every_cast(source: str, target: str) -> None:
+def test_every_cast_and_its_advice(source: str, target: str) -> None:
+    """`explain` and the call agree, and the casts and expressions in the advice work."""
     ml_dtypes = require("ml_dtypes")
     require(source)
     require(target)
     outcomes: set[str] = set()
     for dtype in _CAST_DTYPES:
+        values = np.array([0.5, 1, 2]).astype(getattr(ml_dtypes, dtype, None) or dtype)
         try:
-            x = arraybridge.convert_memory(np.ones(3, getattr(ml_dtypes, dtype, None) or dtype), source)
+            x = arraybridge.convert_memory(values, source)
         except arraybridge.DtypeNotSupportedError:
             continue
         for cast in _CAST_DTYPES:
-            found = [
-                _outcome(call, x, target, cast) for call in (arraybridge.explain, arraybridge.convert_memory)
-            ]
-            assert found[0] == found[1], (dtype, cast)
-            outcomes.add(found[0])
-    assert outcomes <= {"", "DtypeNotSupportedError"}
-    assert "" in outcomes
+            found = [_error(call, x, target, cast) for call in (explain, convert_memory)]
+            assert str(found[0]) == str(found[1]), (dtype, cast)
+            outcomes.add(type(found[0]).__name__)
+            if found[0] is not None:
+                _check_advice(found[0], x, target, cast)
+    assert outcomes == ({"NoneType"} if target == "numpy" else {"NoneType", "DtypeNotSupportedError"})
 
 
-def _outcome(call: Any, x: Any, target: str, dtype: str) -> str:
+def _error(call: Any, x: Any, target: str, dtype: str) -> arraybridge.MemoryConversionError | None:
     try:
         call(x, target, dtype=dtype)
     except arraybridge.MemoryConversionError as error:
-        return type(error).__name__
-    return ""
+        return error
+    return None
+
+
+def _check_advice(error: arraybridge.MemoryConversionError, x: Any, target: str, dtype: str) -> None:
+    names = {name: vars(arraybridge)[name] for name in ("to_numpy", "to_tensorflow")}
+    for expression in error.expressions:
+        result = eval(expression, {**names, "x": x})  # noqa: S307  # advice of the library
+        if expression.startswith("to_"):
+            assert (data.framework_of(result), data.dtype_name(result)) == (target, dtype)
+    if error.cast is not None:
+        # If another dtype was requested, the advice must not claim to keep its values.
+        assert not error.cast.keeps_values or data.dtype_name(x) == dtype
+        for name in (error.cast.dtype, *error.cast.others):
+            assert data.dtype_name(arraybridge.convert_memory(x, target, dtype=name)) == name
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of NaN
+@pytest.mark.parametrize("dtype", ["bool", "float16", "bfloat16", "float8_e3m4", "float8_e8m0fnu"])
+def test_the_advised_cast_keeps_every_value(dtype: str) -> None:
+    ml_dtypes = require("ml_dtypes")
+    require("pyclesperanto")
+    elements = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    bits = np.arange(2 if dtype == "bool" else 256, dtype=np.uint8)
+    values = bits.view(elements) if elements.itemsize == 1 else (bits * np.uint16(257)).view(elements)
+    with pytest.raises(DtypeNotSupportedError) as caught:
+        convert_memory(values, "pyclesperanto")
+    assert caught.value.cast is not None
+    assert caught.value.cast.keeps_values
+    result = convert_memory(convert_memory(values, "numpy", dtype=caught.value.cast.dtype), "pyclesperanto")
+    np.testing.assert_array_equal(
+        arraybridge.to_numpy(result).astype(np.float64), values.astype(np.float64), strict=True
+    )
+
+
+_SMALL_FLOATS = ["float8_e3m4", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz"]
+
+
+@pytest.mark.parametrize("dtype", _SMALL_FLOATS)
+def test_casts_that_ml_dtypes_lacks_round_once(dtype: str) -> None:
+    ml_dtypes = require("ml_dtypes")
+    scale, small = np.dtype(ml_dtypes.float8_e8m0fnu), np.dtype(getattr(ml_dtypes, dtype))
+    for before, after in ((scale, small), (small, scale)):
+        values = np.arange(256, dtype=np.uint8).view(before)
+        result = convert_memory(values, "numpy", dtype=after.name)
+        expected = values.astype(np.float64).astype(after)
+        assert result.dtype == after
+        np.testing.assert_array_equal(result.astype(np.float64), expected.astype(np.float64), strict=True)
+    with pytest.raises(TypeError):  # NumPy has no such cast
+        np.zeros(1, scale).astype(small)
+
+
+def test_casts_between_integers_below_a_byte_wrap() -> None:
+    ml_dtypes = require("ml_dtypes")
+    values = np.array([-2, -1, 0, 7], ml_dtypes.int4)
+    result = convert_memory(values, "numpy", dtype="uint4")
+    assert result.astype(int).tolist() == [14, 15, 0, 7]
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
@@ -505,6 +563,45 @@ def test_native_torch_devices_that_are_missing(kind: str) -> None:
         convert_memory(np.ones(2), "torch", device=torch.device(kind))
     with pytest.warns(arraybridge.MissingGpuWarning), arraybridge.settings(missing_gpu="host"):
         assert convert_memory(np.ones(2), "torch", device=torch.device(kind)).device.type == "cpu"
+
+
+_TORCH_PARTS: dict[str, Callable[[Any], Any]] = {
+    "per tensor": lambda torch: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
+    "per channel": lambda torch: torch.quantize_per_channel(
+        torch.ones(2, 2), torch.tensor([0.1, 0.2]), torch.tensor([0, 0]), 0, torch.qint8
+    ),
+    "below a byte": lambda torch: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint4x2),
+    "nested": lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:.*prototype")
+@pytest.mark.parametrize("options", [{"copy": True}, {"dtype": "float64"}, {"dtype": "uint8", "copy": True}])
+@pytest.mark.parametrize("kind", _TORCH_PARTS)
+def test_quantized_and_nested_tensors_are_neither_copied_nor_cast(kind: str, options: Any) -> None:
+    torch = require("torch")
+    x = _TORCH_PARTS[kind](torch)
+    assert convert_memory(x, "torch") is x
+    for call in (convert_memory, explain):
+        for target, more in (("torch", options), ("numpy", {})):
+            with pytest.raises(arraybridge.ArrayNotSupportedError, match=r"nested|quantized") as caught:
+                call(x, target, **more)
+            assert len(caught.value.expressions) == 2
+
+
+@pytest.mark.parametrize("call", [convert_memory, explain])
+def test_torch_tensors_that_cannot_be_cast(call: Any) -> None:
+    torch = require("torch")
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    for x, message in ((torch.ones(3, 3).to_mkldnn(), "to_dense"), (freed, "freed or truncated storage")):
+        with pytest.raises(arraybridge.ArrayNotSupportedError, match=message):
+            call(x, "torch", dtype="float64")
+    with pytest.raises(arraybridge.ArrayNotSupportedError, match="freed or truncated storage"):
+        call(freed, "torch", copy=True)
+    with pytest.raises(DtypeNotSupportedError, match=r"x\.view\(torch\.uint8\)"):
+        call(torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "torch", dtype="float32")
 
 
 @pytest.mark.parametrize("call", [convert_memory, explain])

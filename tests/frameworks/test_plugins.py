@@ -114,11 +114,24 @@ def test_another_package_cannot_take_the_name_of_an_entry_point(slates: str) -> 
 
 # ---- one that does not load ------------------------------------------------------------------------------
 
+WITHOUT_COMPONENT = """
+from arraybridge import Framework
+from arraybridge.frameworks.base import Memory
+
+class Bridge(Framework):
+    name, modules, memory = "component", ("componentplug",), Memory
+
+    def owns(self, x): return False
+    def to_host(self, x): return x
+    def from_host(self, view, device): return view
+"""
+
 # Name → the code of the plug-in's module, and the error that its author sees.
 BROKEN: dict[str, tuple[str | None, str]] = {
     "missing": (None, "ModuleNotFoundError"),
     "exits": ("raise SystemExit(3)", "SystemExit"),
     "other": ("class Bridge: pass", "TypeError"),
+    "component": (WITHOUT_COMPONENT, "ValueError"),
 }
 
 

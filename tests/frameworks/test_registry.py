@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import convert_memory, detect_memory_type, register
+from arraybridge import convert_memory, detect_memory_type, is_oom_error, register
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.accelerators import Streams
+from arraybridge.frameworks.base import Devices, Memory, component
+from arraybridge.frameworks.sparse import SparseArrays
 from tests.fake_gpu import FakeGpuArray, FakeGpuFramework
 from tests.helpers import registry_kept, require, run_python
 
@@ -214,6 +217,62 @@ def test_incomplete_classes_are_refused() -> None:
         some = {key: value for key, value in complete.items() if key != "to_host"}
         register(type("Partial", (arraybridge.Framework,), {**some, reader: read})())
         registry.unregister("partial")
+
+
+class OwnMemory(Memory):
+    """A component of a test framework."""
+
+
+class OwnStreams(Streams):
+    """Streams of a test framework."""
+
+
+_DERIVE = r" Derive its class from arraybridge\.frameworks\.base\.Memory\."
+_WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
+    "class": ("memory", OwnMemory, r"the class OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),
+    "instance": ("memory", OwnMemory(None), r"a OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),  # type: ignore[arg-type]
+    "other class": ("memory", dict, r"the class dict\. Write: memory = component\(MyMemory\)\." + _DERIVE),
+    "None": ("memory", None, r"a NoneType\. Write: memory = component\(MyMemory\)\." + _DERIVE),
+    "other component": (
+        "memory",
+        component(Devices),
+        r"the class Devices\. Write: memory = component\(MyMemory\)\." + _DERIVE,
+    ),
+    "streams": ("streams", OwnStreams, r"the class OwnStreams\. Write: streams = OwnStreams\(\)\.$"),
+    "no autodiff": (
+        "autodiff",
+        None,
+        r"a NoneType\. Write: autodiff = MyAutodiff\(\)\. Derive its class from",
+    ),
+    "sparse": (
+        "sparse",
+        SparseArrays,
+        r"the class SparseArrays\. Write: sparse = SparseArrays\(\)\.$",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _WRONG_COMPONENTS)
+def test_components_that_are_assigned_in_another_way_raise(kind: str) -> None:
+    name, value, message = _WRONG_COMPONENTS[kind]
+    wrong = type("Wrong", (FakeGpuFramework,), {name: value})
+    with pytest.raises(ValueError, match=f"^Cannot register Wrong: its attribute '{name}' is {message}"):
+        register(wrong())
+    assert "cards" not in registry.framework_names()
+
+
+def test_components_that_the_constructor_assigns_are_accepted() -> None:
+    class Right(FakeGpuFramework):
+        streams = OwnStreams()
+
+        def __init__(self) -> None:
+            self.memory = OwnMemory(self)
+
+    try:
+        assert type(register(Right()).memory) is OwnMemory
+        assert is_oom_error(MemoryError())
+    finally:
+        registry.unregister("cards")
 
 
 def test_a_module_with_from_dlpack_needs_no_methods(monkeypatch: pytest.MonkeyPatch) -> None:

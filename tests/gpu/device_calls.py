@@ -234,6 +234,7 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "memory.device_details": (lambda s: bool(s.memory.device_details(SECOND)), True),
     "cast": (lambda s: s.own.cast(s.x, "float64"), ARRAY),
     "check": (lambda s: s.own.check(s.x), None),
+    "interchange.check_castable": (lambda s: s.interchange.check_castable(s.x), None),
     "interchange.check_copy": (lambda s: s.interchange.check_copy(s.x), None),
     "devices.check_move": (lambda s: s.devices.check_move(s.x, SECOND), None),
     "batching.concatenate": (

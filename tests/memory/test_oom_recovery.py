@@ -83,8 +83,24 @@ def test_the_last_error_comes_out_with_what_was_tried_and_its_lines() -> None:
     with pytest.raises(MemoryError) as caught:
         run_with_oom_recovery(fail)
     assert caught.value is errors[2]
-    assert str(caught.value).startswith("third\narraybridge: Out of memory in each of 3 attempts")
+    assert (str(caught.value), caught.value.args) == ("third", ("third",))
+    assert caught.value.__notes__[0].startswith("arraybridge: Out of memory in each of 3 attempts")
     assert any(entry.name == "fail" for entry in caught.traceback)
+
+
+@pytest.mark.parametrize("arguments", [(), ("full",), (12, "Cannot allocate memory")])
+def test_the_message_and_arguments_of_an_error_stay(arguments: Any) -> None:
+    error = OSError(*arguments) if len(arguments) == 2 else MemoryError(*arguments)
+    before = str(error)
+
+    def fn() -> None:
+        raise error
+
+    for _ in range(2):  # an error that is raised again gets no second note
+        with pytest.raises(type(error)) as caught:
+            run_with_oom_recovery(fn)
+        assert (str(caught.value), caught.value.args) == (before, arguments)
+        assert len(caught.value.__notes__) == 1
 
 
 @pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, KeyboardInterrupt])

@@ -135,10 +135,15 @@ class TensorflowInterchange(Interchange):
     def check_copy(self, x: Any) -> None:
         self.framework.check(x)
 
+    def check_castable(self, x: Any) -> None:
+        _check_not_quantized(self.framework, x)
+
     def check_cast(self, source: str, dtype: str) -> None:
         if not _has_cast(source, dtype):
-            advice = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
-            raise unsupported_cast_error(self.framework, source, dtype, advice)
+            expression = f"to_tensorflow(to_numpy({{x}}, dtype={dtype!r}))"
+            raise unsupported_cast_error(
+                self.framework, source, dtype, "Cast in NumPy first: {}.", expression
+            )
 
     def is_plain(self, x: Any) -> bool:
         return not isinstance(x, tf.Variable)
@@ -328,6 +333,7 @@ class TensorflowFramework(Framework):
             raise unsupported_array_error(
                 self, "a symbolic tensor", "it has no values yet. Convert outside tf.function"
             )
+        _check_not_quantized(self, x)
         if x.dtype.name not in _DTYPES:
             raise unsupported_dtype_error(self, x.dtype.name, *_dtype_advice(x))
 
@@ -384,6 +390,16 @@ class TensorflowFramework(Framework):
         return tf.cast(x, dtype)
 
 
+def _check_not_quantized(framework: Framework, x: Any) -> None:
+    if x.dtype.is_quantized:
+        raise unsupported_array_error(
+            framework,
+            "a quantized tensor",
+            "pass its integers without the scale, {}",
+            f'tf.bitcast({{x}}, "{x.dtype.name[1:]}")',
+        )
+
+
 def _dtype_advice(x: Any) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
     dtype = x.dtype
@@ -396,8 +412,6 @@ def _dtype_advice(x: Any) -> tuple[str, ...]:
                 "tf.unique(tf.reshape({x}, [-1])).idx",
             )
         return "its strings contain numbers. Pass {}", "tf.strings.to_number({x}, tf.float64)"
-    if dtype.is_quantized:
-        return "pass its integers without the scale, {}", f'tf.bitcast({{x}}, "{dtype.name[1:]}")'
     if dtype in (tf.resource, tf.variant):
         return ("it is a handle, not a number. Pass the tensors to which it refers",)
     return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider_dtype(dtype.name)}")'

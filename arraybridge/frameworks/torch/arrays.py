@@ -5,6 +5,7 @@ PyTorch has no read-only tensors, so `arraybridge.conversion.decide` copies read
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +33,6 @@ from arraybridge.frameworks.base import (
     Pytree,
     Runtime,
     component,
-    is_sub_byte,
     nbytes_of_parts,
     refuse_sparse,
     unsupported_array_error,
@@ -76,6 +76,9 @@ _EXPORT_DTYPES = {
 # No operating system maps memory below this address. A view into a freed storage has its offset as its
 # address, so a cheap comparison detects it (FSDP frees storages this way).
 _LOWEST_ADDRESS = 1 << 32
+
+# Quantized dtypes whose elements are smaller than one byte.
+_QUANTIZED_SUB_BYTE = (torch.quint4x2, torch.quint2x4)
 
 # Reasons without details, created once.
 _LAZY_VALUES = Cause(Reason.LAZY_VALUES)
@@ -160,11 +163,20 @@ class TorchInterchange(Interchange):
         # PyTorch records conjugation and negation as bits, and computes the values later.
         return _LAZY_VALUES if x.is_conj() or x.is_neg() else None
 
+    def check_copy(self, x: torch.Tensor) -> None:
+        _check_one_array(self.framework, x)
+        if x.layout is torch.strided and _storage_is_too_small(x):
+            raise _freed_storage_error(self.framework)
+
+    def check_castable(self, x: torch.Tensor) -> None:
+        self.check_copy(x)
+        if x.is_mkldnn:
+            raise _layout_error(self.framework, x)
+
     def check_cast(self, source: str, dtype: str) -> None:
-        if is_sub_byte(source):
-            raise unsupported_cast_error(
-                self.framework, source, dtype, "Pass its bytes instead: x.view(torch.uint8)."
-            )
+        if source not in DTYPES and not _has_cast(source, dtype):
+            instead = "Pass its bytes instead: {}."
+            raise unsupported_cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         for extent, stride in zip(shape, strides, strict=True):
@@ -467,18 +479,11 @@ class TorchFramework(Framework):
         return isinstance(x, torch.Tensor)
 
     def check(self, x: torch.Tensor) -> None:
-        if x.is_nested:
-            instead = "pass {}, with a padding value of your choice, or its parts, such as {}"
-            raise unsupported_array_error(
-                self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]"
-            )
+        _check_one_array(self, x)
         if self.sparse.layout(x):
             raise refuse_sparse(self, x)
         if x.layout is not torch.strided:
-            raise unsupported_array_error(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
-        if x.is_quantized:
-            instead = "pass {}, or its integers {} with its scale"
-            raise unsupported_dtype_error(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
+            raise _layout_error(self, x)
         if x.device.type == "meta":
             raise unsupported_array_error(
                 self, "a meta tensor", "it has no values. Pass a tensor on a real device"
@@ -538,9 +543,9 @@ class TorchFramework(Framework):
             raise _freed_storage_error(self)
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
-        if x.layout is not torch.strided or x.is_nested:
+        if x.layout is not torch.strided or x.is_nested or x.is_quantized:
             return x.clone()
-        if x.itemsize == 1 and x.dtype not in NAMES and not x.is_quantized:
+        if x.itemsize == 1 and x.dtype not in NAMES:
             # PyTorch has no copy kernel for sub-byte dtypes such as uint1 to uint7.
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format)
@@ -591,14 +596,45 @@ def _has_memory(x: torch.Tensor) -> bool:
 
 def _storage_is_too_small(x: torch.Tensor) -> bool:
     """Return whether the storage of a strided tensor was resized to fewer bytes than its elements need."""
-    if not x.numel() or hasattr(x, "fake_mode"):
+    if not x.numel() or x.is_nested or hasattr(x, "fake_mode"):
         return False
     try:
         available = x.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):  # a tensor without a storage, such as a functional one
         return False
+    if x.dtype in _QUANTIZED_SUB_BYTE:
+        return available == 0
     last = sum((extent - 1) * step for extent, step in zip(x.shape, x.stride(), strict=True))
     return available < (x.storage_offset() + last + 1) * x.element_size()
+
+
+def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
+    """Raise for nested and quantized tensors, which are not a single array of numbers."""
+    if x.is_nested:
+        instead = "pass {}, with a padding value of your choice, or its parts, such as {}"
+        raise unsupported_array_error(
+            framework, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]"
+        )
+    if x.is_quantized:
+        instead = "pass {}, or its integers {} with its scale"
+        raise unsupported_array_error(
+            framework, "a quantized tensor", instead, "{x}.dequantize()", "{x}.int_repr()"
+        )
+
+
+def _layout_error(framework: Framework, x: torch.Tensor) -> Exception:
+    layout = str(x.layout).removeprefix("torch.")
+    return unsupported_array_error(framework, f"a {layout} tensor", "pass {}", "{x}.to_dense()")
+
+
+@functools.cache
+def _has_cast(source: str, dtype: str) -> bool:
+    """Return whether PyTorch can cast from a dtype that other frameworks lack, such as complex32."""
+    try:
+        torch.empty(1, dtype=getattr(torch, source), device="cpu").to(DTYPES[dtype])
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _freed_storage_error(framework: Framework) -> Exception:
