@@ -87,8 +87,8 @@ def _align(copy: Copy) -> str:
     if copy.layout:
         return _make_contiguous(copy)
     return (
-        f"create the array with aligned(shape, dtype), or copy it there {copy.once} {_COPIED_THERE}; then"
-        f" arraybridge.to_{copy.target}(x) shares it"
+        f"create the array with aligned(shape, dtype), or copy it into one {copy.once}"
+        f" {_COPIED_THERE}; then arraybridge.to_{copy.target}(x) shares it"
     )
 
 
@@ -157,8 +157,8 @@ def _move_less(copy: Copy) -> str:
             f" {source} with output_type='{source}'), and convert the last result"
         )
     return (
-        f"each call moves it to {copy.device}: convert it {copy.once}, keep results there between the steps, or"
-        f" let prefetch(items, '{copy.target}') move the next item while this one is used"
+        f"each call moves it to {copy.device}: convert it {copy.once}, keep results there between the steps,"
+        f" or let prefetch(items, '{copy.target}') move the next item while this one is used"
     )
 
 
@@ -173,7 +173,7 @@ def _share(copy: Copy) -> str:
 
 
 def _keep_bits(copy: Copy) -> str:
-    return f"arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if the precision is sufficient"
+    return f"arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if that is enough"
 
 
 ADVICE: dict[Reason, Callable[[Copy], str]] = {

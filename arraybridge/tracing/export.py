@@ -37,7 +37,8 @@ def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0
     file = Path(path)
     if file.suffix != ".json":
         raise ValueError(
-            f"Expected a file name that ends in .json, got {file.name!r}. To draw a plot, use log.plot()."
+            f"Expected a file name that ends in .json, got {file.name!r}. For a plot, use"
+            f" log.plot({file.name!r})."
         )
     tracks: _Tracks = {}
     traced: list[Json] = []
@@ -54,7 +55,7 @@ def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0
         copied += event.nbytes
         counter = {"name": "bytes copied", "cat": "counter", "ph": "C", "args": {"bytes": copied}}
         traced.append({**counter, "pid": _THREADS, "tid": 0, "ts": _micro(_end(event))})
-    # Viewers need the outer of two bars with the same start first, and an arrow after the bar that it leads to.
+    # If starts are equal, viewers need the outer bar first, and an arrow after the bar that it leads to.
     traced.sort(key=_drawing_order)
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}
     document = {"traceEvents": [*_names(tracks), *traced], "displayTimeUnit": "ms", "otherData": other}

@@ -100,9 +100,7 @@ class HotSpots(Table, Sequence[HotSpot]):
         has_users_lines = any(not spot.in_library for spot in self)
         for number, spot in enumerate(self):
             if spot.in_library and not (number and self[number - 1].in_library):
-                rows += [("",)] * has_users_lines + [
-                    ("in threads of libraries, without a line of your code:",)
-                ]
+                rows += [("",)] * has_users_lines + [("in threads of libraries, without your code:",)]
             rows += _rows(spot, width, place_width)
         return _HEAD, rows, _HEAD[1:4], self._summary()
 
@@ -116,7 +114,7 @@ class HotSpots(Table, Sequence[HotSpot]):
         if self.shared:
             parts.append(f"{self.shared} more share memory")
         if self.dropped:
-            parts.append(f"the oldest {self.dropped} events were dropped (see trace(limit=…))")
+            parts.append(f"the oldest {self.dropped} events were dropped because of limit=")
         return "; ".join(parts)
 
     def __repr__(self) -> str:
