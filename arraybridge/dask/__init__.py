@@ -9,8 +9,8 @@
 >>> map_blocks(halve, images).compute()
 array([0. , 0.5, 1. , 1.5, 2. , 2.5])
 
-Dask handles scheduling, transport and chunking. This package adds conversions inside of blocks, and registers
-arrays of all frameworks with Dask (`arraybridge.dask.array_registration`). Install it with the extra ``dask``.
+Dask handles scheduling, transport and chunking. This package converts arrays inside of blocks, and registers
+arrays of all frameworks with Dask (`arraybridge.dask.array_registration`). The extra ``dask`` installs it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Without this, Dask counts a PyTorch tensor of 40 MB as 80 bytes and does not know when to spill it to disk. No
 framework is imported: its classes are registered when Dask encounters its first array.
 
-Sizes are registered by the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are registered
-on first use of a name of `arraybridge.dask`, and serialization by `prepare`.
+Sizes are registered by the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are
+registered on first use of a name of `arraybridge.dask`, and serialization by `prepare`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _exported: dict[Segment, float] = {}
 
 
 def reach() -> str:
-    """Return a name that processes share if they can map each other's memory: same host, container and user."""
+    """Return a name for the host, container and user, whose processes can map each other's memory."""
     container = Path("/proc/self/ns/pid")
     parts = (platform.node(), container.readlink() if container.exists() else "", getpass.getuser())
     return "arraybridge-" + "-".join(map(str, parts))

@@ -140,8 +140,8 @@ def _check_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
         n != m and not math.isnan(m) for n, m in zip(block.shape, expected, strict=True)
     ):
         raise BlockError(
-            f"{function}() returned a block of shape {block.shape}, expected {expected}. Declare the change of"
-            " shape with chunks=, drop_axis= or new_axis=.",
+            f"{function}() returned a block of shape {block.shape}, expected {expected}. Declare the"
+            " change of shape with chunks=, drop_axis= or new_axis=.",
             target_type=detect_memory_type(block),
         )
     return block
@@ -297,7 +297,7 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
 def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any = "error") -> Any:
     """Convert an array of any framework to a Dask array.
 
-    The chunks are NumPy arrays. For an array on an NVIDIA GPU, they are CuPy arrays if CuPy is installed. Dask
+    The chunks are NumPy arrays; for an array on an NVIDIA GPU, they are CuPy arrays if CuPy is installed. Dask
     copies the array, so that later writes to it have no effect.
 
     Args:

@@ -55,7 +55,7 @@ _SHORT = {
     "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
 }  # fmt: skip
 #: The compiler of PyTorch, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it, and
-#: it is active from the first `torch.compile`. If it was imported before the trace, assume that it is active.
+#: it is active from the first `torch.compile`. If imported before the trace, it is treated as active.
 _COMPILER = "torch._dynamo"
 # Types of common arguments that are not arrays, which are passed on after one lookup.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
@@ -194,7 +194,7 @@ _active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that record calls 
 
 
 class _Call:
-    """A wrapper of a framework function; it equals the function, since PyTorch looks functions up in dicts."""
+    """A wrapper of a function that equals the function, since PyTorch looks functions up in dicts."""
 
     def __init__(self, original: Any, name: str, library: str = "") -> None:
         update_wrapper(self, original)
