@@ -189,7 +189,7 @@ def _nested(elements: Any, kind: Any, rows: int) -> Any:
 
 
 def _nulls_error(x: Any, columns: list[list[list[Any]]]) -> ArrayNotSupportedError:
-    """Return the error for nulls, with code that removes them at the levels where they occur."""
+    """Return the error for nulls, with code that removes them at the right levels."""
     what = f"an Arrow {type(x).__name__} with nulls"
     rows, lists, elements = _null_counts(columns)
     if _is_table(x):
@@ -199,7 +199,7 @@ def _nulls_error(x: Any, columns: list[list[list[Any]]]) -> ArrayNotSupportedErr
     sizes = _list_sizes(x.type)
     fill = f".fill_null({0 if not _is_boolean(_element_type(x.type)) else False})"
     if not sizes:
-        instead = "pass {} with a value of your choice, or {}"
+        instead = "pass {}, with a value of your choice, or {}"
         return unsupported_contents_error(what, instead, f"{{x}}{fill}", "{x}.drop_null()")
     if not lists and not elements:
         return unsupported_contents_error(what, "pass {}", "{x}.drop_null()")

@@ -18,8 +18,8 @@ _NBYTES = 16 * 2**20
 def chunks(file: Any) -> Iterator[np.ndarray]:
     """Yield slices of an array in a file along its first axis, each of whole chunks.
 
-    Each chunk, or each shard of a sharded file, is read once, when its slice is needed. Use it with `prefetch`
-    and `device_map` for files that are larger than memory.
+    Each chunk, or each shard of a sharded file, is read once, when its slice is needed. Use the slices with
+    `prefetch` and `device_map` if the file is larger than memory.
 
     Args:
         file: A zarr array or an h5py dataset with at least one axis. Without chunks, slices of about 16 MiB

@@ -1,7 +1,7 @@
 """The registry of carriers, which finds the carrier of an object.
 
-Carriers are only called for objects of no framework. Their packages are not imported: if an object of a package
-exists, the package is loaded already.
+Carriers are only called for objects of no framework. Their packages are not imported: if an object of a
+package exists, the package is loaded already.
 """
 
 from __future__ import annotations

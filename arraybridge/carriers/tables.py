@@ -33,7 +33,7 @@ class Pandas(Carrier):
             what = f"a pandas {type(x).__name__} with nulls ({dtype})"
             fill = "{x}.fillna(False)" if dtype.kind == "b" else "{x}.fillna(0)"
             raise unsupported_contents_error(
-                what, "pass {} with a value of your choice, or {}", fill, "{x}.dropna()"
+                what, "pass {}, with a value of your choice, or {}", fill, "{x}.dropna()"
             )
         cause = Cause(Reason.MASKED_STORAGE, source="pandas", source_dtype=str(dtype))
         return x.to_numpy(dtype=dtype.numpy_dtype), cause
@@ -151,7 +151,7 @@ def _array_shape(dtype: Any) -> tuple[int, ...]:
 
 
 def _check_nulls(x: Any) -> None:
-    """Raise `ArrayNotSupportedError` for nulls, with code that removes them at the levels where they occur."""
+    """Raise `ArrayNotSupportedError` for nulls, with code that removes them at the right levels."""
     is_table = is_of(x, "polars", "DataFrame")
     dtype = x.dtypes[0] if is_table else x.dtype
     has_null_rows = any(x.null_count().row(0)) if is_table else x.null_count() > 0
@@ -159,7 +159,7 @@ def _check_nulls(x: Any) -> None:
         _check_arrays(x, has_null_rows=has_null_rows)
     elif has_null_rows:
         what = f"a polars {'DataFrame' if is_table else 'Series'} with nulls"
-        instead = "pass {} with a value of your choice, or {}"
+        instead = "pass {}, with a value of your choice, or {}"
         raise unsupported_contents_error(what, instead, f"{{x}}{_fill(dtype)}", "{x}.drop_nulls()")
 
 

@@ -9,7 +9,7 @@ from arraybridge.frameworks import registry
 
 
 class Variables(Carrier):
-    """A carrier for variables of Keras and Flax (such as ``nnx.Param``), which have an array of any framework."""
+    """A carrier for Keras and Flax variables, such as ``nnx.Param``, with an array of any framework."""
 
     expression = "{x}.value"
 

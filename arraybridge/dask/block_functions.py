@@ -297,7 +297,7 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
 def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any = "error") -> Any:
     """Convert an array of any framework to a Dask array.
 
-    The chunks are NumPy arrays; for an array on an NVIDIA GPU, they are CuPy arrays if CuPy is installed. Dask
+    The chunks are NumPy arrays, or CuPy arrays if the array is on an NVIDIA GPU and CuPy is installed. Dask
     copies the array, so that later writes to it have no effect.
 
     Args:

@@ -54,8 +54,8 @@ _SHORT = {
     "numpy": "np", "tensorflow": "tf", "pyclesperanto": "cle", "pyclesperanto_prototype": "cle",
     "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
 }  # fmt: skip
-#: The compiler of PyTorch, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it, and
-#: it is active from the first `torch.compile`. If imported before the trace, it is treated as active.
+#: The compiler of PyTorch, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it. It
+#: is active from the first `torch.compile`. If imported before the trace, it is treated as active.
 _COMPILER = "torch._dynamo"
 # Types of common arguments that are not arrays, which are passed on after one lookup.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
