@@ -2,8 +2,8 @@
 
 Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
 parts are concatenated. Other values that are not arrays are kept if they are the same object or an equal
-string in every part. A number in a result must be a number of the batch. Other numbers raise an error, since they
-could be added, averaged or listed.
+string in every part. A number in a result must be a number of the batch. Other numbers raise an error, since
+they could be added, averaged or listed.
 """
 
 from __future__ import annotations

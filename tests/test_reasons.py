@@ -78,7 +78,7 @@ CASES: list[tuple[Make, str, dict[str, Any], Reason, str]] = [
         "tensorflow",
         {},
         Reason.NOT_C_CONTIGUOUS,
-        "in memory of aligned(shape, dtype)",
+        "in memory from aligned(shape, dtype)",
     ),
     (lambda: aligned()[:, 1:], "jax", {}, Reason.NOT_COMPACT, "skips elements"),
     (
@@ -103,7 +103,7 @@ CASES: list[tuple[Make, str, dict[str, Any], Reason, str]] = [
         Reason.MISALIGNED_ELEMENTS,
         "then arraybridge.to_torch(x)",
     ),
-    (lambda: np.ones(4, ">f8"), "torch", {}, Reason.BYTE_ORDER, "this machine's byte order"),
+    (lambda: np.ones(4, ">f8"), "torch", {}, Reason.BYTE_ORDER, "the native byte order"),
     (read_only, "torch", {}, Reason.READ_ONLY, "to_torch(x, copy=False) shares it"),
     (read_only_file_map, "torch", {}, Reason.READ_ONLY_FILE_MAP, 'np.load(path, mmap_mode="c")'),
     (lambda: require("jax").numpy.float32(2), "torch", {}, Reason.CACHED_SCALAR, "pass a number"),

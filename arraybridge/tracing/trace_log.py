@@ -133,7 +133,7 @@ class TraceLog(Table):
             for JSON.
 
         Raises:
-            TypeError, ValueError: If ``top`` is not a positive whole number.
+            ValueError: If ``top`` is not a positive whole number.
 
         >>> import numpy as np, arraybridge
         >>> with arraybridge.trace() as log:
