@@ -180,7 +180,7 @@ def test_arrays_that_several_devices_hold() -> None:
     by_rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
     y = jax.device_put(x, by_rows)
     (event,) = heard(lambda: jax.device_put(x, by_rows))
-    assert (event.nbytes, event.reason) == (MIB, "it is laid out anew over devices")
+    assert (event.nbytes, event.reason) == (MIB, "it is redistributed over devices")
     assert heard(lambda: jax.device_put(y, by_rows)) == [], "it lies there already"
     with trace(foreign=True) as log:
         np.asarray(y)
