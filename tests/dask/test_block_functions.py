@@ -295,7 +295,7 @@ WRONG_BLOCKS = {
     "chunks": (lambda b: b[:1], {"chunks": (2, 2)}, ("(1, 2)", "(2, 2)", "chunks=")),
     "declared rank": (lambda b: b, {"drop_axis": 0}, ("(2, 2)", "expected (2,)")),
     "new axis": (lambda b: np.stack([b, b]), {"new_axis": 0}, ("(2, 2, 2)", "(1, 2, 2)", "new_axis=")),
-    "dtype": (lambda b: b > 1, {}, ("bool", "float64", "the dtype of the array", "pass dtype='bool'")),
+    "dtype": (lambda b: b > 1, {}, ("bool", "float64", "the dtype of the array", "Pass dtype='bool'")),
     "declared dtype": (lambda b: b, {"dtype": "int8"}, ("float64", "int8", "as declared")),
     "dtype of meta": (lambda b: b, {"meta": np.empty((0, 0), "int8")}, ("float64", "the dtype of meta=")),
     "None": (lambda b: None, {}, ("NoneType", "one array")),
