@@ -2,8 +2,8 @@
 
 Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
 parts are concatenated. Other values that are not arrays are kept if they are the same object or an equal
-string in every part. A number in a result must be a number of the batch. Other numbers raise, because nothing
-says whether to add, average or list them.
+string in every part. A number in a result must be a number of the batch. Other numbers raise an error, since
+they could be added, averaged or listed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from arraybridge.trees import (
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
-    """A wrapper for an argument that every part receives whole, even if its length is the number of rows.
+    """A wrapper for an argument that every part receives unsplit, even if its length is the number of rows.
 
     It also works inside containers. If a function returns `fixed`, the value of the first part is used.
 
@@ -180,7 +180,7 @@ class Joined:
         rows: The number of rows of the whole batch.
         axis: The axis of the rows in the results; negative axes count from the end.
         batch: The input. Its numbers and lists may be part of the result.
-        noun: The word for a part in messages.
+        noun: The name of a part in messages.
         row_by_row: Whether to reject arrays that do not have one row per row of their part.
     """
 
@@ -200,7 +200,7 @@ class Joined:
         """Join the result of the next ``count`` rows. Can be called again after an out-of-memory error.
 
         Raises:
-            CannotSplitError: The result cannot be joined to the results before it.
+            CannotSplitError: If the result cannot be joined to the previous results.
         """
         root = self._root if self.done else self.node(result, count, "")
         root.put(result, self.done, count)
@@ -211,7 +211,7 @@ class Joined:
         """Return the joined result.
 
         Raises:
-            CannotSplitError: A list can be read as a list of rows and as a list of results.
+            CannotSplitError: If a list could be either a list of rows or a list of results.
         """
         return self._root.result()
 
@@ -243,7 +243,9 @@ class Joined:
             data,
             {
                 "frameworks": owner.name,
-                "classes": type(data).__name__,  # a masked array next to a plain one would lose its mask
+                "classes": type(
+                    data
+                ).__name__,  # joined with a plain array, a masked array would lose its mask
                 "layouts": owner.sparse.layout(data),
                 "dtypes": owner.dtype_name(data),
                 "devices": owner.devices.device_of(data),
@@ -266,7 +268,7 @@ class Joined:
         if carrier_of(x) is not None:
             name = type(x).__qualname__
             raise self.error(
-                place, f"a {name} has more than its array", "Return the array, such as x.values."
+                place, f"a {name} has more data than its array", "Return the array, such as x.values."
             )
 
     def _is_input_list(self, x: Any) -> bool:
@@ -315,7 +317,7 @@ class _Value(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         value = self.value
         same = x is value or (type(x) is type(value) and issubclass(type(x), str) and x == value)
-        if _is_number(value):  # small integers are one object by chance
+        if _is_number(value):  # small integers are cached objects
             same = same and any(x is y for y in leaves_of(self.of.batch))
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
@@ -332,7 +334,7 @@ def _is_number(x: Any) -> bool:
 
 
 class _Column(_Node):
-    """The arrays at one place: in one output array for all parts, or stored per part, by its first row."""
+    """The arrays at one place: in one output array, or stored per part by the first row of the part."""
 
     __slots__ = ("buffer", "parts", "properties")
 
@@ -558,7 +560,7 @@ def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> boo
 
 
 def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
-    """Return the properties of a container that the results of all parts must share."""
+    """Return the properties of a container that must be equal in all parts."""
     return type(tree), set(opened.names), opened.extra
 
 
@@ -570,22 +572,22 @@ def _named(x: Any) -> str:
 
 
 def _snapshot_entry(x: Any) -> Any:
-    """Return an entry of a row list that stays the same if a function writes to its buffers again."""
+    """Return an entry of a row list that later writes to its buffers do not change."""
     _, data = source_of(x)
     if carrier_of(x) is None:
         return snapshot(x) if data is x else x
-    if registry.find_owner(data) is None:  # an image or a file, whose values are read later
+    if registry.find_owner(data) is None:  # an image or a file, which is read later
         return x
     try:
         return copy.deepcopy(x)
-    except Exception:  # noqa: BLE001  # __deepcopy__ of any class; memoryviews, for example, cannot be copied
+    except Exception:  # noqa: BLE001  # __deepcopy__ of any class, which memoryview does not support
         return x
 
 
 def snapshot(x: Any) -> Any:
-    """Return an array itself if it is immutable or tracked for gradients, otherwise a copy."""
+    """Return the array if it is immutable or requires gradients, otherwise a copy."""
     owner, data = source_of(x)
     if owner.mutable:
         return data if owner.autodiff.requires_grad(data) else owner.copy(data)
-    # A snapshot of a tf.Variable, which its gradient tape records.
+    # For a tf.Variable, its current value, as recorded by the gradient tape.
     return owner.autodiff.prepare(data)

@@ -69,35 +69,41 @@ Make = Callable[[], Any]
 CASES: list[tuple[Make, str, dict[str, Any], Reason, str]] = [
     (lambda: np.ones(3), "numpy", {}, Reason.SAME_OBJECT, ""),
     (aligned, "torch", {}, Reason.SHARED_HOST_MEMORY, ""),
-    (aligned, "torch", {"copy": True}, Reason.COPY_REQUESTED, "leave copy=True out"),
-    (aligned, "numpy", {"copy": True}, Reason.COPY_REQUESTED, "leave copy=True out"),
-    (aligned, "torch", {"dtype": "float64"}, Reason.CAST_REQUESTED, "make the array in that dtype"),
-    (aligned, "numpy", {"dtype": "float64"}, Reason.CAST_REQUESTED, "make the array in that dtype"),
+    (aligned, "torch", {"copy": True}, Reason.COPY_REQUESTED, "omit copy=True"),
+    (aligned, "numpy", {"copy": True}, Reason.COPY_REQUESTED, "omit copy=True"),
+    (aligned, "torch", {"dtype": "float64"}, Reason.CAST_REQUESTED, "create the array in that dtype"),
+    (aligned, "numpy", {"dtype": "float64"}, Reason.CAST_REQUESTED, "create the array in that dtype"),
     (
         lambda: aligned()[:, 1:],
         "tensorflow",
         {},
         Reason.NOT_C_CONTIGUOUS,
-        "in memory of aligned(shape, dtype)",
+        "in memory from aligned(shape, dtype)",
     ),
-    (lambda: aligned()[:, 1:], "jax", {}, Reason.NOT_COMPACT, "leaves elements out"),
-    (lambda: aligned()[::-1], "torch", {}, Reason.NEGATIVE_STRIDES, "make it C-contiguous where it is made"),
+    (lambda: aligned()[:, 1:], "jax", {}, Reason.NOT_COMPACT, "skips elements"),
+    (
+        lambda: aligned()[::-1],
+        "torch",
+        {},
+        Reason.NEGATIVE_STRIDES,
+        "make it C-contiguous where it is created",
+    ),
     (
         lambda: np.zeros(4, [("a", "i1"), ("b", "f4")])["b"],
         "torch",
         {},
         Reason.STRIDE_MULTIPLES,
-        "leaves elements out",
+        "skips elements",
     ),
-    (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, Reason.MISALIGNED, "would let arraybridge.to_jax(x)"),
+    (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, Reason.MISALIGNED, "then arraybridge.to_jax(x)"),
     (
         lambda: np.zeros(17, np.uint8)[1:].view("complex128"),
         "torch",
         {},
         Reason.MISALIGNED_ELEMENTS,
-        "would let arraybridge.to_torch(x)",
+        "then arraybridge.to_torch(x)",
     ),
-    (lambda: np.ones(4, ">f8"), "torch", {}, Reason.BYTE_ORDER, "this machine's byte order"),
+    (lambda: np.ones(4, ">f8"), "torch", {}, Reason.BYTE_ORDER, "the native byte order"),
     (read_only, "torch", {}, Reason.READ_ONLY, "to_torch(x, copy=False) shares it"),
     (read_only_file_map, "torch", {}, Reason.READ_ONLY_FILE_MAP, 'np.load(path, mmap_mode="c")'),
     (lambda: require("jax").numpy.float32(2), "torch", {}, Reason.CACHED_SCALAR, "pass a number"),
@@ -174,7 +180,8 @@ def test_a_replica_is_shared_after_it_was_gathered() -> None:
     for replicated in (True, False):
         x = on_two_devices(replicated)
         assert (
-            explain(x, "torch").advice == "gather it where it is made (jax.device_put(x, jax.devices()[0]))"
+            explain(x, "torch").advice
+            == "gather it where it is created (jax.device_put(x, jax.devices()[0]))"
         )
         assert explain(jax.device_put(x, jax.devices("cpu")[0]), "torch").copies == 0
 

@@ -1,1 +1,1 @@
-"""Objects that carry one array: read as arrays, and made anew around others."""
+"""Carriers: objects that wrap one array, which can be read and replaced."""

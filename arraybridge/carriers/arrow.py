@@ -1,4 +1,4 @@
-"""Carriers of Arrow: tables, record batches, chunked arrays, and arrays of fixed-size lists."""
+"""The carrier for Arrow tables, record batches, chunked arrays, and arrays of fixed-size lists."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from arraybridge.reasons import Cause, Reason
 
 
 class Arrow(Carrier):
-    """Tables and record batches of one numeric type, chunked arrays, and arrays of fixed-size lists.
+    """A carrier for tables and record batches of one numeric type, chunked arrays, and fixed-size lists.
 
-    Arrays of numbers without nulls export DLPack themselves. Arrays of booleans, which DLPack does not have
-    in bits, and arrays with nulls are carriers too.
+    Arrays of numbers without nulls export DLPack themselves. Arrays with nulls and arrays of booleans, which
+    Arrow stores as bits, are carriers too.
     """
 
     expression = "arraybridge.to_numpy({x})"
@@ -40,7 +40,7 @@ class Arrow(Carrier):
             [_levels(chunk) for chunk in _chunks(column)] for column in (x.columns if is_table else [x])
         ]
         if any(level.null_count for chunks in columns for levels in chunks for level in levels):
-            raise _refuse_nulls(x, columns)
+            raise _nulls_error(x, columns)
         element = _element_type(x.schema.types[0] if is_table else x.type)
         dtype = np.dtype(element.to_pandas_dtype())
         shape = (len(x), len(columns)) if is_table else (len(x), *_list_sizes(x.type))
@@ -122,8 +122,7 @@ def _chunks(column: Any) -> list[Any]:
 def _levels(array: Any) -> list[Any]:
     """Return an array, the elements of its lists, their elements, and so on.
 
-    ``flatten`` respects a slice of the array and leaves out its null lists. ``values``, which is quicker,
-    ignores both.
+    ``flatten`` respects a slice of the array and omits its null lists. ``values`` is faster but ignores both.
     """
     found = [array]
     for size in _list_sizes(array.type):
@@ -147,8 +146,8 @@ def _null_counts(columns: list[list[list[Any]]]) -> tuple[int, int, int]:
 
 
 def _join(parts: list[list[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the values of all columns, each of which is contiguous, in new memory."""
-    if dtype.kind == "b" and len(parts) == 1:  # a chunked array takes two thirds of the time of an array
+    """Return the values of all columns in new memory, with contiguous columns."""
+    if dtype.kind == "b" and len(parts) == 1:  # two thirds of the time of an array
         values: np.ndarray = sys.modules["pyarrow"].chunked_array(parts[0]).to_numpy()
         return values.reshape(shape)
     memory = host_memory.aligned_empty((len(parts), math.prod(shape) // len(parts)), dtype)
@@ -161,7 +160,7 @@ def _join(parts: list[list[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) 
 
 
 def _adjacent(columns: list[np.ndarray]) -> np.ndarray | None:
-    """Return one array over columns that follow each other in memory without a gap; otherwise None."""
+    """Return one array that shares the memory of adjacent columns; None if they are not adjacent."""
     addresses = [host_memory.address(column) for column in columns]
     nbytes = columns[0].nbytes
     if any(after - before != nbytes for before, after in pairwise(addresses)):
@@ -175,23 +174,23 @@ def _adjacent(columns: list[np.ndarray]) -> np.ndarray | None:
 
 
 def _nested(elements: Any, kind: Any, rows: int) -> Any:
-    """Return elements in lists like those of a type, with its names, nullability and metadata."""
+    """Return the elements in lists of a type, with its names, nullability and metadata."""
     pyarrow = sys.modules["pyarrow"]
     for each in reversed(_list_types(kind)):
         own = pyarrow.list_(each.value_field.with_type(elements.type), each.list_size)
         if each.list_size:
             elements = pyarrow.FixedSizeListArray.from_arrays(elements, type=own)
-        else:  # whose number the elements do not show
+        else:  # the number of empty lists does not follow from the elements
             elements = pyarrow.array([[]] * rows, own)
     return elements
 
 
-# -- refuse -------------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------------
 
 
-def _refuse_nulls(x: Any, columns: list[list[list[Any]]]) -> ArrayNotSupportedError:
-    """Return the error for nulls, with expressions that work for the places where they are."""
-    what = f"a {type(x).__name__} of Arrow with nulls"
+def _nulls_error(x: Any, columns: list[list[list[Any]]]) -> ArrayNotSupportedError:
+    """Return the error for nulls, with code that removes them at the right levels."""
+    what = f"an Arrow {type(x).__name__} with nulls"
     rows, lists, elements = _null_counts(columns)
     if _is_table(x):
         return unsupported_contents_error(
@@ -211,6 +210,6 @@ def _refuse_nulls(x: Any, columns: list[list[list[Any]]]) -> ArrayNotSupportedEr
     one = ".combine_chunks()" if is_of(x, "pyarrow", "ChunkedArray") else ""
     shape = ", ".join(map(str, (-1, *sizes)))
     numbers = f"{{x}}{one}.flatten(recursive=True){fill}.to_numpy(zero_copy_only=False).reshape({shape})"
-    without = f", without its {rows} null rows" if rows else ""
-    instead = f"pass {{}}, with a value of your choice{without}, or {{}}, without the rows that have nulls"
+    without = f" but without its {rows} null rows" if rows else ""
+    instead = f"pass {{}}, with a value of your choice{without}; or {{}}, without the rows that have nulls"
     return unsupported_contents_error(what, instead, numbers, complete)

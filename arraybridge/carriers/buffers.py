@@ -1,4 +1,4 @@
-"""Carriers of the buffer protocol."""
+"""The carrier for objects with the buffer protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arraybridge.carriers.carrier import Carrier
 
 
 class Buffers(Carrier):
-    """Whatever has the buffer protocol: memoryview, array.array, mmap, bytes."""
+    """A carrier for objects with the buffer protocol, such as memoryview, array.array, mmap and bytes."""
 
     expression = "np.asarray({x})"
 

@@ -21,7 +21,7 @@ class Carrier:
 
     Example:
         >>> import numpy as np, arraybridge
-        >>> class Scan:  # the class of another library
+        >>> class Scan:  # a class of another library
         ...     def __init__(self, pixels, patient):
         ...         self.pixels, self.patient = pixels, patient
         >>> class Scans(arraybridge.Carrier):
@@ -43,31 +43,32 @@ class Carrier:
     expression: ClassVar[str] = ""
 
     def carries(self, x: Any) -> bool:
-        """Return whether ``x`` is such an object; called only for objects that no framework owns.
+        """Return whether ``x`` is a carrier of this kind; only called for objects of no framework.
 
-        An exception counts as False, so that an unrelated object in an argument never breaks a call.
+        An exception counts as False, so that unrelated objects in arguments do not break calls.
         """
         raise NotImplementedError
 
     def array(self, x: Any) -> Any:
         """Return the array that ``x`` carries, of any framework, if ``x`` keeps its memory alive.
 
-        Otherwise return a pair: an object to read later (a NumPy array, or an object with ``shape``,
-        ``dtype``, ``nbytes`` and slicing, such as a file), and the reason as a text that follows "because".
-        The carriers of this library return a `Cause` instead of the text.
+        Otherwise, if the values have to be copied, return a pair. Its first item is a NumPy array, or an
+        object with ``shape``, ``dtype``, ``nbytes`` and slicing, such as a file, which is read later. The
+        second item is the reason as text that follows "because". The carriers of this library return a
+        `Cause` instead of text.
         """
         raise NotImplementedError
 
     def rebuild(self, x: Any, array: Any) -> Any:
         """Return an object like ``x`` that carries another array of the same shape and framework.
 
-        Return the array itself if there is no such object, as for files, or for another dtype.
+        Return the array itself if there is no such object, for example for files or for unsupported dtypes.
         """
         return array
 
 
 class Unread:
-    """Values that ``read`` makes when they are needed, for `Carrier.array`."""
+    """Values that ``read`` returns when they are needed, for `Carrier.array`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
         self.shape = shape
@@ -80,7 +81,7 @@ class Unread:
 
 
 def is_of(x: Any, package: str, *names: str) -> bool:
-    """Whether ``x`` is of one of these classes of a package; imports none."""
+    """Return whether ``x`` is an instance of the named classes of a package, without importing it."""
     module = sys.modules.get(package)
     return module is not None and isinstance(x, tuple(getattr(module, name) for name in names))
 
@@ -88,7 +89,7 @@ def is_of(x: Any, package: str, *names: str) -> bool:
 def unsupported_contents_error(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
     """Return the error for an object whose contents cannot be converted exactly.
 
-    ``instead`` has ``{}`` in the place of each of the expressions, which are about ``x``, the object.
+    ``instead`` is the advice, with ``{}`` for each of the expressions. In these, ``{x}`` is the object.
     """
     advice = Advice(instead, expressions)
     return ArrayNotSupportedError(f"{what} cannot be converted", reason=what, advice=advice)

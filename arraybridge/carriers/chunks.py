@@ -1,4 +1,4 @@
-"""Read an array of a file chunk by chunk."""
+"""Read an array in a file chunk by chunk."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from arraybridge.carriers.files import Files
 
 __all__ = ["chunks"]
 
-# Of a file that has no chunks, read at a time.
+# The size of slices of files without chunks.
 _NBYTES = 16 * 2**20
 
 
 def chunks(file: Any) -> Iterator[np.ndarray]:
-    """The slices of a file along its first axis, each of whole chunks, read when they are asked for.
+    """Yield slices of an array in a file along its first axis, each of whole chunks.
 
-    A chunk, or a shard where the chunks lie in shards, is read once: for `prefetch` and `device_map`, over
-    files that are larger than memory.
+    Each chunk, or each shard of a sharded file, is read once, when its slice is needed. Use the slices with
+    `prefetch` and `device_map` if the file is larger than memory.
 
     Args:
-        file: an array of zarr or h5py. Where it has no chunks, slices of about 16 MiB are read.
+        file: A zarr array or an h5py dataset with at least one axis. Without chunks, slices of about 16 MiB
+            are read.
+
+    Returns:
+        An iterator over NumPy arrays. They have the shape of the file except along the first axis.
 
     Raises:
-        TypeError: it is no array of zarr or h5py, or has no axis.
+        TypeError: If ``file`` is not an array of zarr or h5py, or has no axis.
 
     >>> import numpy as np, zarr
     >>> file = zarr.array(np.arange(10), chunks=(4,))
@@ -34,7 +38,7 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
     """
     if not Files().carries(file) or not file.shape:
         raise TypeError(
-            f"chunks() takes an array of zarr or h5py with an axis, not {type(file).__qualname__}"
+            f"chunks() expected a zarr array or h5py dataset with an axis, got {type(file).__qualname__}."
         )
     chunk = getattr(file, "shards", None) or file.chunks
     rows = chunk[0] if chunk else max(1, _NBYTES * file.shape[0] // max(1, file.nbytes))

@@ -1,4 +1,4 @@
-"""Carriers of arrays in files: zarr and h5py."""
+"""The carrier for arrays in files: zarr and h5py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from arraybridge.reasons import Cause, Reason
 
 
 class Files(Carrier):
-    """Arrays of zarr and h5py."""
+    """A carrier for zarr arrays and h5py datasets."""
 
     expression = "{x}[...]"
 
@@ -19,9 +19,9 @@ class Files(Carrier):
     def array(self, x: Any) -> Any:
         package = type(x).__module__.partition(".")[0]
         if package == "h5py" and not x:
-            raise unsupported_contents_error("a dataset of h5py whose file is closed", "open the file again")
+            raise unsupported_contents_error("an h5py dataset whose file is closed", "open the file again")
         if x.shape is None:
             raise unsupported_contents_error(
-                "an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, {x}.dtype)"
+                "an empty h5py dataset", "it has no shape; pass {}", "np.empty(0, {x}.dtype)"
             )
         return x, Cause(Reason.FILE, source="a zarr array" if package == "zarr" else "an h5py dataset")

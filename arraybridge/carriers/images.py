@@ -1,4 +1,4 @@
-"""Carriers of images: SimpleITK and Pillow."""
+"""Carriers for images: SimpleITK and Pillow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arraybridge.reasons import Cause, Reason
 
 
 class SimpleItk(Carrier):
-    """Images with a place in space."""
+    """A carrier for SimpleITK images, whose origin, spacing and direction are preserved."""
 
     expression = "SimpleITK.GetArrayFromImage({x})"
 
@@ -22,17 +22,17 @@ class SimpleItk(Carrier):
 
     def array(self, x: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
-        if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
+        if "label" in x.GetPixelIDTypeAsString():  # reading these crashes the process
             instead = "it has no pixels; pass {}"
             raise unsupported_contents_error(
-                "a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel({x})"
+                "a SimpleITK label map", instead, "SimpleITK.LabelMapToLabel({x})"
             )
         ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
         pixel = sitk.GetArrayFromImage(ones)
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
 
         def pixels() -> np.ndarray:
-            # A look at pixels that two images share drops the metadata of one: so it is at a second image.
+            # If two images share pixels, reading them drops the metadata of the image that is read.
             values: np.ndarray = sitk.GetArrayFromImage(sitk.Image(x))
             return values
 
@@ -54,7 +54,7 @@ class SimpleItk(Carrier):
 
 
 class Pillow(Carrier):
-    """Pictures, whose mode says what their numbers mean."""
+    """A carrier for Pillow images, whose mode defines the meaning of their values."""
 
     expression = "np.asarray({x})"
 
@@ -63,9 +63,9 @@ class Pillow(Carrier):
 
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
-            instead = "its numbers stand for colors; pass {}, its colors, or {}, its numbers (such as labels)"
+            instead = "its values are color indices; pass {}, its colors, or {}, its indices (such as labels)"
             raise unsupported_contents_error(
-                f"an image of mode {x.mode}", instead, '{x}.convert("RGB")', "np.asarray({x})"
+                f"a mode-{x.mode} image", instead, '{x}.convert("RGB")', "np.asarray({x})"
             )
         if _is_closed(x):
             raise _closed_image()
@@ -73,7 +73,7 @@ class Pillow(Carrier):
 
         def pixels() -> np.ndarray:
             try:
-                values = np.array(x)  # whose True is 255 in mode "1"
+                values = np.array(x)  # True is stored as 255 in mode "1"
             except (ValueError, AttributeError) as error:  # its file was closed before it was read
                 raise _closed_image() from error
             return values.view(np.uint8) != 0 if values.dtype == bool else values
@@ -89,20 +89,20 @@ class Pillow(Carrier):
                 like = pillow.fromarray(array)
             except (TypeError, ValueError):  # no mode of this dtype
                 return array
-            if self.array(like)[0].dtype != array.dtype:  # Pillow has made float32 of float64
+            if self.array(like)[0].dtype != array.dtype:  # Pillow converts float64 to float32
                 return array
         elif x.mode == "1":
             like = pillow.fromarray(array)
-        else:  # by the mode of the picture: CMYK looks like RGBA
+        else:  # the shape does not define the mode: CMYK and RGBA both have four channels
             like = pillow.frombytes(x.mode, x.size, array.astype(pixel.dtype, copy=False).tobytes())
         like.info = x.info.copy()
         return like
 
 
 def _is_closed(x: Any) -> bool:
-    """Return whether an image of Pillow has been closed, before or after it was read.
+    """Return whether a Pillow image is closed, before or after it was read.
 
-    ``_im`` is private, since ``x.im`` raises of a closed image (Pillow 13).
+    This uses the private ``_im``, since ``x.im`` raises for a closed image (Pillow 13).
     """
     is_unread = bool(getattr(x, "tile", None))
     if is_unread and getattr(x, "fp", x) is None:
@@ -111,5 +111,5 @@ def _is_closed(x: Any) -> bool:
 
 
 def _closed_image() -> ArrayNotSupportedError:
-    instead = "open the file again, and convert the image before you close it"
-    return unsupported_contents_error("an image of Pillow that is closed", instead)
+    instead = "open the file again, and convert the image before closing it"
+    return unsupported_contents_error("a closed Pillow image", instead)

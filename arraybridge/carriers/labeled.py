@@ -1,4 +1,4 @@
-"""Carriers of labeled arrays: xarray."""
+"""The carrier for labeled arrays: xarray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arraybridge.reasons import Cause, Reason
 
 
 class Xarray(Carrier):
-    """Arrays with names for their axes. Datasets carry several arrays, and are none."""
+    """A carrier for xarray arrays with named axes. Datasets have several arrays and are not carriers."""
 
     expression = "{x}.data"
 
@@ -22,26 +22,26 @@ class Xarray(Carrier):
 
     def array(self, x: Any) -> Any:
         if x.chunks is not None:
-            instead = "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x.data)"
+            instead = "pass {}, or process its blocks with arraybridge.dask.map_blocks(fn, x.data)"
             raise unsupported_contents_error(
                 "an xarray object over Dask, which is lazy,", instead, "{x}.compute()"
             )
         variable = getattr(x, "variable", x)
         if _is_unread(variable):
-            source = "a file, which xarray has opened lazily"
+            source = "a file that xarray opened lazily"
             return _UnreadVariable(variable), Cause(Reason.FILE, source=source)
-        return x.data  # of any framework, which says what it has against sparse ones
+        return x.data  # of any framework, or sparse, which raises an error later
 
     def rebuild(self, x: Any, array: Any) -> Any:
         like = x.copy(deep=False, data=array)
-        like.encoding = {}  # says how the old values lie in a file; xarray's own arithmetic drops it, too
+        like.encoding = {}  # the encoding of the old values in a file; xarray arithmetic drops it, too
         return like
 
 
 def _is_unread(variable: Any) -> bool:
-    """Return whether a variable of xarray reads its values only when somebody asks for them.
+    """Return whether an xarray variable has not read its values from a file yet.
 
-    Its ``data`` would read the file, and no public attribute reports this (xarray 2026.9).
+    ``data`` would read the file, and xarray 2026.9 has no public attribute for it.
     """
     contents = getattr(variable, "_data", None)
     is_of_xarray = type(contents).__module__.partition(".")[0] == "xarray"
@@ -49,7 +49,7 @@ def _is_unread(variable: Any) -> bool:
 
 
 class _UnreadVariable:
-    """The values of a variable of xarray, read in parts from its file."""
+    """The values of an xarray variable, which are read from its file in parts."""
 
     def __init__(self, variable: Any) -> None:
         self.shape = tuple(variable.shape)

@@ -1,7 +1,7 @@
-"""The registry of carriers: find the one that an object belongs to.
+"""The registry of carriers, which finds the carrier of an object.
 
-Carriers are asked only of what no framework owns. None of their packages is imported here: one whose object
-comes is there already.
+Carriers are only called for objects of no framework. Their packages are not imported: if an object of a
+package exists, the package is loaded already.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["carrier_of", "register_carrier"]
 
-#: Entry-point group of other packages: ``root module of the objects' classes = "package.module:Class"``.
+#: The entry-point group for other packages: ``root module of the objects = "package.module:Class"``.
 GROUP = "arraybridge.carriers"
 
 _registered: list[Carrier] = []
-# Type → the carriers to ask of its objects.
+# The carriers to try for objects of each type.
 _by_type: dict[type, tuple[Carrier, ...]] = new_cache()
 
 
 def register_carrier(carrier: Carrier) -> Carrier:
-    """Add a kind of carriers and return it.
-
-    The carrier that was registered last has priority.
+    """Register a carrier. The carrier that was registered last has priority.
 
     Args:
         carrier: An instance of a subclass of `Carrier`.
@@ -40,11 +38,11 @@ def register_carrier(carrier: Carrier) -> Carrier:
         The same instance.
 
     Raises:
-        TypeError: If it is not such an instance.
+        TypeError: If ``carrier`` is not such an instance.
 
     Example:
         >>> import numpy as np, arraybridge
-        >>> class Photo:  # the class of another library
+        >>> class Photo:  # a class of another library
         ...     def __init__(self, pixels, place):
         ...         self.pixels, self.place = pixels, place
         >>> class Photos(Carrier):
@@ -59,22 +57,22 @@ def register_carrier(carrier: Carrier) -> Carrier:
         tensor([0., 0.], dtype=torch.float64)
     """
     if not isinstance(carrier, Carrier):
-        raise TypeError(f"register_carrier() takes an instance of a Carrier subclass, not {carrier!r}")
+        raise TypeError(f"register_carrier() expected an instance of a Carrier subclass, got {carrier!r}.")
     _registered.insert(0, carrier)
     empty_caches()
     return carrier
 
 
 def carrier_of(x: Any) -> Carrier | None:
-    """What ``x`` is as an object that carries an array; None if it is none, or an array of a framework."""
+    """Return the carrier of an object; None if it has none, or is an array of a framework."""
     cls = type(x)
     candidates = _by_type.get(cls)
     if candidates is None:
         try:
             candidates = tuple(_candidates(x, cls))
-        except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
+        except (RecursionError, MemoryError, MemoryConversionError):  # the last for a broken framework
             raise
-        except Exception:  # noqa: BLE001  # of the object's own attributes, such as its __class__
+        except Exception:  # noqa: BLE001  # from attributes of the object, such as __class__
             return None
         remember(_by_type, cls, candidates)
     for carrier in candidates:
@@ -84,12 +82,12 @@ def carrier_of(x: Any) -> Carrier | None:
 
 
 def _carries(carrier: Carrier, x: Any) -> bool:
-    """Return whether ``x`` is of that kind; False for an object that cannot answer, which is left alone."""
+    """Return whether ``x`` is a carrier of that kind; False if the check raises."""
     try:
         return carrier.carries(x)
     except (RecursionError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001  # of the object's own attributes, or of a carrier of others
+    except Exception:  # noqa: BLE001  # from attributes of the object, or from a third-party carrier
         return False
 
 
@@ -111,11 +109,11 @@ def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
 
 @cache
 def _load_entry_point(root: str) -> Carrier | None:
-    """Return the carrier that another package offers; None, with a warning, if it fails to load."""
+    """Return the carrier from an entry point; warn and return None if it cannot be loaded."""
     point = _entry_points()[root]
     try:
         carrier: Carrier = point.load()()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the code of others may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # third-party code may raise anything
         warn(
             f"The entry point {root} = {point.value} in the group {GROUP} cannot be loaded:"
             f" {error_text(error)}.",
@@ -130,19 +128,19 @@ def why_not_recognized(x: Any) -> Exception | None:
     for carrier in _by_type.get(type(x), ()):
         try:
             carrier.carries(x)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it becomes the cause of another error
+        except Exception as error:  # noqa: BLE001  # becomes the cause of another error
             return error
     return None
 
 
 def _is_buffer(x: Any) -> bool:
-    """Whether objects of the class of ``x`` have the buffer protocol: found out once, since it takes 1 µs."""
+    """Return whether the class of ``x`` has the buffer protocol; the result is cached per class."""
     try:
         memoryview(x).release()
     except TypeError:
         return False
     except (ValueError, BufferError):
-        pass  # one that is closed: others of its class are not
+        pass  # a closed buffer: other objects of its class may be open
     return True
 
 
@@ -155,7 +153,7 @@ def _entry_points() -> dict[str, Any]:
 
 @cache
 def _own_carrier(root: str) -> Carrier | None:
-    """Return the library's carrier of the objects of a package; imports its module, which few need."""
+    """Return the built-in carrier for objects of a package, or None; its module is imported on first use."""
     match root:
         case "xarray":
             from arraybridge.carriers.labeled import Xarray
@@ -194,7 +192,7 @@ def _own_carrier(root: str) -> Carrier | None:
 
 @cache
 def _buffers() -> Carrier:
-    """Return the carrier of objects that have the buffer protocol."""
+    """Return the carrier for objects with the buffer protocol."""
     from arraybridge.carriers.buffers import Buffers
 
     return Buffers()

@@ -1,4 +1,4 @@
-"""Open the source of a conversion: the framework and the array of any object that is read as an array."""
+"""Open the source of a conversion: find the framework and the array of an object."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from arraybridge.reasons import as_cause
 __all__ = ["advise_about", "is_array", "source_of"]
 
 
-class _ToRead(NumpyFramework):
-    """Values that are read when they are needed, and then are nobody else's."""
+class _LazySource(NumpyFramework):
+    """A framework for values that are read when they are needed, into new memory."""
 
     def to_host(self, x: Any) -> np.ndarray:
         values = np.asarray(x[...])
@@ -37,15 +37,15 @@ class _ToRead(NumpyFramework):
 
 
 def is_array(x: Any) -> bool:
-    """Whether ``x`` is an array that can be a source."""
+    """Return whether ``x`` can be converted: an array, a carrier, or a producer of an array protocol."""
     return registry.find_owner(x) is not None or carrier_of(x) is not None or is_protocol_producer(x)
 
 
 def source_of(x: Any) -> tuple[Framework, Any]:
-    """The framework of an array, and the array to read: that which a carrier carries, a foreign one opened.
+    """Return the framework of an object and the array to read, from a carrier or an array protocol if needed.
 
     Raises:
-        UnknownArrayError: it is no array.
+        UnknownArrayError: If ``x`` is not an array.
     """
     owner = registry.find_owner(x)
     if owner is not None:
@@ -59,7 +59,7 @@ def source_of(x: Any) -> tuple[Framework, Any]:
 
 
 def advise_about(error: MemoryConversionError, x: Any) -> None:
-    """Make the advice of an error about a carried array one about ``x``, the object that the user has."""
+    """Rewrite the advice of an error about a carried array in terms of its carrier ``x``."""
     carrier = carrier_of(x)
     if carrier is not None:
         error.advise_about(carrier.expression)
@@ -70,13 +70,15 @@ def _open_carrier(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
         array = carrier.array(x)
     except (MemoryConversionError, MemoryError):
         raise
-    except Exception as error:  # the code of others may raise anything
+    except Exception as error:  # third-party code may raise anything
         instead = f"it cannot be read ({error_text(error)})"
         raise unsupported_contents_error(f"an object of type {type(x).__qualname__}", instead) from error
     if type(array) is tuple:
-        return _ToRead(as_cause(array[1])), array[0]
+        return _LazySource(as_cause(array[1])), array[0]
     if array is x:
-        raise TypeError(f"{type(carrier).__name__}.array() gave back the object itself")
+        raise TypeError(
+            f"{type(carrier).__name__}.array() returned the carrier itself. Return the array that it carries."
+        )
     try:
         return source_of(array)
     except MemoryConversionError as error:

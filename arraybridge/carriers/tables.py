@@ -1,4 +1,4 @@
-"""Carriers of tables and their columns: pandas and polars."""
+"""Carriers for tables and their columns: pandas and polars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arraybridge.reasons import Cause, Reason
 
 
 class Pandas(Carrier):
-    """Series, indices, and tables of one numeric dtype."""
+    """A carrier for pandas series, indices, and tables of one numeric dtype."""
 
     expression = "{x}.to_numpy()"
 
@@ -30,7 +30,7 @@ class Pandas(Carrier):
             apart = is_table and not np.shares_memory(values, x.iloc[:, 0].to_numpy())
             return (values, Cause(Reason.SEPARATE_COLUMNS)) if apart and values.size else values
         if np.any(x.isna()):
-            what = f"values of pandas with nulls ({dtype})"
+            what = f"a pandas {type(x).__name__} with nulls ({dtype})"
             fill = "{x}.fillna(False)" if dtype.kind == "b" else "{x}.fillna(0)"
             raise unsupported_contents_error(
                 what, "pass {}, with a value of your choice, or {}", fill, "{x}.dropna()"
@@ -40,7 +40,7 @@ class Pandas(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pandas = sys.modules["pandas"]
-        if array.dtype.isbuiltin == 2:  # of ml_dtypes, in which pandas sees no numbers
+        if array.dtype.isbuiltin == 2:  # a dtype of ml_dtypes, which pandas does not treat as numbers
             return array
         if is_of(x, "pandas", "DataFrame"):
             table = _table(pandas, array, x)
@@ -49,13 +49,13 @@ class Pandas(Carrier):
         if is_of(x, "pandas", "Index"):
             try:
                 return pandas.Index(values, name=x.name)
-            except NotImplementedError:  # no index of this dtype, as float16
+            except NotImplementedError:  # no index of this dtype, such as float16
                 return array
         return pandas.Series(values, index=x.index, name=x.name).__finalize__(x)
 
 
 def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
-    """Return a table of these values, in pandas' own dtype if the columns of ``like`` have it."""
+    """Return a table of the values, in pandas' own dtype if the columns of ``like`` have it."""
     dtype = like.dtypes.iloc[0]
     if not _has_own(dtype, array):
         return pandas.DataFrame(array, index=like.index, columns=like.columns)
@@ -66,14 +66,14 @@ def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
 
 
 def _has_own(dtype: Any, array: np.ndarray) -> bool:
-    """Return whether ``dtype`` is pandas' own (``Int64``), with numbers of the dtype of ``array``."""
+    """Return whether ``dtype`` is pandas' own (such as ``Int64``) and matches the dtype of ``array``."""
     return not isinstance(dtype, np.dtype) and bool(dtype.numpy_dtype == array.dtype)
 
 
 def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
-    """Return the values in pandas' own dtype, if it is that of the numbers; without nulls, NaN stays NaN.
+    """Return the values in pandas' own dtype if it matches theirs; NaN stays NaN.
 
-    ``astype`` and pandas' other constructors make a null of NaN.
+    ``astype`` and other constructors of pandas convert NaN to nulls.
     """
     if not _has_own(dtype, array):
         return array
@@ -85,12 +85,12 @@ def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
 
 
 def _is_number(dtype: Any) -> bool:
-    """Not of categories, dates, text; of pandas' own dtypes those that have one of NumPy's."""
+    """Return whether a dtype is numeric; pandas' own dtypes must have a NumPy equivalent."""
     own = not isinstance(dtype, np.dtype)
     return getattr(dtype, "kind", "O") in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
 
 
-#: Name of a numeric dtype of polars → the name of NumPy's. NumPy has no integers of 128 bits.
+#: The NumPy names of polars' numeric dtypes. NumPy does not have 128-bit integers.
 _NUMBERS = {
     "Boolean": "bool",
     **{f"{kind}{bits}": f"{kind}{bits}".lower() for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)},
@@ -99,7 +99,7 @@ _NUMBERS = {
 
 
 class Polars(Carrier):
-    """Series of numbers or of arrays of numbers, and tables of one numeric dtype."""
+    """A carrier for polars series of numbers or of arrays of numbers, and tables of one numeric dtype."""
 
     expression = "{x}.to_numpy()"
 
@@ -129,7 +129,7 @@ class Polars(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
-        if array.dtype.isbuiltin == 2:  # of ml_dtypes, in which polars sees objects
+        if array.dtype.isbuiltin == 2:  # a dtype of ml_dtypes, which polars treats as objects
             return array
         if is_of(x, "polars", "DataFrame"):
             columns = [polars.Series(name, array[:, i]) for i, name in enumerate(x.columns)]
@@ -139,37 +139,37 @@ class Polars(Carrier):
 
 
 def _element_dtype(dtype: Any) -> Any:
-    """Return the dtype of the elements of polars' arrays, and any other dtype unchanged."""
+    """Return the element dtype of an ``Array`` dtype, and any other dtype unchanged."""
     while isinstance(dtype, sys.modules["polars"].Array):
         dtype = dtype.inner
     return dtype
 
 
 def _array_shape(dtype: Any) -> tuple[int, ...]:
-    """Return the shape of each row of an ``Array`` column; ``()`` for numbers."""
+    """Return the shape of each row of an ``Array`` column; ``()`` for a column of numbers."""
     return dtype.shape if isinstance(dtype, sys.modules["polars"].Array) else ()
 
 
 def _check_nulls(x: Any) -> None:
-    """Raise `ArrayNotSupportedError` for nulls, with expressions that work for the places where they are."""
+    """Raise `ArrayNotSupportedError` for nulls, with code that removes them at the right levels."""
     is_table = is_of(x, "polars", "DataFrame")
     dtype = x.dtypes[0] if is_table else x.dtype
     has_null_rows = any(x.null_count().row(0)) if is_table else x.null_count() > 0
     if _array_shape(dtype):
         _check_arrays(x, has_null_rows=has_null_rows)
     elif has_null_rows:
-        what = f"a {'table' if is_table else 'series'} of polars with nulls"
+        what = f"a polars {'DataFrame' if is_table else 'Series'} with nulls"
         instead = "pass {}, with a value of your choice, or {}"
         raise unsupported_contents_error(what, instead, f"{{x}}{_fill(dtype)}", "{x}.drop_nulls()")
 
 
 def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
-    """Raise the error for nulls of an ``Array`` column, whose ``null_count`` leaves out all but the rows."""
+    """Raise the error for nulls in an ``Array`` column, whose ``null_count`` only counts rows."""
     shape = _array_shape(x.dtype)
     has_elements = len(x) > 0 and all(shape)
     if not has_null_rows and not (has_elements and x.reshape((-1,)).null_count()):
         return
-    what = "a series of polars with nulls"
+    what = "a polars Series with nulls"
     depth = _depth_of_nulls(x.drop_nulls()) if has_elements else None
     if depth is None:
         raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
@@ -180,19 +180,19 @@ def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
         raise unsupported_contents_error(what, "pass {}, without the rows that have nulls", complete)
     dropped = ".drop_nulls()" if has_null_rows else ""
     elements = f"{{x}}{dropped}{'.explode()' * len(shape)}"
-    instead = "pass {}, with a value of your choice, or {}, without the rows that have nulls"
+    instead = "pass {}, with a value of your choice; or {}, without the rows that have nulls"
     raise unsupported_contents_error(
         what, instead, f"{elements}{_fill(x.dtype)}.reshape({(-1, *shape)})", complete
     )
 
 
 def _fill(dtype: Any) -> str:
-    """Return the code that fills the nulls of numbers of a dtype."""
+    """Return code that fills nulls of a dtype."""
     return f".fill_null({False if str(_element_dtype(dtype)) == 'Boolean' else 0})"
 
 
 def _depth_of_nulls(x: Any) -> int | None:
-    """Return the level of the outermost nulls inside the arrays of a series, from 1 on, or None."""
+    """Return the level of the outermost nulls inside the arrays of a series, starting at 1, or None."""
     for depth in range(1, len(_array_shape(x.dtype)) + 1):
         if not len(x):
             return None

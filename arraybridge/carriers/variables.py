@@ -1,4 +1,4 @@
-"""Carriers of the variables of neural-network libraries: Keras and Flax."""
+"""The carrier for variables of neural-network libraries: Keras and Flax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from arraybridge.frameworks import registry
 
 
 class Variables(Carrier):
-    """Variables of Keras and of Flax (``nnx.Param`` among them), which hold an array of some framework."""
+    """A carrier for Keras and Flax variables, such as ``nnx.Param``, with an array of any framework."""
 
     expression = "{x}.value"
 
@@ -19,5 +19,5 @@ class Variables(Carrier):
         return is_of(x, "flax.nnx", "Variable") and registry.find_owner(self.array(x)) is not None
 
     def array(self, x: Any) -> Any:
-        # Flax deprecates .value since 0.12; the attributes of the value are those of older variables.
+        # Flax 0.12 deprecates .value; older variables do not have get_value().
         return x.get_value() if hasattr(type(x), "get_value") else x.value

@@ -9,8 +9,8 @@
 >>> map_blocks(halve, images).compute()
 array([0. , 0.5, 1. , 1.5, 2. , 2.5])
 
-Dask does the scheduling, the transport and the chunking; what is added is what happens inside a block, and
-what Dask has to know of arrays (`arraybridge.dask.array_registration`). Install it with the extra ``dask``.
+Dask handles scheduling, transport and chunking. This package converts arrays inside of blocks, and registers
+arrays of all frameworks with Dask (`arraybridge.dask.array_registration`). The extra ``dask`` installs it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first asked for: Dask loads `arrays`, by its entry point, while it is imported itself.
+    # Imported on first use, since Dask loads `array_registration` by its entry point while Dask is imported.
     if name not in __all__:
         raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
     try:

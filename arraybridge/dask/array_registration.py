@@ -1,10 +1,10 @@
-"""What Dask has to know of arrays: how large they are, whether two are alike, and how they travel.
+"""Register arrays of all frameworks with Dask: their sizes, tokens and serialization.
 
-Dask takes a torch tensor of 40 MB for 80 bytes and so cannot see when to spill it to disk. What stands here
-corrects that for every framework, and imports none: each is registered when Dask meets its first array.
+Without this, Dask counts a PyTorch tensor of 40 MB as 80 bytes and does not know when to spill it to disk. No
+framework is imported: its classes are registered when Dask encounters its first array.
 
-The sizes are registered by the entry point ``dask.sizeof``, that is wherever Dask runs beside arraybridge;
-tokens when a name of `arraybridge.dask` is first used; how arrays travel where workers are prepared.
+Sizes are registered by the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are
+registered on first use of a name of `arraybridge.dask`, and serialization by `prepare`.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from arraybridge.frameworks import registry
 from arraybridge.memory.serialization import load, save
 from arraybridge.memory.shared_memory import Exchange, Segment, SharedArray, SharedMemoryGoneError
 
-#: Dask knows these arrays by itself.
+#: Frameworks that Dask supports itself.
 _KNOWN_TO_DASK = ("numpy", "cupy")
 
 
 def register_sizes(sizeof: Any) -> None:
-    """Teach Dask the sizes of arrays; the entry point ``dask.sizeof`` calls this."""
+    """Register the sizes of arrays; the entry point ``dask.sizeof`` calls this function."""
     _register_dispatch(sizeof, size)
 
 
 def register_tokens() -> None:
-    """Teach Dask which arrays are the same."""
+    """Register the tokens by which Dask recognizes equal arrays."""
     from dask.tokenize import normalize_token
 
     _register_dispatch(normalize_token, token)
 
 
 def register_transport() -> None:
-    """Let arrays travel as `save` writes them, from here on: to workers that are prepared."""
+    """Register the serialization of arrays by `save` and `load`; the receivers need it, too."""
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
     _register_dispatch(dask_serialize, save)
@@ -61,8 +61,8 @@ def register_transport() -> None:
 
 
 def _register_dispatch(dispatch: Any, answer: Callable[..., Any]) -> None:
-    """Answer for every framework: for loaded ones at once, for others when Dask meets their first array."""
-    # Dask's own registration of torch hangs on both roots, and would come after ours.
+    """Register a function for each framework: immediately if it is loaded, otherwise on its first array."""
+    # Dask registers PyTorch lazily for both packages, which would otherwise replace this registration.
     for root, names in {**registry.names_by_module(), "torchvision": ("torch",)}.items():
         registered_classes = [name for name in names if name not in _KNOWN_TO_DASK]
         if registered_classes:
@@ -74,7 +74,7 @@ def _register_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable
     for name in names:
         try:
             owner = registry.framework(name)
-        except FrameworkNotInstalledError:  # a package that is imported but does not work here has no arrays
+        except FrameworkNotInstalledError:  # an imported package that does not work here
             continue
         for cls in owner.runtime.array_classes():
             dispatch.register(cls, answer)
@@ -83,7 +83,7 @@ def _register_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable
 
 
 def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
-    """A `shared` array: by its place to a process of this machine; else, as to a disk, by its bytes."""
+    """Serialize a `shared` array: by reference for processes on this machine, otherwise by its bytes."""
     from distributed.comm.addressing import get_address_host
     from distributed.protocol.numpy import serialize_numpy_ndarray
 
@@ -95,21 +95,21 @@ def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[
 
 
 def load_shared(header: dict[str, Any], frames: list[Any]) -> Any:
-    """What `save_shared` wrote."""
+    """Deserialize the result of `save_shared`."""
     from distributed.protocol.numpy import deserialize_numpy_ndarray
 
     if "shared" in header:
-        return pickle.loads(header["shared"])  # noqa: S301  # Dask has verified who sends it
+        return pickle.loads(header["shared"])  # noqa: S301  # Dask authenticates the sender
     return deserialize_numpy_ndarray(header, frames)
 
 
-# -- by memory that workers share --------------------------------------------------------------------
+# -- transport by shared memory ----------------------------------------------------------------------
 
-#: Values of at least so many bytes are sent this way.
-_LARGE = 1 << 20
-#: The maximum number of values that are being sent.
-_MOST = 64
-#: Seconds after which a value that nobody gives back counts as lost: its reader may have been killed.
+#: Values of more than this number of bytes are exported through shared memory.
+_MIN_NBYTES = 1 << 20
+#: The maximum number of exported values at a time.
+_MAX_EXPORTED = 64
+#: Seconds after which an export is dropped even if it is in use: its reader may have been killed.
 _TIMEOUT = 60.0
 
 _exchange = Exchange()
@@ -118,22 +118,23 @@ _exported: dict[Segment, float] = {}
 
 
 def reach() -> str:
-    """What processes have in common that can map each other's memory: machine, container and user."""
+    """Return a name for the host, container and user, whose processes can map each other's memory."""
     container = Path("/proc/self/ns/pid")
-    words = (platform.node(), container.readlink() if container.exists() else "", getpass.getuser())
-    return "arraybridge-" + "-".join(map(str, words))
+    parts = (platform.node(), container.readlink() if container.exists() else "", getpass.getuser())
+    return "arraybridge-" + "-".join(map(str, parts))
 
 
 def register_memory(worker: Any, reaches: Iterable[str]) -> None:
-    """Let a worker ask others for values by shared memory, and hand over its own to those who ask so.
+    """Let a worker request and send values through shared memory.
 
-    Dask does not tell who reads a message, and how often. But whoever asks for values names the ways to
-    serialise them that he reads, the first one first; these are ways of that kind, one for each reach.
+    Dask does not report who receives a message, or how often. But a request for values lists the
+    serialization families that the requester accepts, in order. Each reach is registered as such a family.
     """
     from distributed.protocol.serialize import register_serialization_family
 
-    for there in reaches:
-        register_serialization_family(there, export if there == reach() else _out_of_reach, import_exported)
+    for family in reaches:
+        serializer = export if family == reach() else _out_of_reach
+        register_serialization_family(family, serializer, import_exported)
     if reach() in reaches:
         worker.rpc.deserializers = [reach(), "dask", "pickle", "msgpack", "error"]
 
@@ -143,15 +144,15 @@ def _out_of_reach(x: Any) -> Any:
 
 
 def export(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
-    """What Dask writes of a value, in shared memory where it is large."""
+    """Serialize a value as Dask does, with large values in shared memory."""
     from distributed.protocol.serialize import serialize
     from distributed.utils import ensure_memoryview
 
     header, frames = serialize(x, context=context)
-    if "compression" in header:  # of a card, or with a wish of its own
+    if "compression" in header:  # a GPU array, or one that chooses its compression
         raise NotImplementedError
     frames = [ensure_memoryview(frame) for frame in frames]
-    if sum(map(len, frames)) > _LARGE:
+    if sum(map(len, frames)) > _MIN_NBYTES:
         with _lock:
             segment, sizes = _exported_now(frames)
         if segment is not None:
@@ -165,14 +166,14 @@ def _exported_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
         if not one.in_use.value or now - since > _TIMEOUT:
             del _exported[one]
     _exchange.segments = [one for one in _exchange.segments if one in _exported or not one.in_use.value]
-    segment, sizes = _exchange.export(frames) if len(_exported) < _MOST else (None, [])
+    segment, sizes = _exchange.export(frames) if len(_exported) < _MAX_EXPORTED else (None, [])
     if segment is not None:
         _exported[segment] = now
     return segment, sizes
 
 
 def import_exported(header: dict[str, Any], frames: list[Any]) -> Any:
-    """The value that `export` wrote."""
+    """Deserialize the result of `export`."""
     from distributed.protocol.serialize import deserialize
 
     if "place" in header:
@@ -180,25 +181,24 @@ def import_exported(header: dict[str, Any], frames: list[Any]) -> Any:
             with _lock:
                 frames = _exchange.import_exported(*pickle.loads(header["place"]))  # noqa: S301  # as above
         except SharedMemoryGoneError as error:
-            raise EOFError(
-                error_text(error)
-            ) from error  # for Dask a broken connection, so that it asks again
+            # Dask treats it as a lost connection, and requests the value again.
+            raise EOFError(error_text(error)) from error
         frames = [memoryview(frame) for frame in frames]
     return deserialize(header["inner"], frames)
 
 
-# -- what it holds -----------------------------------------------------------------------------------
+# -- sizes and tokens --------------------------------------------------------------------------------
 
 
 def size(x: Any) -> int:
-    """Bytes that an array holds in memory, of the host or of a card.
+    """Return the number of bytes of an array, in host or GPU memory.
 
     >>> import torch
     >>> size(torch.zeros(1000, 10_000, dtype=torch.float32))
     40000000
     """
     owner = registry.find_owner(x)
-    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # symbolic: no bytes
+    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # symbolic arrays
         if owner is not None:
             if not owner.sparse.layout(x):
                 owner.check(x)
@@ -207,7 +207,7 @@ def size(x: Any) -> int:
 
 
 def token(x: Any) -> Any:
-    """What makes an array the same as another to Dask: framework, dtype, shape, device and every bit."""
+    """Return the token of an array, from its framework, dtype, shape, device and data."""
     from dask.tokenize import normalize_object, normalize_token
 
     try:
@@ -217,7 +217,7 @@ def token(x: Any) -> Any:
 
 
 def _reduced(x: Any) -> Any:
-    """What pickle writes of an array inside of an object, where its framework would lose bits."""
+    """Reduce an array for pickle, for frameworks whose own pickling loses data."""
     with suppress(NotImplementedError):
         return load, save(x)
     return x.__reduce_ex__(4)

@@ -1,4 +1,4 @@
-"""Functions over the blocks of a Dask array; and Dask arrays from arrays of any framework, and back."""
+"""Apply functions to the blocks of Dask arrays, and convert arrays to and from Dask."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from arraybridge.types import FrameworkLike, GpuId
 
 
 class BlockError(MemoryConversionError, ValueError):
-    """A function returned another shape or dtype than declared, or not an array.
+    """An error for a result that does not have the declared shape or dtype, or is not an array.
 
     Also a ``ValueError``. Declare the result, as in this example, or cast it in the function::
 
@@ -46,46 +46,46 @@ _WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
 
 
 class Block:
-    """A function of blocks: it brings each result back into the type of its chunk, and checks its dtype.
+    """A function of blocks that converts each result to the type of its chunk, and checks its dtype.
 
-    It travels as bytes that are only opened where a block is computed, so that the scheduler, which opens
-    everything else in a graph, needs no framework; and they are opened once in a process, so that what a
-    function keeps, as what JAX has compiled for it, is there for the next block.
+    The function is pickled separately and is only unpickled by the workers, so that the scheduler does not
+    import a framework. A process unpickles it once, so that caches of the function, such as code compiled by
+    JAX, are reused for the next block.
     """
 
     def __init__(
         self, fn: Callable[..., Any], dtype: np.dtype[Any], target: str | None, expected: str
     ) -> None:
         self._fn: Callable[..., Any] | None = fn
-        self._carried = b""
+        self._pickled = b""
         self.__name__ = name_of(fn)
         self.dtype = dtype
-        #: Where the dtype comes from, in words.
+        #: The source of the expected dtype, for messages.
         self.expected = expected
         self.target = target
         placed = placement(fn)
         #: The framework that runs the function and must keep its 64-bit dtypes; None if none is known.
         self.x64_framework = placed.framework if placed is not None and dtype.name in _WIDE_DTYPES else None
-        #: Whether a result has the shape of its block, which is compared at once.
+        #: Whether a result must have the shape of its block. This is checked in the task itself.
         self.keeps_shape = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The function; by its parameters Dask knows whether it wants the block's number."""
-        return self._fn or _unpickled(self._carried)
+        """The function, whose parameters Dask inspects for ``block_id`` and ``block_info``."""
+        return self._fn or _unpickled(self._pickled)
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
         return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._carried = self._carried or cloudpickle.dumps(self._fn)
+        self._pickled = self._pickled or cloudpickle.dumps(self._fn)
         return {**self.__dict__, "_fn": None}
 
     def __call__(self, *blocks: Any, **kwargs: Any) -> Any:
-        # A block without axes is a scalar to NumPy, and no array.
+        # NumPy passes 0-d blocks as scalars, which are not arrays.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
-            function = self.__wrapped__  # opened first: an error of its own imports comes first
+            function = self.__wrapped__  # unpickled first, since its imports may raise
             with (
                 nullcontext()
                 if self.x64_framework is None
@@ -100,51 +100,48 @@ class Block:
             result = convert_memory(result, target)
         except UnknownArrayError:
             raise BlockError(
-                f"{self.__name__}() returned a {type(result).__name__} for a block; it has to return one"
-                " array",
+                f"{self.__name__}() returned {type(result).__name__} for a block. Return one array.",
                 target_type=target,
             ) from None
         except GradientError as error:
             error.add_call(f"{self.__name__}()")
-            error.advise(
-                Advice("A block would leave PyTorch and its graph. Use torch.no_grad() in the function.")
-            )
+            error.advise(Advice("Dask chunks do not have gradients. Use torch.no_grad() in the function."))
             raise
         if result.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
             raise BlockError(
-                f"{self.__name__}() returned a block of dtype {result.dtype} where {self.dtype} was expected"
-                f" ({self.expected}): pass dtype={str(result.dtype)!r}, or have the function cast its result",
+                f"{self.__name__}() returned a block of dtype {result.dtype}, expected {self.dtype}"
+                f" ({self.expected}). Pass dtype={str(result.dtype)!r}, or cast the result in the function.",
                 target_type=target,
             )
-        return _of_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
+        return _check_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
 
 
 _unpickled = lru_cache(maxsize=64)(cloudpickle.loads)
 
 
-def _in_place(out: Any, name: str | None, token: str, function: str) -> Any:
-    """The array, each block of which is compared with the place that it is to fill."""
+def _check_blocks(out: Any, name: str | None, token: str, function: str) -> Any:
+    """Return the Dask array with a check of the shape of each block."""
     axes = tuple(range(out.ndim))
     places = ArraySliceDep(out.chunks)
     return da.blockwise(
-        _filling, axes, out, axes, places, axes, function, None,
+        _check_block, axes, out, axes, places, axes, function, None,
         align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=token,
     )  # fmt: skip
 
 
-def _filling(block: Any, place: tuple[slice, ...], function: str) -> Any:
-    """The block, if it fills its place in the result."""
-    return _of_shape(tuple(s.stop - s.start for s in place), block, function)
+def _check_block(block: Any, place: tuple[slice, ...], function: str) -> Any:
+    """Return the block if it has the shape of its slices in the result."""
+    return _check_shape(tuple(s.stop - s.start for s in place), block, function)
 
 
-def _of_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
-    """The block, if it has that shape; a size that nobody knows is nan."""
+def _check_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
+    """Return the block if it has the expected shape; unknown sizes are nan."""
     if len(block.shape) != len(expected) or any(
         n != m and not math.isnan(m) for n, m in zip(block.shape, expected, strict=True)
     ):
         raise BlockError(
-            f"{function}() returned a block of shape {block.shape} where {expected} was expected: say what it"
-            " does to the shape, with chunks=, drop_axis= or new_axis=",
+            f"{function}() returned a block of shape {block.shape}, expected {expected}. Declare the"
+            " change of shape with chunks=, drop_axis= or new_axis=.",
             target_type=detect_memory_type(block),
         )
     return block
@@ -153,40 +150,38 @@ def _of_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
 def map_blocks(
     fn: Callable[..., Any], array: Any, *arrays: Any, dtype: Any = None, meta: Any = None, **kwargs: Any
 ) -> Any:
-    """Call a function on every block of a Dask array; the function decides in which framework it runs.
+    """Call a function on every block of a Dask array, in the framework of its decorator.
 
-    Chunks stay what they are, NumPy or CuPy arrays: a decorated function converts a block when it is called,
-    and its result is converted back inside the same task. ``fn`` is not called while the graph is built, so
-    that what it returns has to be declared; each block is checked against that when it is computed.
+    Chunks stay NumPy or CuPy arrays: a decorated function converts each block, and its result is converted
+    back in the same task. ``fn`` is not called while the graph is built, so declare the dtype and shape of
+    its results. Each block is checked when it is computed.
 
     Args:
-        fn: a function with a decorator of arraybridge, or a plain one that takes the chunks as they are. It
-            is called as ``fn(block, *blocks, **kwargs)`` and returns one array. If it has a parameter
-            ``block_id`` or ``block_info``, Dask passes it.
-        array: a Dask array of any shape.
-        *arrays: more Dask arrays, of as many blocks along their last axes: blocks meet by their numbers,
-            also where their sizes differ, and the chunks of the result are those of the first such array.
-            One that has a single chunk along an axis is handed over whole along it. Anything else is handed
-            whole to every call.
-        dtype: the dtype of the results. Left out: that of ``meta``, what the decorator's ``dtype_conversion``
-            says, or else the dtype of ``array``. If it is a 64-bit dtype, a function decorated with `jax`
-            runs with x64 on, so that it keeps 64-bit values.
-        meta: an empty array of the type of the results' chunks. Left out: the chunk type of ``array``.
-        **kwargs: ``chunks``, ``drop_axis``, ``new_axis``, ``name``, ``token`` and ``enforce_ndim`` mean what
-            they do in ``dask.array.map_blocks``: with the first three a function says that it changes the
-            shape. All others are handed to ``fn``; a ``dask.delayed`` object among them is sent to each
-            worker once.
+        fn: A function with a decorator of arraybridge, or any function of the chunks. It is called as
+            ``fn(block, *blocks, **kwargs)`` and returns one array. Dask passes the parameters ``block_id``
+            and ``block_info`` if it has them.
+        array: A Dask array of any shape.
+        *arrays: More Dask arrays with the same number of blocks along their last axes. Blocks are matched by
+            number, even if their sizes differ; the result has the chunks of the first such array. A single
+            chunk along an axis is passed to all calls along it. Other objects are passed to every call.
+        dtype: The dtype of the results. Defaults to the dtype of ``meta``, then to the decorator's
+            ``dtype_conversion``, then to the dtype of ``array``. With a 64-bit dtype, a function decorated
+            with `jax` runs with x64 enabled, so that it keeps 64-bit values.
+        meta: An empty array of the type of the results' chunks. Defaults to the chunk type of ``array``.
+        **kwargs: ``chunks``, ``drop_axis``, ``new_axis``, ``name``, ``token`` and ``enforce_ndim`` as for
+            ``dask.array.map_blocks``; the first three declare a change of shape. Other arguments are passed
+            to ``fn``; a ``dask.delayed`` object among them is sent to each worker once.
 
     Returns:
-        a Dask array; nothing is computed.
+        A Dask array, which is not computed yet.
 
     Raises:
-        TypeError: ``fn`` cannot be called; ``array`` is no Dask array.
+        TypeError: If ``fn`` is not callable, or ``array`` is not a Dask array.
 
-    While it is computed:
-        ValueError: two arrays have different numbers of blocks along an axis.
-        BlockError: a block has another shape or dtype than declared, or is no array.
-        FrameworkNotInstalledError: the worker, which is named, lacks the framework.
+    Raises while the result is computed:
+        ValueError: If two arrays have different numbers of blocks along an axis.
+        BlockError: If a block does not have the declared shape and dtype, or is not an array.
+        FrameworkNotInstalledError: If a worker lacks the framework; the message has its address.
 
     >>> import numpy as np, arraybridge
     >>> from arraybridge.dask import to_dask
@@ -198,14 +193,14 @@ def map_blocks(
     array([3., 3., 3., 3.], dtype=float32)
     """
     block, meta = _declared("map_blocks", fn, array, dtype, meta)
-    reshapes = any(kwargs.get(word) is not None for word in ("chunks", "drop_axis", "new_axis"))
+    reshapes = any(kwargs.get(option) is not None for option in ("chunks", "drop_axis", "new_axis"))
     block.keeps_shape = not reshapes and not any(isinstance(one, da.Array) for one in arrays)
     name = kwargs.pop("name", None)
     token = kwargs.pop("token", block.__name__)
     options = {"token": token, "dtype": meta.dtype, "meta": meta, **kwargs}
-    if block.keeps_shape:  # without a second task for each block, which costs 0.1 ms
+    if block.keeps_shape:  # saves a second task per block, which takes 0.1 ms
         return da.map_blocks(block, array, *arrays, name=name, **options)
-    return _in_place(da.map_blocks(block, array, *arrays, **options), name, token, block.__name__)
+    return _check_blocks(da.map_blocks(block, array, *arrays, **options), name, token, block.__name__)
 
 
 def map_overlap(
@@ -218,28 +213,31 @@ def map_overlap(
     meta: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """`map_blocks` for filters: a block comes with a margin of its neighbours, which is cut off afterwards.
+    """Call a function on every block with a margin of its neighbors, which is trimmed from the result.
 
     Args:
-        fn: as for `map_blocks`; it returns an array of the shape of its block, margins included, unless it
-            says otherwise.
-        array: a Dask array, whose chunk sizes are known.
-        *arrays: more Dask arrays.
-        depth: elements of margin: an int for all axes, a tuple or dict for each, or a list of these for each
-            array.
-        boundary: what lies beyond the array's edges: ``"none"``, ``"reflect"``, ``"periodic"``, ``"nearest"``
-            or a number; a tuple or dict for each axis.
-        dtype: as for `map_blocks`.
-        meta: as for `map_blocks`.
-        **kwargs: ``trim``, ``allow_rechunk``, ``align_arrays``, ``chunks``, ``drop_axis`` and ``new_axis``
-            mean what they do in ``dask.array.map_overlap``, ``name`` and ``token`` what they do in
-            `map_blocks`; all others are handed to ``fn``. With ``trim=False`` the function cuts the margins
-            off itself; it returns blocks of the chunks of ``array``, or of ``chunks``.
+        fn: As for `map_blocks`. It returns an array of the shape of its block, including the margins, unless
+            ``chunks``, ``drop_axis`` or ``new_axis`` declare another shape.
+        array: A Dask array with known chunk sizes.
+        *arrays: More Dask arrays.
+        depth: The margin in elements: an int for all axes, a tuple or dict with one per axis, or a list of
+            these with one per array.
+        boundary: The values beyond the array's edges: ``"none"``, ``"reflect"``, ``"periodic"``,
+            ``"nearest"`` or a number; or a tuple or dict with one per axis.
+        dtype: As for `map_blocks`.
+        meta: As for `map_blocks`.
+        **kwargs: ``trim``, ``allow_rechunk``, ``align_arrays``, ``chunks``, ``drop_axis`` and ``new_axis`` as
+            for ``dask.array.map_overlap``; ``name`` and ``token`` as for `map_blocks`. Other arguments are
+            passed to ``fn``. With ``trim=False`` the function trims the margins itself, and returns blocks of
+            the chunk sizes of ``array`` or of ``chunks``.
+
+    Returns:
+        A Dask array, which is not computed yet.
 
     Raises:
-        ValueError: the chunk sizes of an array are not known.
-        TypeError: one of the arrays is no Dask array.
-        and what `map_blocks` raises.
+        ValueError: If the chunk sizes of an array are unknown.
+        TypeError: If one of the arrays is not a Dask array.
+        MemoryConversionError: As for `map_blocks`.
 
     >>> import numpy as np, arraybridge
     >>> from arraybridge.dask import to_dask
@@ -254,62 +252,67 @@ def map_overlap(
     for one in (array, *arrays):
         if any(math.isnan(n) for n in one.shape):
             raise ValueError(
-                f"the chunk sizes of {one!r} are not known, so that nobody can say where its blocks meet;"
-                " call its compute_chunk_sizes() first"
+                f"The chunk sizes of {one!r} are not known, but map_overlap() needs them. Call its"
+                " compute_chunk_sizes() method first."
             )
-    # Dask would give the name to the blocks with their margins.
+    # Dask would use the name for the blocks with their margins.
     name = kwargs.pop("name", None)
     token = kwargs.pop("token", block.__name__)
     out = da.map_overlap(
         block, array, *arrays, depth=depth, boundary=boundary, dtype=meta.dtype, meta=meta, token=token,
         **kwargs,
     )  # fmt: skip
-    return _in_place(out, name, token, block.__name__)
+    return _check_blocks(out, name, token, block.__name__)
 
 
 def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: Any) -> tuple[Block, Any]:
-    """The function for the blocks, and an empty array like its results."""
+    """Return the function for the blocks, and an empty array of the type and dtype of its results."""
     if not callable(fn):
-        raise TypeError(f"{what}() takes a function first, and {fn!r} cannot be called")
+        raise TypeError(f"{what}() expected a function as its first argument, got {fn!r}.")
     if not isinstance(array, da.Array):
-        advice = "; make one with to_dask(x, chunks)" if is_array(array) else ""
-        raise TypeError(f"{what}() takes a Dask array second, and this is a {type(array).__name__}{advice}")
+        advice = " Create one with to_dask(x, chunks)." if is_array(array) else ""
+        name = type(array).__name__
+        raise TypeError(f"{what}() expected a Dask array as its second argument, got {name}.{advice}")
     target = None if meta is None else detect_memory_type(meta)
     if target not in (None, "numpy", "cupy"):
         raise TypeError(
-            f"meta= is an array of {target}, and the chunks of a Dask array are of numpy or cupy; leave it"
-            " out, and say dtype= where it differs from that of the array"
+            f"meta= is an array of {target}, but Dask chunks are NumPy or CuPy arrays. Omit meta=, and pass"
+            " dtype= if it differs from the dtype of the array."
         )
-    expected = "what was declared"
+    expected = "as declared"
     if dtype is None:
-        expected = "that of the array, since dtype= was left out" if meta is None else "that of meta="
+        expected = "the dtype of the array, since dtype= is missing" if meta is None else "the dtype of meta="
         dtype = array.dtype.newbyteorder("=") if meta is None else meta.dtype
         conversion = getattr(decorated(fn), "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
-            expected = f"what {conversion} declares"
+            expected = f"as {conversion} declares"
     empty = meta_from_array(array._meta if meta is None else meta, dtype=dtype)
     return Block(fn, empty.dtype, target, expected), empty
 
 
-# -- in and out ----------------------------------------------------------------------------------------
+# -- conversion to and from Dask -----------------------------------------------------------------------
 
 
 def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any = "error") -> Any:
-    """An array of any framework as a Dask array.
+    """Convert an array of any framework to a Dask array.
 
-    Its chunks are NumPy arrays of what lives on the host, and CuPy arrays of what lives on an NVIDIA card, if
-    CuPy is installed. Dask takes a copy, so that later writes to the array change nothing.
+    The chunks are NumPy arrays, or CuPy arrays if the array is on an NVIDIA GPU and CuPy is installed. Dask
+    copies the array, so that later writes to it have no effect.
 
     Args:
-        x: an array.
-        chunks: as for ``dask.array.from_array``: an int, a tuple for each axis, or ``"auto"``.
-        name: the name in the graph. Left out, it is made from the values and the chunks.
-        grad: as for `convert_memory`.
+        x: An array.
+        chunks: The chunk sizes, as for ``dask.array.from_array``: an int, a tuple with one entry per axis, or
+            ``"auto"``.
+        name: The name in the graph. Defaults to a hash of the values and the chunks.
+        grad: As for `convert_memory`.
+
+    Returns:
+        A Dask array of the shape and dtype of ``x``.
 
     Raises:
-        UnknownArrayError: ``x`` is no array.
-        ValueError: ``chunks`` does not fit the shape.
+        UnknownArrayError: If ``x`` is not an array.
+        ValueError: If ``chunks`` does not match the shape.
 
     >>> import numpy as np
     >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
@@ -317,7 +320,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     """
     on_gpu = device_of(x).kind == "gpu" and registry.load_or_none("cupy") is not None
     array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
-    # Without asarray=False Dask would bring CuPy's arrays to the host.
+    # Without asarray=False, Dask would copy CuPy arrays to the host.
     return da.from_array(array, chunks=chunks, name=name, asarray=False)
 
 
@@ -325,14 +328,17 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
     """Compute a Dask array, and return it as an array of a framework.
 
     Args:
-        array: a Dask array. All of it has to fit into memory, and for a moment twice.
-        framework: as for `convert_memory`.
-        gpu_id: as for `convert_memory`.
+        array: A Dask array. It must fit into memory, temporarily twice.
+        framework: As for `convert_memory`.
+        gpu_id: As for `convert_memory`.
         **options: ``copy``, ``dtype`` and ``device``, as for `convert_memory`.
 
+    Returns:
+        An array of the framework, of the shape and dtype of ``array``.
+
     Raises:
-        TypeError: ``array`` is no Dask array.
-        and what `convert_memory` raises.
+        TypeError: If ``array`` is not a Dask array.
+        MemoryConversionError: As for `convert_memory`.
 
     >>> import numpy as np
     >>> from_dask(to_dask(np.arange(4), chunks=2) + 1, "torch")
@@ -340,7 +346,7 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
     """
     if not isinstance(array, da.Array):
         raise TypeError(
-            f"from_dask() takes a Dask array, and this is a {type(array).__name__}; convert_memory() takes"
-            " others"
+            f"from_dask() expected a Dask array, got {type(array).__name__}. For other arrays, use"
+            " convert_memory()."
         )
     return convert_memory(array.compute(), framework, gpu_id=gpu_id, **options)

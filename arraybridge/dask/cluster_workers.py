@@ -1,4 +1,4 @@
-"""Workers of Dask: how they are started and prepared, and what they tell."""
+"""Start and prepare Dask workers, and count their out-of-memory recoveries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from arraybridge.memory import cleanup, oom_recovery
 
 @dataclass
 class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
-    """The plugin that `prepare` gives to workers; its fields are what `prepare` takes."""
+    """The worker plugin of `prepare`; its fields are the arguments of `prepare`."""
 
     environment: Mapping[str, str]
     share_memory: bool
@@ -32,7 +32,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
     name = "arraybridge"
 
     def setup(self, worker: Any) -> None:
-        """Called by Dask when the worker has started."""
+        """Set up a worker that has started; called by Dask."""
         os.environ.update(self.environment)
         array_registration.register_transport()
         array_registration.register_memory(worker, self.reaches)
@@ -51,33 +51,38 @@ def cluster(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Any:
-    """Workers on this machine: one for each NVIDIA card, or, where there is none, for its processors.
+    """Start workers on this machine: one per NVIDIA GPU, or CPU workers if there is no GPU.
 
-    Each worker is a process that has the settings of `coexist` before its first task, and that knows arrays
-    of every framework.
+    Each worker is a process with the settings of `coexist` and support for arrays of every framework. The
+    processes are spawned, so call this function under ``if __name__ == "__main__":`` in a script.
 
     Args:
-        n_workers: how many; None: one for each card, or as Dask sees fit. No more than there are cards.
-        gpus: False: workers for the processors, on a machine with cards too. None: for the cards if there
-            are any.
-        share_memory: whether torch and CuPy take memory from one pool, see `share_gpu_memory`. Needs cards.
-        fraction: as for `coexist`.
-        env: more environment variables of the workers. They are set when a worker has imported the script
-            that started it; what a package reads while that script imports it belongs into ``os.environ``.
-        **options: for ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``, as
+        n_workers: The number of workers, at most one per GPU. Defaults to one per GPU; the default for CPU
+            workers is that of ``LocalCluster``.
+        gpus: Whether to start GPU workers. Defaults to True if there is a GPU.
+        share_memory: Whether PyTorch and CuPy allocate from one pool; see `share_gpu_memory`. Requires a GPU.
+        fraction: As for `coexist`.
+        env: More environment variables for the workers. They are set after a worker has imported the script
+            that started it. Set variables that a package reads on import in ``os.environ`` instead.
+        **options: Options of ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``, such as
             ``threads_per_worker``.
 
     Returns:
-        a ``LocalCUDACluster`` or a ``LocalCluster``: close it, or use it in a ``with`` statement. The workers
-        are spawned: in a script this belongs under ``if __name__ == "__main__":``.
+        A ``LocalCUDACluster`` or ``LocalCluster``. Close it, or use it in a ``with`` statement.
 
     Raises:
-        FrameworkNotInstalledError: there are cards, and dask-cuda is missing.
-        DeviceNotFoundError: ``share_memory`` without a card.
+        FrameworkNotInstalledError: If there is a GPU, but dask-cuda is not installed.
+        DeviceNotFoundError: If ``share_memory`` is set without a GPU.
+
+    Example::
+
+        with cluster() as workers, Client(workers):
+            map_blocks(row_sums, images, drop_axis=1).compute()
     """
     on_gpus = bool(hardware.gpus()) if gpus is None else gpus
     environment = {**cleanup.coexistence(fraction), **(env or {})}
-    started = (_cuda_cluster() if on_gpus else LocalCluster)(n_workers=n_workers, **options)
+    cluster_class = _cuda_cluster() if on_gpus else LocalCluster
+    started = cluster_class(n_workers=n_workers, **options)
     with ExitStack() as undone:
         undone.callback(started.close)
         with Client(started, set_as_default=False) as client:
@@ -87,15 +92,15 @@ def cluster(
 
 
 def _cuda_cluster() -> Any:
-    """The class of dask-cuda."""
+    """Return the cluster class of dask-cuda."""
     try:
         from dask_cuda import LocalCUDACluster
-    except ImportError as error:  # it imports half where the bindings of its extras cu12 and cu13 are missing
+    except ImportError as error:  # also if the bindings of its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
-            "There are NVIDIA cards, for which cluster() needs dask-cuda.",
+            "cluster() needs dask-cuda to start workers on NVIDIA GPUs.",
             reason=str(error),
-            advice='Run pip install "dask-cuda[cu13]" (or [cu12], for CUDA 12), or pass cards=False for'
-            " workers without cards.",
+            advice='Run pip install "dask-cuda[cu13]" (or [cu12], for CUDA 12), or pass gpus=False for'
+            " CPU workers.",
         ) from error
     return LocalCUDACluster
 
@@ -107,37 +112,42 @@ def prepare(
     own_gpu: bool | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Do for the workers of a cluster that was started otherwise what `cluster` does for its own.
+    """Prepare the workers of a cluster that was not started by `cluster`.
 
-    Prepare a cluster before anything is sent to it: from then on this process writes arrays as prepared
-    workers read them. Other clients of that cluster have to `prepare` it too.
+    Call it before sending data: from then on, this process serializes arrays for prepared workers. Other
+    clients of the cluster must call `prepare` too.
 
     Args:
-        client: a ``distributed.Client``. Workers that join later are prepared as well.
-        share_memory: whether torch and CuPy take memory from one pool in the workers.
-        own_gpu: whether every ``gpu_id`` of a decorator means the first card that a worker sees. None: where
-            dask-cuda started the worker, which makes that card its own.
-        env: environment variables of the workers, such as those that `coexist` returns.
+        client: A ``distributed.Client``. Workers that join later are prepared as well.
+        share_memory: Whether PyTorch and CuPy allocate from one pool in the workers.
+        own_gpu: Whether every ``gpu_id`` of a decorator means the first GPU that a worker sees. Defaults to
+            True for workers started by dask-cuda, which puts the GPU of each worker first.
+        env: Environment variables of the workers, such as those that `coexist` returns.
+
+    Example::
+
+        with Client("scheduler:8786") as client:
+            prepare(client)
     """
     reaches = {array_registration.reach(), *client.run(array_registration.reach).values()}
     client.register_plugin(WorkerSetup(env or {}, share_memory, own_gpu, reaches))
     array_registration.register_transport()
 
 
-# -- what they tell ------------------------------------------------------------------------------------
+# -- recoveries ----------------------------------------------------------------------------------------
 
 
 def on_this_worker() -> str:
-    """Which worker this is, in words for an error; ``""`` outside of one."""
+    """Return " on worker" and its address, for messages; ``""`` outside of a worker."""
     try:
         return f" on worker {get_worker().address}"
-    except ValueError:  # what it raises outside a worker
+    except ValueError:  # not in a worker
         return ""
 
 
 _counts = {"retry": 0, "split": 0}
 _counts_lock = threading.Lock()
-# Below "distributed.worker", whose messages `client.get_worker_logs()` shows.
+# A child of "distributed.worker", whose messages `client.get_worker_logs()` returns.
 _log = logging.getLogger("distributed.worker.arraybridge")
 
 
@@ -152,13 +162,13 @@ oom_recovery.watchers.append(_note)
 
 
 def recoveries() -> dict[str, int]:
-    """How often, in this process, something ran out of memory and was tried again, whole or in halves.
+    """Return how often this process ran out of memory and then retried a call or split its input.
 
-    On a cluster, ``client.run(recoveries)`` asks every worker; the steps stand in
-    ``client.get_worker_logs()``.
+    On a cluster, ``client.run(recoveries)`` returns the counts of every worker, and
+    ``client.get_worker_logs()`` the individual steps.
 
     Returns:
-        ``{"retry": …, "split": …}``, counted since this name was first used.
+        ``{"retry": …, "split": …}``, counted since the module was imported.
 
     >>> sorted(recoveries())
     ['retry', 'split']

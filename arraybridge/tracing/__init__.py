@@ -1,1 +1,1 @@
-"""What happened when, and where in the user's code: events, hot spots, and files that viewers open."""
+"""Traces: events and their lines in the user's code, hot spots, and files for trace viewers."""

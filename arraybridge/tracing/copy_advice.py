@@ -1,4 +1,4 @@
-"""What would save a copy: advice for each `Reason`, or the explicit statement that there is none."""
+"""Advice that avoids a copy, for each `Reason`; `WITHOUT_ADVICE` lists the reasons that have none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["ADVICE", "WITHOUT_ADVICE", "Copy", "advice_for"]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One kind of copy, with the facts that its advice depends on.
+    """A kind of copy, with the details that its advice depends on.
 
     Attributes:
-        code: Why it is made.
+        code: The reason for the copy.
         source: The framework of the array.
         target: The framework of the result.
         device: The device of the result, such as ``"gpu:0"``.
         layout: The layout of the array, as in `Event.layout`.
-        call: The framework's own call that made it; ``""`` for a conversion of this library.
-        once: Where to do it once instead, such as ``"once, before the loop"``.
+        call: The framework's own call that copied; ``""`` for a conversion by arraybridge.
+        once: Where to change the array, such as ``"once, before the loop"``.
     """
 
     code: Reason
@@ -31,36 +31,37 @@ class Copy:
     device: str
     layout: str = ""
     call: str = ""
-    once: str = "where it is made"
+    once: str = "where it is created"
 
     @property
     def is_to_host(self) -> bool:
+        """Whether the result is on the host."""
         return self.device.startswith("cpu")
 
     @property
     def fits_aligned(self) -> bool:
-        """Whether the target would share memory of `aligned`."""
+        """Whether the target would share an array from `aligned`."""
         is_on_host = registry.metadata_of(self.source).has_only_host and self.is_to_host
         return is_on_host and registry.framework(self.target).alignment > 1
 
 
 def advice_for(copy: Copy) -> str:
-    """Return what would save the copy; ``""`` if nothing would."""
+    """Return advice that avoids the copy; ``""`` if there is none."""
     advise = ADVICE.get(copy.code)
     return "" if advise is None else advise(copy)
 
 
 _LAYOUTS = {
     "transposed": "this array is transposed",
-    "reversed": "this array runs backwards",
+    "reversed": "this array is reversed",
     "broadcast": "this array repeats its elements (np.broadcast_to)",
-    "sliced": "this array leaves elements out (a slice with a step, or a part of each row)",
-    "": "this array is not in order",
+    "sliced": "this array skips elements (a slice with a step, or part of each row)",
+    "": "this array is not in C order",
 }
 #: The expression that makes an array C-contiguous, by framework.
 _CONTIGUOUS = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
 _COPIED_THERE = "(y = aligned(x.shape, x.dtype); y[...] = x)"
-#: Source and target → the frameworks' own call that shares, and how to write it.
+#: The frameworks' own calls that share memory, and their code, by source and target.
 _NATIVE = {
     ("numpy", "torch"): ("torch.from_numpy", "torch.from_numpy(x)"),
     ("torch", "numpy"): ("Tensor.numpy", "x.numpy()"),
@@ -68,14 +69,14 @@ _NATIVE = {
 }
 
 
-# The two functions that use the layout; `DEPENDS_ON_LAYOUT` lists their reasons.
+# The next two functions use the layout: `DEPENDS_ON_LAYOUT` lists their reasons.
 
 
 def _make_contiguous(copy: Copy) -> str:
     order = _LAYOUTS[copy.layout]
     if copy.fits_aligned:
         return (
-            f"{order}: make it C-contiguous {copy.once}, in memory of aligned(shape, dtype), which"
+            f"{order}: make it C-contiguous {copy.once}, in memory from aligned(shape, dtype), which"
             f" {copy.target} can share {_COPIED_THERE}"
         )
     expression = _CONTIGUOUS.get(copy.source, "np.ascontiguousarray(x)")
@@ -86,44 +87,43 @@ def _align(copy: Copy) -> str:
     if copy.layout:
         return _make_contiguous(copy)
     return (
-        f"aligned(shape, dtype) would let arraybridge.to_{copy.target}(x) share it: make the array there, or"
-        f" copy it there {copy.once} {_COPIED_THERE}"
+        f"create the array with aligned(shape, dtype), or copy it into one {copy.once}"
+        f" {_COPIED_THERE}; then arraybridge.to_{copy.target}(x) shares it"
     )
 
 
 def _leave_copy_out(copy: Copy) -> str:
-    return "leave copy=True out, if nobody writes to the result or to the original"
+    return "omit copy=True, as long as neither the result nor the original is modified"
 
 
 def _cast_once(copy: Copy) -> str:
-    return f"make the array in that dtype, or cast it {copy.once}"
+    return f"create the array in that dtype, or cast it {copy.once}"
 
 
 def _swap_bytes(copy: Copy) -> str:
-    return f"bring it into this machine's byte order {copy.once}: x.astype(x.dtype.newbyteorder('='))"
+    return f"convert it to the native byte order {copy.once}: x.astype(x.dtype.newbyteorder('='))"
 
 
 def _allow_writes(copy: Copy) -> str:
     return (
-        f"arraybridge.to_{copy.target}(x, copy=False) shares it, if nobody writes to the result; or make the"
-        " original writable"
+        f"arraybridge.to_{copy.target}(x, copy=False) shares it, as long as the result is not modified; or"
+        " make the original writable"
     )
 
 
 def _open_copy_on_write(copy: Copy) -> str:
     return (
         'open the file in copy-on-write mode (np.load(path, mmap_mode="c") or np.memmap(mode="c")), which'
-        " shares without a copy and never changes the file; do not overwrite or shorten the file while it is"
-        " in use"
+        " shares memory and never changes the file; do not overwrite or shorten the file while it is in use"
     )
 
 
 def _pass_number(copy: Copy) -> str:
-    return "pass a number (float(x)) in place of an array without axes"
+    return "pass a number (float(x)) instead of a 0-d array"
 
 
 def _gather(copy: Copy) -> str:
-    return "gather it where it is made (jax.device_put(x, jax.devices()[0]))"
+    return "gather it where it is created (jax.device_put(x, jax.devices()[0]))"
 
 
 def _resolve(copy: Copy) -> str:
@@ -135,7 +135,7 @@ def _avoid_float8(copy: Copy) -> str:
 
 
 def _keep_results(copy: Copy) -> str:
-    return f"{copy.target} has memory of its own: convert {copy.once}, and keep results there"
+    return f"{copy.target} has separate memory: convert {copy.once}, and keep results there"
 
 
 def _leave_managed_memory(copy: Copy) -> str:
@@ -144,7 +144,7 @@ def _leave_managed_memory(copy: Copy) -> str:
 
 def _move_less(copy: Copy) -> str:
     if copy.call and copy.is_to_host:
-        return ""  # values that the host needs once have no shorter way there
+        return ""  # no cheaper call brings a value to the host
     if copy.call:
         return (
             f"prefetch(items, '{copy.target}', device='{copy.device}') moves the next one while this one is"
@@ -153,23 +153,23 @@ def _move_less(copy: Copy) -> str:
     if copy.is_to_host:
         source = copy.source
         return (
-            f"this brings it to the host each time: leave it in {source} between the steps (decorate them for"
-            f" {source}, output_type='{source}'), and convert the last result"
+            f"each call copies it to the host: keep it in {source} between the steps (decorate them for"
+            f" {source} with output_type='{source}'), and convert the last result"
         )
     return (
-        f"this moves it to {copy.device} each time: convert it {copy.once}, keep results there between the"
-        f" steps, or let prefetch(items, '{copy.target}') move the next item while this one is used"
+        f"each call moves it to {copy.device}: convert it {copy.once}, keep results there between the steps,"
+        f" or let prefetch(items, '{copy.target}') move the next item while this one is used"
     )
 
 
 def _widen_indices(copy: Copy) -> str:
-    return f"indices of int64 can be shared: cast them {copy.once}"
+    return f"int64 indices can be shared: cast them {copy.once}"
 
 
 def _share(copy: Copy) -> str:
     name, expression = _NATIVE.get((copy.source, copy.target), ("", ""))
     native = f"{expression} or " if name and name != copy.call else ""
-    return f"{native}arraybridge.to_{copy.target}(x) shares it, if nobody writes to either"
+    return f"{native}arraybridge.to_{copy.target}(x) shares it, as long as neither array is modified"
 
 
 def _keep_bits(copy: Copy) -> str:
@@ -205,7 +205,7 @@ ADVICE: dict[Reason, Callable[[Copy], str]] = {
     Reason.NARROWED: _keep_bits,
 }
 
-#: Reasons that need no advice, or for which there is none.
+#: Reasons without advice.
 WITHOUT_ADVICE = frozenset(
     (
         # Nothing is copied.
@@ -214,7 +214,7 @@ WITHOUT_ADVICE = frozenset(
         Reason.SHARED_DEVICE_MEMORY,
         Reason.SHARED_MEMORY,
         Reason.REPLICA_ON_DEVICE,
-        # The object that carries the array shows no memory that could be shared.
+        # The carrier does not expose memory that could be shared.
         Reason.FILE,
         Reason.SEPARATE_COLUMNS,
         Reason.MASKED_STORAGE,
@@ -223,17 +223,17 @@ WITHOUT_ADVICE = frozenset(
         Reason.CARRIER_COPIES,
         Reason.LIBRARY_COPIES,
         Reason.NUMPY_SCALAR,
-        # The program asked for another distribution over devices.
+        # The program requested another distribution over devices.
         Reason.RESHARDED,
-        # An error states the advice.
+        # The error has the advice.
         Reason.UNREADABLE_DEVICE,
         Reason.REQUIRES_GRAD,
         Reason.OTHER_SOURCE,
         Reason.NO_DEVICE,
-        # The two frameworks differ, or the array has unused entries.
+        # The frameworks store sparse arrays differently, or the array has unused entries.
         Reason.SEPARATE_COORDINATES,
         Reason.SPARE_ENTRIES,
-        # Only the plug-in knows.
+        # The reason comes from a plug-in.
         Reason.OTHER,
     )
 )

@@ -1,4 +1,4 @@
-"""One thing that happened while a trace was open, and the line of the user's code that it belongs to."""
+"""Events of a trace, and the lines of the user's code that they belong to."""
 
 from __future__ import annotations
 
@@ -38,39 +38,42 @@ __all__ = [
     "wait_for",
 ]
 
-#: The kinds of events that move an array: ours, and those of the frameworks' own calls.
+#: The kinds of events that convert an array: by arraybridge, and by the frameworks' own calls.
 CONVERSIONS = ("conversion", "foreign")
 
 
 class Event(NamedTuple):
-    """One thing that happened while a trace was open.
+    """An event that was recorded while a trace was open.
 
     Attributes:
-        kind: ``"conversion"``; ``"foreign"``, one by a framework's own call; ``"call"`` of a decorated
-            function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`; ``"item"`` of `device_map` or
-            `prefetch`; ``"retry"`` and ``"split"`` of a recovery, and its ``"clean-up"``.
-        name: the function, the stage, ``"numpy → jax"``, or the framework's call, ``"jnp.asarray"``.
-        start: seconds since the trace was opened.
-        seconds: how long it took, as its thread saw it; 0 for what has no length. What is queued on a card
-            may go on after that.
-        thread: name of the thread.
-        device: where, in words; ``""`` where it is not known.
-        file, line: of the user's own code. In a worker thread, where the work was handed out; in a library's
-            thread without the user's code, the innermost line of a library; in a notebook, ``"In[3]"`` stands
-            for the file.
-        nbytes: bytes that a conversion copied, each copy counted, or that a clean-up freed; else 0.
-        reason: why, in words: of a conversion, of a decision, of a step of a recovery; or the error that
-            ended a call.
-        library: the other library that made the call from there; ``""`` where the line did so itself.
-        item: number of the item or microbatch; None for what belongs to none.
-        flow: the same word for all events of one item on its way through the stages; or ``""``.
-        thread_id: number of the thread, for threads of one name.
-        route: of a conversion of ours, as in ``log.records``; else None.
-        layout: of the array that was copied: ``"transposed"``, ``"reversed"``, ``"broadcast"``, ``"sliced"``,
-            or ``""`` where it lies in order.
-        array: the same for two copies of the very same array; None where that cannot be told.
-        source, target: names of the frameworks of a conversion; else ``""``.
-        code: the reason of a conversion as a `Reason`; else None.
+        kind: ``"conversion"`` by arraybridge; ``"foreign"``, a conversion by a framework's own call;
+            ``"call"`` of a decorated function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`;
+            ``"item"`` of `device_map` or `prefetch`; ``"retry"``, ``"split"`` and ``"clean-up"`` of an
+            out-of-memory recovery.
+        name: The function, the stage, ``"numpy → jax"``, or the framework's call, ``"jnp.asarray"``.
+        start: The start, in seconds since the trace was opened.
+        seconds: The duration measured by the calling thread; 0 for instantaneous events. GPU work that the
+            event queued may finish later.
+        thread: The name of the thread.
+        device: The device, such as ``"gpu:0"``; ``""`` if unknown.
+        file: The file of the user's code; ``"In[3]"`` in a notebook. In a worker thread, the file that
+            submitted the work. In a library's thread without the user's code, the innermost file of a
+            library.
+        line: The line in ``file``.
+        nbytes: The number of bytes that a conversion copied, summed over its copies, or that a clean-up
+            freed; 0 for other events.
+        reason: The reason for a conversion, a decision or a recovery step; or the error that ended a call.
+        library: The other library that made the call from this line; ``""`` if the line made it directly.
+        item: The number of the item or microbatch; None if the event does not belong to one.
+        flow: An identifier that all events of one item share across the stages; or ``""``.
+        thread_id: The identifier of the thread, which distinguishes threads of the same name.
+        route: The route of a conversion by arraybridge, as in ``log.records``; None for other events.
+        layout: The layout of a copied array: ``"transposed"``, ``"reversed"``, ``"broadcast"``,
+            ``"sliced"``, or ``""`` if it is C-contiguous.
+        array: A number that is equal for two copies of the same array; None if the array is unknown.
+        source: The name of the source framework of a conversion; ``""`` for other events.
+        target: The name of the target framework of a conversion; ``""`` for other events.
+        code: The reason for a conversion as a `Reason`; None for other events.
     """
 
     kind: str
@@ -96,42 +99,42 @@ class Event(NamedTuple):
 
     @property
     def in_library(self) -> bool:
-        """Whether the line is a library's own, in one of its threads that runs none of the user's code."""
+        """Whether the line belongs to a library, in a thread that runs none of the user's code."""
         return bool(self.library) and _owners.get(self.file, _USERS) != _USERS
 
     @property
     def where(self) -> str:
-        """File and line, ``"train.py:12"``; files below the working directory without the way there."""
+        """File and line, ``"train.py:12"``; relative to the working directory if the file is inside it."""
         if not self.file:
             return "?"
-        from pathlib import Path  # costs 3 ms, which `import arraybridge` saves
+        from pathlib import Path  # imported here, since it takes 3 ms
 
         path = Path(self.file)
-        with suppress(ValueError, OSError):  # it lies elsewhere; or the working directory is gone
+        with suppress(ValueError, OSError):  # the file is elsewhere, or the working directory was deleted
             path = path.relative_to(Path.cwd())
         return f"{path}:{self.line}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain strings and numbers, ready for JSON."""
+        """Return the fields as strings and numbers that JSON can store."""
         fields = self._asdict()
         route, _, _ = (fields.pop(name) for name in ("route", "array", "thread_id"))
         return fields if route is None else {**fields, "method": route.method, "copies": route.copies}
 
 
 def began(event: Event) -> tuple[float, float]:
-    """What events are sorted by: their start, and where that is the same the longest first."""
+    """Return the sort key of events: by start, the longest first."""
     return event.start, -event.seconds
 
 
 # -- the line of the user's code -----------------------------------------------------------------------
 
-#: A line of the user's code: its file, the code and the instruction in it, and the other library in between,
-#: if any. `line_of` finds the line itself when somebody asks, since that takes time.
+#: A line of the user's code: its file, the code object, the instruction in it, and the library that made the
+#: call from there, or "". `line_of` finds the line number later, since that takes time.
 Site = tuple[str, CodeType, int, str]
 
 
 def line_of(site: Site) -> int:
-    """The number of the line."""
+    """Return the line number of a site."""
     _, code, at, _ = site
     for start, end, line in code.co_lines():
         if start <= at < end and line is not None:
@@ -139,20 +142,20 @@ def line_of(site: Site) -> int:
     return code.co_firstlineno
 
 
-#: Where the work of this thread was handed out, for lines of a worker thread in which no code of the user is.
+#: The line that submitted the work of this thread, for worker threads without the user's code on the stack.
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
 
 _OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
-#: What the threads of Python's own library are listed under.
+#: The library name for threads of Python's standard library.
 _STANDARD = "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
-# File of a function → whose it is: one of the three, or the name of another library.
+# The owner of each file: one of the three above, or the name of another library.
 _owners: dict[str, str] = new_cache()
-# Folders of installed packages that are the user's program all the same: `arraybridge trace -m package`.
+# Folders of installed packages that count as the user's code: `arraybridge trace -m package`.
 _own_folders: list[str] = []
-# Name of a notebook's cell → the name of the file under which its source is known.
+# The file name under which `linecache` has the source of a notebook cell, by the cell's name.
 _cells: dict[str, str] = {}
-#: Code without a file in which a user may write; all else in angle brackets is made by programs.
+#: Names of code that users type in; other names in angle brackets are generated code.
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
 
 
@@ -161,18 +164,18 @@ def site(frame: FrameType | None = None, *, foreign: Literal[False] = False) -> 
 @overload
 def site(frame: FrameType | None = None, *, foreign: bool) -> Site | None: ...
 def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
-    """The line of the user's own code in which this thread is: the innermost one that is no library's.
+    """Return the innermost line of the user's code on the stack of this thread.
 
-    Frameworks and Python's own library are looked through. If none of the user's code is on the stack, it is
-    where the work was handed out to this thread. A thread of a library has neither: it is the innermost line
-    of a library there, of a framework if there is no other, and of Python's own library if there is none.
+    Without the user's code on the stack, return the line that submitted the work of this thread. Without that
+    too, as in the threads of a library, return the innermost line of a library, a framework or Python's
+    standard library, in this order.
 
     Args:
-        frame: where to begin; None: here.
-        foreign: the frame has called a framework. Where one of ours comes first, the call was a
-            step of ours, and there is no line.
+        frame: The frame to start from. Defaults to the caller.
+        foreign: Whether the frame called a framework. The result is then None for calls by arraybridge
+            itself, which are steps of its own conversions.
     """
-    # Never this function's own frame: a frame that refers to itself keeps the iterators of its callers.
+    # Not this function's own frame: a frame that refers to itself keeps the objects of its callers alive.
     frame = frame or getattr(currentframe(), "f_back", None)
     first = frame
     library = ""
@@ -182,9 +185,9 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
         if owner == _OURS:
             if foreign:
                 return None
-            library = ""  # what stands between two frames of ours was called by us
+            library = ""  # arraybridge made the call, not the libraries between its frames
         elif owner == _USERS:
-            return _cell(file), frame.f_code, frame.f_lasti, library
+            return _notebook_cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
             library = library or owner
         frame = frame.f_back
@@ -192,14 +195,14 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
 
 def _rank(owner: str, installed: str) -> int:
-    """Return how well a frame describes a thread without the user's code; 0 is best."""
+    """Return the rank of a frame for describing a thread without the user's code; 0 is best."""
     if owner == _OURS:
         return 2
     return 0 if installed else 1
 
 
 def _site_in_library(frame: FrameType | None) -> Site:
-    """Return the innermost line of a library on a stack without code of the user."""
+    """Return the innermost line of a library on a stack without the user's code."""
     ranked: dict[int, tuple[FrameType, str]] = {}
     while frame is not None:
         file = frame.f_code.co_filename
@@ -214,17 +217,17 @@ def _site_in_library(frame: FrameType | None) -> Site:
     return found.f_code.co_filename, found.f_code, found.f_lasti, library
 
 
-def _place() -> tuple[str, int]:
-    """File and line of the user's code, where a warning points."""
+def _user_line() -> tuple[str, int]:
+    """Return the file and line of the user's code, for warnings."""
     here = site()
     return _cells.get(here[0], here[0]), line_of(here)
 
 
-hooks.user_line = _place
+hooks.user_line = _user_line
 
 
 def as_own(folder: str) -> None:
-    """Count what lies in the folder as the user's code, although it is installed like a library."""
+    """Count files in the folder as the user's code, even if they are installed like a library."""
     _own_folders.append(folder)
     _owners.clear()
 
@@ -259,19 +262,19 @@ def _installed_as(file: str) -> str:
     return ""
 
 
-def _cell(file: str) -> str:
-    """A notebook's cell as its tracebacks call it, by now, since one that runs again has another number."""
+def _notebook_cell(file: str) -> str:
+    """Return the current name of a notebook cell, as in tracebacks; it changes when the cell runs again."""
     ipython: Any = sys.modules.get("IPython") if "ipython" in file or "ipykernel" in file else None
     shell = ipython and ipython.get_ipython()
-    words = shell and shell.compile.format_code_name(file)
-    if not words:
+    formatted = shell and shell.compile.format_code_name(file)
+    if not formatted:
         return file
-    _cells[words[1]] = file
-    return str(words[1])
+    _cells[formatted[1]] = file
+    return str(formatted[1])
 
 
 def source_line(file: str, line: int) -> str:
-    """The text of a line of code, without the blanks around it; ``""`` where it cannot be had."""
+    """Return the text of a line of code without surrounding whitespace; ``""`` if it is unavailable."""
     import linecache
 
     return linecache.getline(_cells.get(file, file), line).strip()
@@ -280,18 +283,18 @@ def source_line(file: str, line: int) -> str:
 # -- the array -----------------------------------------------------------------------------------------
 
 _numbers = count()
-# Identity of an array that is alive → a reference to it, and its number.
+# A weak reference to each live array and its number, by its id().
 _seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def same_array(x: Any) -> int | None:
-    """The same for the very same array as long as it lives; None where that cannot be told."""
+    """Return a number that identifies an array during its lifetime; None if it has no weak references."""
     key = id(x)
     seen = _seen.get(key)
     if seen is None or seen[0]() is not x:
         try:
             seen = weakref.ref(x, lambda _: _seen.pop(key, None)), next(_numbers)
-        except TypeError:  # it takes no weak references
+        except TypeError:  # its class does not support weak references
             return None
         _seen[key] = seen
     return seen[1]
@@ -299,12 +302,12 @@ def same_array(x: Any) -> int | None:
 
 def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
-    with suppress(Exception):  # of the computation, or x is traced: reading it raises the same
+    with suppress(Exception):  # a failed computation, or x is traced: reading it raises the same error
         source.interchange.block_until_ready(x)
 
 
 def device_text(tree: Any) -> str:
-    """The device of the first array in there, in words; ``""`` where there is none."""
+    """Return the device string of the first array in a tree; ``""`` if there is none."""
     for leaf in leaves_of(tree):
         if is_array(leaf):
             owner, data = source_of(leaf)

@@ -1,4 +1,4 @@
-"""A run in files: the trace-event format of Perfetto and chrome://tracing, a page of HTML, and a picture."""
+"""Export of traces: to the trace-event format of Perfetto, to an HTML page, and to a plot."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ __all__ = ["page", "plot", "save"]
 
 Json = dict[str, Any]
 
-# -- for viewers -------------------------------------------------------------------------------------
+# -- trace viewers -----------------------------------------------------------------------------------
 
-#: The groups of tracks; the viewers call them processes.
+#: The groups of tracks, which viewers show as processes.
 _THREADS, _DEVICES = 1, 2
-#: What takes place on a device, and has a track there besides that of its thread.
+#: The kinds of events that are also shown on the track of their device.
 _ON_DEVICES = ("call", *CONVERSIONS, "stage", "item", "decision")
-#: What is told of each event besides its place.
+#: The fields of an event that viewers show as its details.
 _FIELDS = ("where", "nbytes", "reason", "library", "item", "device", "layout")
-#: Steps of a recovery, which have no length.
+#: The kinds of events without a duration.
 _MOMENTS = ("retry", "split")
 
 
 def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0) -> None:
-    """Write events, in the order of their start; see `TraceLog.save`."""
+    """Write events, sorted by start, in the trace-event format; see `TraceLog.save`."""
     file = Path(path)
     if file.suffix != ".json":
-        raise ValueError(f"{file.name} must end in .json; log.plot({file.name!r}) draws a picture")
+        raise ValueError(
+            f"Expected a file name that ends in .json, got {file.name!r}. For a plot, use"
+            f" log.plot({file.name!r})."
+        )
     tracks: _Tracks = {}
     traced: list[Json] = []
     flows: dict[str, list[Json]] = defaultdict(list)
@@ -52,15 +55,15 @@ def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0
         copied += event.nbytes
         counter = {"name": "bytes copied", "cat": "counter", "ph": "C", "args": {"bytes": copied}}
         traced.append({**counter, "pid": _THREADS, "tid": 0, "ts": _micro(_end(event))})
-    # What begins at the same time stands in its order: the outer one first, and an arrow in what it leads to.
+    # If starts are equal, viewers need the outer bar first, and an arrow after the bar that it leads to.
     traced.sort(key=_drawing_order)
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}
     document = {"traceEvents": [*_names(tracks), *traced], "displayTimeUnit": "ms", "otherData": other}
     file.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
-def _drawing_order(one: Json) -> tuple[float, float]:
-    return one["ts"], -one.get("dur", 0.0)
+def _drawing_order(traced: Json) -> tuple[float, float]:
+    return traced["ts"], -traced.get("dur", 0.0)
 
 
 def _end(event: Event) -> float:
@@ -72,19 +75,19 @@ def _micro(seconds: float) -> float:
 
 
 def _slice(event: Event, group: int, track: int) -> Json:
-    """A bar on a track, or a stroke for what has no length."""
+    """Return a bar on a track, or an instant event for an event without a duration."""
     details = {name: getattr(event, name) for name in _FIELDS} | {"code": source_line(event.file, event.line)}
     details = {name: detail for name, detail in details.items() if detail not in ("", None)}
     begin = _micro(event.start)
     end = _micro(_end(event))
     bar = {"name": event.name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": details}
-    # The end is rounded, not the length: so what lies inside of another does so here.
+    # Round the end, not the length, so that nested events stay nested.
     length = {"ph": "i", "s": "t"} if event.kind in _MOMENTS else {"ph": "X", "dur": round(end - begin, 3)}
     return bar | length
 
 
 def _arrows(name: str, steps: list[Json]) -> list[Json]:
-    """From each stage of an item to the next."""
+    """Return the arrows from each stage of an item to the next."""
     if len(steps) < 2:
         return []
     places = [{key: step[key] for key in ("pid", "tid", "ts")} for step in steps]
@@ -94,35 +97,35 @@ def _arrows(name: str, steps: list[Json]) -> list[Json]:
     return arrows
 
 
-#: Group, name and number of a thread or device, and which of its tracks → the number of the track, and the
-#: ends of what is open there.
+#: The number of each track and the ends of its open bars, by the group, the name and number of the thread or
+#: device, and the lane.
 _Tracks = dict[tuple[int, str, int, int], tuple[int, list[float]]]
 
 
 def _track(tracks: _Tracks, event: Event, group: int, name: str, number: int) -> int:
-    """The number of the track on which an event goes; events come in the order of their start.
+    """Return the number of the track for the next event in the order of their starts.
 
-    What overlaps another without lying inside of it gets a track beside it: the tasks of one thread, say, or
-    the threads of one device. The viewers want all that is on a track to be nested.
+    Viewers require that the bars of a track are nested. An event that partly overlaps another, such as one of
+    two asynchronous tasks in a thread, therefore gets another track: another lane of its thread or device.
     """
     begin = _micro(event.start)
     end = _micro(_end(event))
-    beside = 0
+    lane = 0
     while True:
-        track, ends = tracks.setdefault((group, name, number, beside), (len(tracks) + 1, []))
+        track, ends = tracks.setdefault((group, name, number, lane), (len(tracks) + 1, []))
         while ends and ends[-1] <= begin:
             ends.pop()
         if not ends or end <= ends[-1]:
             ends.append(end)
             return track
-        beside += 1
+        lane += 1
 
 
 def _names(tracks: _Tracks) -> list[Json]:
-    """The events that name the groups and the tracks."""
+    """Return the metadata events that name the groups and the tracks."""
     names = {("process_name", _THREADS, 0): "threads", ("process_name", _DEVICES, 0): "devices"}
-    for (group, name, _, beside), (track, _) in tracks.items():
-        names["thread_name", group, track] = f"{name} ({beside + 1})" if beside else name
+    for (group, name, _, lane), (track, _) in tracks.items():
+        names["thread_name", group, track] = f"{name} ({lane + 1})" if lane else name
     common = {"cat": "__metadata", "ph": "M", "ts": 0}
     places = ({"name": what, "pid": group, "tid": track} for what, group, track in names)
     return [
@@ -130,23 +133,23 @@ def _names(tracks: _Tracks) -> list[Json]:
     ]
 
 
-# -- a page and a picture ----------------------------------------------------------------------------
+# -- HTML page and plot ------------------------------------------------------------------------------
 
-#: Bars of a thread that are drawn at most: the longest, and those that copy the most.
+#: The maximum number of bars per thread: the longest, then those that copy the most.
 _BARS = 1500
 _ROW, _WIDTH, _LABEL = 22, 1000, 130
-#: How much of a row each takes in the picture, the outer ones most.
+#: The height of the bars of each kind, as a fraction of a row; outer bars are higher.
 _HEIGHTS = {"stage": 0.84, "item": 0.84, "call": 0.6, "decision": 0.6, "conversion": 0.36, "foreign": 0.36}
 _HEIGHT = 0.5
 
 
 def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
-    """The hot spots, and below them the run as a drawing.
+    """Return an HTML page with the hot spots and a timeline.
 
     Args:
-        events: in the order of their start.
-        spots: what `hotspots` has made of them.
-        name: what was run, for the heading.
+        events: The events, sorted by start.
+        spots: The hot spots of these events.
+        name: The name of the program, for the heading.
     """
     key = "".join(
         f'<span><i style="background:{COLORS[color]}"></i>{color}</span>'
@@ -155,18 +158,18 @@ def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
     return formatting.page(
         name,
         f'<div class="wide">{spots._repr_html_()}</div>',
-        f'<h2>What happened when</h2>\n<p class="key">{key}</p>',
+        f'<h2>Timeline</h2>\n<p class="key">{key}</p>',
         f'<div class="wide">{_drawing(events)}</div>',
     )
 
 
 def _color(event: Event) -> str:
-    """What it is drawn as: its kind, or ``"copy"`` for a conversion that copied."""
+    """Return the name of an event's color: its kind, or ``"copy"`` for a conversion that copied."""
     return "copy" if event.kind in CONVERSIONS and event.nbytes else event.kind
 
 
 def _rows(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
-    """Name of each thread, and its bars, the longest first: what is inside of them is drawn over them."""
+    """Return the name and bars of each thread, the longest first, so that inner bars are drawn on top."""
     rows: dict[tuple[str, int], list[Event]] = {(event.thread, event.thread_id): [] for event in events}
     for event in sorted(events, key=_longest_first):
         rows[event.thread, event.thread_id].append(event)
@@ -178,7 +181,7 @@ def _longest_first(event: Event) -> tuple[float, int]:
 
 
 def _drawing(events: Sequence[Event]) -> str:
-    """The threads as rows, from the first event to the end of the last one."""
+    """Return an SVG image of the threads as rows, from the first event to the end of the last one."""
     begin = min((event.start for event in events), default=0.0)
     length = max((event.start + event.seconds for event in events), default=begin) - begin or 1e-6
     scale = (_WIDTH - _LABEL) / length
@@ -190,8 +193,8 @@ def _drawing(events: Sequence[Event]) -> str:
         parts.append(f'<line x1="{_LABEL}" x2="{_WIDTH}" y1="{top + _ROW}" y2="{top + _ROW}"/>')
         for event in bars:
             height = _ROW * _HEIGHTS.get(event.kind, _HEIGHT)
-            words = event.kind, event.name, event.where, format_seconds(event.seconds), event.reason
-            title = escape(", ".join(filter(None, words)))
+            details = event.kind, event.name, event.where, format_seconds(event.seconds), event.reason
+            title = escape(", ".join(filter(None, details)))
             parts.append(
                 f'<rect x="{_LABEL + (event.start - begin) * scale:.2f}" y="{top + (_ROW - height) / 2:.1f}"'
                 f' width="{max(1.0, event.seconds * scale):.2f}" height="{height:.1f}"'
@@ -204,7 +207,7 @@ def _drawing(events: Sequence[Event]) -> str:
 
 
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw events in the order of their start; see `TraceLog.plot`."""
+    """Draw events, sorted by start; see `TraceLog.plot`."""
     rows = _rows(events)
     with plot_axes(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
         drawn: dict[str, Any] = {}
@@ -212,7 +215,7 @@ def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) ->
             for event in bars:
                 color = _color(event)
                 height = _HEIGHTS.get(event.kind, _HEIGHT)
-                # With an edge, the shortest can be seen too.
+                # The edge keeps very short bars visible.
                 drawn[color] = axes.broken_barh(
                     [(event.start, event.seconds)],
                     (row - height / 2, height),

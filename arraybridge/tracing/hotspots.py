@@ -1,4 +1,4 @@
-"""The lines of a program by the bytes that they copy, and what would save the copies."""
+"""Hot spots: the lines of a program, sorted by the bytes that they copy, with advice."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ _STEPS = ("retry", "split", "clean-up")
 
 @dataclass(frozen=True)
 class HotSpot:
-    """What one line of the user's code has done.
+    """The conversions and recoveries of one line of the user's code.
 
     Attributes:
-        where: file and line as they are shown, ``"train.py:12"``.
-        file, line: of the user's code; see `Event`.
-        source: the text of the line; ``""`` where it cannot be had.
-        what: the conversions, ``"numpy → jax"``, most bytes first.
-        nbytes: bytes copied.
-        seconds: spent in conversions and clean-ups.
-        count: conversions.
-        reason: why it copied, most bytes first.
-        advice: what would save the copies, in words; ``""`` where nothing is copied.
-        retries, splits: how often memory ran out and the call was made again, or went on in halves.
-        threads: the threads that it ran in.
-        libraries: the other libraries that called arraybridge from there; ``""`` stands for the line itself.
-        in_library: whether the line is a library's own, in a thread without the user's code.
+        where: The file and line for display, such as ``"train.py:12"``.
+        file: The file of the user's code; see `Event`.
+        line: The line in ``file``.
+        source: The text of the line; ``""`` if it is unavailable.
+        what: The conversions, such as ``"numpy → jax"``; those with the most bytes first.
+        nbytes: The number of bytes copied.
+        seconds: The time spent in conversions and clean-ups.
+        count: The number of conversions.
+        reason: The reasons for the copies; those with the most bytes first.
+        advice: Advice that avoids the copies; ``""`` if nothing is copied or there is none.
+        retries: How often memory ran out and the call was retried.
+        splits: How often memory ran out and the input was split.
+        threads: The names of the threads that ran the line.
+        libraries: The other libraries that called arraybridge from the line; ``""`` for direct calls.
+        in_library: Whether the line belongs to a library, in a thread without the user's code.
     """
 
     where: str
@@ -60,18 +62,18 @@ class HotSpot:
 
 @dataclass(frozen=True, repr=False)
 class HotSpots(Table, Sequence[HotSpot]):
-    """The hot spots of a trace, the hottest first; prints as a table, also in a notebook.
+    """The hot spots of a trace, the hottest first; shown as a table in terminals and notebooks.
 
-    Lines of libraries' own threads, which run none of the user's code, come after all lines of the user. A
-    line that only shares memory is no hot spot.
+    Lines in libraries' own threads, without the user's code, come last. A line that only shares memory is not
+    a hot spot.
 
     Attributes:
-        hotspots: one `HotSpot` a line.
-        nbytes: bytes copied by all lines, also by those that ``top`` leaves out.
-        seconds: of all conversions and clean-ups.
-        lines: how many hot spots there are in all.
-        dropped: events that are missing because of ``trace(limit=…)``.
-        shared: how many other lines only shared memory.
+        hotspots: One `HotSpot` per line of code.
+        nbytes: The number of bytes copied by all lines, including those that ``top`` omits.
+        seconds: The time spent in all conversions and clean-ups.
+        lines: The number of hot spots, including those that ``top`` omits.
+        dropped: The number of events that ``trace(limit=…)`` dropped.
+        shared: The number of other lines, which only shared memory.
     """
 
     hotspots: tuple[HotSpot, ...]
@@ -88,17 +90,17 @@ class HotSpots(Table, Sequence[HotSpot]):
         return len(self.hotspots)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, sequences, strings and numbers, ready for JSON."""
+        """Return the hot spots as dictionaries, sequences, strings and numbers that JSON can store."""
         return asdict(self)
 
     def _table(self) -> Contents:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
-        place_width = width // 3 - 5  # leaves space for times such as "123.45 ms" in 60 columns
+        place_width = width // 3 - 5  # leaves space for times such as "123.45 ms" at 60 columns
         rows: list[tuple[str, ...]] = []
         has_users_lines = any(not spot.in_library for spot in self)
         for number, spot in enumerate(self):
             if spot.in_library and not (number and self[number - 1].in_library):
-                rows += [("",)] * has_users_lines + [("in threads of libraries, without a line of yours:",)]
+                rows += [("",)] * has_users_lines + [("in threads of libraries, without your code:",)]
             rows += _rows(spot, width, place_width)
         return _HEAD, rows, _HEAD[1:4], self._summary()
 
@@ -108,11 +110,11 @@ class HotSpots(Table, Sequence[HotSpot]):
         seconds = format_seconds(self.seconds)
         parts = [f"{self.lines} line{plural}, {copied} copied, {seconds}"]
         if len(self) < self.lines:
-            parts.append(f"the first {len(self)} are shown")
+            parts.append(f"showing the first {len(self)}")
         if self.shared:
             parts.append(f"{self.shared} more share memory")
         if self.dropped:
-            parts.append(f"without the oldest {self.dropped} events, which limit= has dropped")
+            parts.append(f"the oldest {self.dropped} events were dropped because of limit=")
         return "; ".join(parts)
 
     def __repr__(self) -> str:
@@ -122,12 +124,12 @@ class HotSpots(Table, Sequence[HotSpot]):
 
 
 def _rows(spot: HotSpot, width: int, place_width: int) -> list[tuple[str, ...]]:
-    """Return the rows of one hot spot: its figures, and below them its source, reason and advice."""
+    """Return the rows of a hot spot: its figures, then its source, reason and advice."""
     where = spot.where
     what = spot.what
     if len(where) > place_width:  # the end of a path is the most informative part
         where = f"…{where[1 - place_width :]}"
-    if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
+    if len(where) + len(what) + 34 > width:  # 34: the figures and the spaces between them
         what = what.partition(", ")[0] + ", …" * (", " in what)
     copied = format_bytes(spot.nbytes) if spot.nbytes else "-"  # lines that only retried copy nothing
     figures = copied, format_seconds(spot.seconds), str(spot.count)
@@ -136,12 +138,12 @@ def _rows(spot: HotSpot, width: int, place_width: int) -> list[tuple[str, ...]]:
         wrapper = textwrap.TextWrapper(width, indent, break_long_words=False, break_on_hyphens=False)
         wrapper.subsequent_indent = " " * max(4, len(indent))
         if text:
-            rows.append((wrapper.fill(text),))  # a row of one cell runs over all columns
+            rows.append((wrapper.fill(text),))  # a row with one cell spans all columns
     return rows
 
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
-    """The events by line, the hottest first; see `TraceLog.hotspots`."""
+    """Group events by line, the hottest first; see `TraceLog.hotspots`."""
     if top is not None:
         whole_number("top", top, least=1, type_error=ValueError)
     counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]
@@ -155,19 +157,19 @@ def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) 
 
 
 def _recovered(events: list[Event]) -> bool:
-    """Whether memory ran out at a line, or was freed there."""
+    """Return whether memory ran out or was freed in one of the events."""
     return any(event.kind in _STEPS for event in events)
 
 
 def _spot(events: list[Event]) -> HotSpot:
-    """One line, from all that it did."""
+    """Return the hot spot of one line, from its events."""
     first = events[0]
     kinds = Counter(event.kind for event in events)
     conversions = [event for event in events if event.kind in CONVERSIONS]
     reasons, advice = _reasons_and_advice(conversions)
     if kinds["retry"] or kinds["split"]:
-        reasons.append(f"memory ran out here, with {kinds['retry']} × a retry and {kinds['split']} × a split")
-        advice.append("pass fewer rows at a time, or free what is not needed before this line")
+        reasons.append(f"memory ran out here (retries: {kinds['retry']}, splits: {kinds['split']})")
+        advice.append("pass fewer rows per call, or free unused memory before this line")
     return HotSpot(
         where=first.where,
         file=first.file,
@@ -188,9 +190,9 @@ def _spot(events: list[Event]) -> HotSpot:
 
 
 def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]:
-    """Return why one line copied, and what would save these copies, most bytes first.
+    """Return the reasons for the copies of one line and the advice that avoids them, most bytes first.
 
-    If nothing was copied, the reason is why the memory was shared, without advice.
+    If nothing was copied, return the reason for sharing memory, without advice.
     """
     groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
     copies = [group for group in groups if group[0].nbytes]
@@ -199,31 +201,31 @@ def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]
 
 
 def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[list[Event]]:
-    """The events that have a key in common, those of the most bytes first."""
+    """Group events by key; the group with the most bytes comes first."""
     groups: dict[object, list[Event]] = defaultdict(list)
     for event in events:
         groups[key(event)].append(event)
     return sorted(groups.values(), key=lambda group: -sum(event.nbytes for event in group))
 
 
-# -- what would save a copy, in words that can be followed ---------------------------------------------
+# -- advice --------------------------------------------------------------------------------------------
 
 
 def advice_for(copies: Sequence[Event]) -> str:
-    """What would save these copies of one line, one reason and one layout; ``""`` where nothing would."""
+    """Return the advice for copies of one line, reason and layout; ``""`` if there is none."""
     event = copies[0]
     most = max(Counter(e.array for e in copies if e.array is not None).values(), default=0)
-    once = "once, before the loop" if 1 < most == len(copies) else "where it is made"
-    # The calls of another library are not the user's to change.
-    words = "" if event.kind == "foreign" and event.library else _by_reason(event, once)
+    once = "once, before the loop" if 1 < most == len(copies) else "where it is created"
+    # The user cannot change the calls of another library.
+    advice = "" if event.kind == "foreign" and event.library else _by_reason(event, once)
     if most < 2:
-        return words
+        return advice
     which = f"these {most}" if most == len(copies) else f"{most} of these {len(copies)}"
     same = (
-        f"{which} conversions convert the same array: convert it once, before the loop (as long as its values"
-        " stay the same)"
+        f"{which} conversions convert the same array: convert it once, before the loop (if its values do not"
+        " change)"
     )
-    return f"{same}; or {words}" if words else same
+    return f"{same}; or {advice}" if advice else same
 
 
 def _by_reason(event: Event, once: str) -> str:

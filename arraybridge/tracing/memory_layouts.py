@@ -1,4 +1,4 @@
-"""Layouts of arrays in memory, as traces and routes describe them."""
+"""Memory layouts of arrays, for traces and routes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from arraybridge.frameworks.base import Framework, is_c_contiguous
 
 __all__ = ["Steps", "layout", "steps"]
 
-#: Shape, strides and the step to the next element, all in one unit.
+#: Shape, strides and itemsize; strides and itemsize in the same unit.
 Steps = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def steps(source: Framework, x: Any) -> Steps | None:
-    """Return shape, strides and the step to the next element, from which `layout` finds the layout.
+    """Return the shape, strides and itemsize of an array, for `layout`.
 
-    None if the framework does not know them: a trace must not fail what it records.
+    Return None if the framework raises: a trace must not break the conversion that it records.
     """
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.itemsize
     try:
-        if callable(getattr(x, "stride", None)):  # as torch's, which count elements
+        if callable(getattr(x, "stride", None)):  # PyTorch's strides count elements
             return x.shape, x.stride(), 1
         shape = source.shape(x)
         return shape, source.interchange.strides(x), source.nbytes(x) // max(1, math.prod(shape))
@@ -33,7 +33,7 @@ def steps(source: Framework, x: Any) -> Steps | None:
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-    """Return the layout of an array in memory; see `Event.layout`."""
+    """Return the name of a memory layout; see `Event.layout`."""
     if 0 in shape or is_c_contiguous(shape, strides, itemsize):
         return ""
     axes = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]

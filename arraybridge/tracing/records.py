@@ -1,4 +1,4 @@
-"""Records that an open trace keeps; each makes its `Event` when the log is read."""
+"""Records of an open trace, which are converted to `Event` objects when the log is read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from arraybridge.tracing.route import Route
 
 __all__ = ["ConversionRecord", "Record", "SpanRecord"]
 
-# Python passes keywords in a dict to a class, and to any callable if there are more than 14. An event takes
-# 1.2 µs without the dict instead of 2.2. The positional arguments are the fields without a default.
+# Python passes keywords in a dict to a class, and to any callable with more than 14 of them. Without a dict,
+# an event takes 1.2 µs instead of 2.2 µs. The positional arguments are the fields without a default.
 _new_event = Event.__new__
 
 
-# One record is made per event while the trace is open, so these classes are not frozen, and are called with
-# positional arguments: 0.2 µs instead of 0.6. Dataclasses would take 5 % of the time of `import arraybridge`.
+# Recording has to be fast. Classes that are not frozen and take positional arguments need 0.2 µs instead of
+# 0.6 µs per record. Dataclasses would take 5 % of the time of `import arraybridge`.
 class Record:
-    """One event: when, in which thread, and where in the user's code.
+    """The time, thread and line of an event.
 
     Attributes:
         began: The start, as `time.perf_counter` returned it.
@@ -42,16 +42,16 @@ class Record:
             opened: The start of the trace, as `time.perf_counter` returned it.
             line: The line number of `site`.
         """
-        raise NotImplementedError  # not an ABC, whose isinstance() takes 0.3 µs
+        raise NotImplementedError  # isinstance() of an ABC would take 0.3 µs
 
 
 class ConversionRecord(Record):
     """A conversion by arraybridge.
 
     Attributes:
-        route: The route, with its seconds.
-        steps: Shape and strides of an array that was copied, for `Event.layout`; None if it was not copied.
-        array: The identity of an array that was copied, for `Event.array`.
+        route: The route, including its ``seconds``.
+        steps: The shape and strides of a copied array, for `Event.layout`; None if it was not copied.
+        array: The number of a copied array, for `Event.array`.
     """
 
     __slots__ = ("array", "route", "steps")
@@ -100,7 +100,7 @@ class ConversionRecord(Record):
 
 
 class SpanRecord(Record):
-    """A piece of work other than a conversion, such as a call, a stage or a retry; see `Event`."""
+    """An event other than a conversion, such as a call, a stage or a retry; see `Event`."""
 
     __slots__ = ("device", "flow", "item", "kind", "name", "nbytes", "reason")
 

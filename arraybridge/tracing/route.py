@@ -1,4 +1,4 @@
-"""The `Route` of a conversion, which `explain` returns and `trace` records."""
+"""The `Route` class, which `explain` returns and `trace` records."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ Method = Literal["same", "view", "dlpack", "device", "host"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Route:
-    """What a conversion does, or will do; prints as one plain sentence.
+    """The route of a conversion: its method, device, copies and reason; ``str()`` returns a sentence.
 
     Attributes:
-        source, target: names of the frameworks.
+        source: The name of the source framework.
+        target: The name of the target framework.
         method: ``"same"``, ``"view"``, ``"dlpack"``, ``"device"`` or ``"host"``.
-        device: where the result lives.
-        shares_memory: whether source and result see the same bytes.
-        copies: how many times the bytes are copied.
-        nbytes: bytes that the elements occupy.
-        cause: why it is done so, with the details.
-        steps: shape, strides and itemsize of an array whose layout is the cause; else None.
-        seconds: how long it took; None where nothing was measured. Not part of a comparison.
-        layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a sparse array; ``""`` for a dense one.
+        device: The device of the result.
+        shares_memory: Whether source and result share memory.
+        copies: The number of times that the data is copied.
+        nbytes: The number of bytes of the elements.
+        cause: The reason for the route, with its details.
+        steps: The shape, strides and itemsize of an array whose layout is the cause; otherwise None.
+        seconds: The measured duration; None if the conversion was not measured. Not compared by ``==``.
+        layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a sparse array; ``""`` for a dense array.
     """
 
     source: str
@@ -45,24 +46,24 @@ class Route:
     seconds: float | None = field(default=None, compare=False)
     layout: str = ""
 
-    # The texts are made when they are read, since each conversion in a trace has a route.
+    # The texts are formatted on access, since a trace creates a route per conversion.
 
     @property
     def code(self) -> Reason:
-        """Why it is done so, as a `Reason`."""
+        """The reason for the route as a `Reason`."""
         return self.cause.code
 
     @property
     def reason(self) -> str:
-        """Why it is done so, in words."""
+        """The reason for the route as text."""
         return self.cause.text
 
     @property
     def advice(self) -> str:
-        """What would save the copy; ``""`` if nothing is copied or nothing would."""
+        """Advice that avoids the copy; ``""`` if nothing is copied or there is none."""
         if not self.copies:
             return ""
-        # Here, since it costs 0.6 ms of `import arraybridge`.
+        # Imported here, since it takes 0.6 ms.
         from arraybridge.tracing.copy_advice import Copy, advice_for
 
         copy = Copy(
@@ -75,10 +76,10 @@ class Route:
         advice = advice_for(copy)
         if not advice or not self.layout:
             return advice
-        return f"for the values or indices that are copied: {advice}"
+        return f"for the copied values or indices: {advice}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain strings and numbers, ready for JSON."""
+        """Return the route as strings and numbers that JSON can store."""
         return {
             "source": self.source,
             "target": self.target,

@@ -1,4 +1,4 @@
-"""Recording what happens: `trace`, and what the rest of the library tells it."""
+"""Traces: `trace`, its `TraceLog`, and the functions with which the library records events."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = ["TraceLog", "active_logs", "everywhere", "note", "open_logs", "record
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 
-#: Conversions at each end of a log that its table shows.
+#: The number of conversions at each end of a long log that its table shows.
 _SHOWN = 20
 
-# One for all logs. Reentrant: the collector may run a finaliser that converts.
+# Shared by all logs. Reentrant, since the garbage collector may run a finalizer that converts an array.
 _adding = RLock()
 
 
 def _after_fork() -> None:
-    """In a child, nobody is there to let go of a lock that another thread held."""
+    """Replace the lock in a child process, where the thread that may have held it does not exist."""
     global _adding
     _adding = RLock()
 
@@ -47,12 +47,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class TraceLog(Table):
-    """What happened inside a ``with trace()`` block; prints as a table of its conversions.
+    """The log of a ``with trace()`` block; shown as a table of its conversions.
 
     Attributes:
-        records: one `Route` a conversion, in order, each with its ``seconds``.
-        events: one `Event` for all that happened, in the order in which it began.
-        dropped: events that went because of ``limit``, with their records.
+        records: The `Route` of each conversion, in order, with its ``seconds``.
+        events: All events, sorted by start.
+        dropped: The number of events that ``limit`` dropped, with their records.
+        foreign: Whether the log records conversions by the frameworks' own calls.
+        total_bytes_copied: The number of bytes copied, summed over all copies, including dropped events.
+        total_seconds: The time spent in conversions, including dropped events.
 
     >>> import numpy as np, arraybridge
     >>> image = np.zeros((2, 3)).T
@@ -66,28 +69,25 @@ class TraceLog(Table):
         if limit is not None:
             whole_number("limit", limit, least=1)
         self.dropped = 0
-        #: Whether it hears of the frameworks' own calls too.
         self.foreign = foreign
         self._limit = limit
         self._records: deque[Record] = deque(maxlen=limit)
-        #: Bytes copied, each copy of an array counted; also by conversions that went because of ``limit``.
         self.total_bytes_copied = 0
-        #: Seconds of all conversions, also of those that went because of ``limit``.
         self.total_seconds = 0.0
-        self._open_logs_here = time.perf_counter()
+        self._opened = time.perf_counter()
 
     @property
     def records(self) -> list[Route]:
-        """One `Route` a conversion, in order, each with its ``seconds``."""
+        """The `Route` of each conversion, in order, with its ``seconds``."""
         with _adding:
             return [record.route for record in self._records if isinstance(record, ConversionRecord)]
 
     @property
     def events(self) -> list[Event]:
-        """All that happened, in the order in which it began."""
+        """All events, sorted by start."""
         with _adding:
             records = list(self._records)
-        # Events are made here and not when they are recorded, since that would be part of the measured time.
+        # Events are created here, since creating them while recording would distort the measured times.
         lines: dict[tuple[int, int], int] = {}
         return sorted((self._event(record, lines) for record in records), key=events.began)
 
@@ -104,11 +104,12 @@ class TraceLog(Table):
         if line is None:
             line = events.line_of(record.site)
             lines[id(code), instruction] = line
-        return record.event(self._open_logs_here, line)
+        return record.event(self._opened, line)
 
     # -- recording --------------------------------------------------------------------------------
 
     def add(self, record: Record) -> None:
+        """Append a record; drop the oldest one if the log is full."""
         with _adding:
             if len(self._records) == self._limit:
                 self.dropped += 1
@@ -118,17 +119,21 @@ class TraceLog(Table):
                 self.total_bytes_copied += route.nbytes * route.copies
                 self.total_seconds += record.seconds
 
-    # -- telling ----------------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
 
     def hotspots(self, top: int | None = None, *, libraries: bool = True) -> HotSpots:
-        """The lines of the user's code by bytes copied, and then by time, with what would save the copies.
+        """Return the lines of the user's code, sorted by bytes copied and then by time, with advice.
 
         Args:
-            top: only so many of them.
-            libraries: False leaves out what other libraries call of arraybridge.
+            top: The maximum number of lines. Defaults to all lines.
+            libraries: Whether to include calls of arraybridge by other libraries.
 
         Returns:
-            a table, also in a notebook; ``to_dict()`` is ready for JSON.
+            A sequence of `HotSpot`, shown as a table in terminals and notebooks. ``to_dict()`` converts it
+            for JSON.
+
+        Raises:
+            ValueError: If ``top`` is not a positive whole number.
 
         >>> import numpy as np, arraybridge
         >>> with arraybridge.trace() as log:
@@ -145,14 +150,14 @@ class TraceLog(Table):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events in the trace-event format, which Perfetto, chrome://tracing and Speedscope open.
 
-        Threads and devices are tracks; arrows lead an item from stage to stage; bytes copied are a counter.
+        Threads and devices are tracks. Arrows connect the stages of an item. A counter shows copied bytes.
 
         Args:
-            path: a file that ends in ``.json``.
+            path: The file to write; the name ends in ``.json``.
 
         Raises:
-            ValueError: another suffix.
-            OSError: it cannot be written.
+            ValueError: If the name has another suffix.
+            OSError: If the file cannot be written.
 
         >>> import arraybridge, json, pathlib, tempfile
         >>> with arraybridge.trace() as log:
@@ -167,16 +172,17 @@ class TraceLog(Table):
         save(path, self.events, self.dropped)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw the events: a row for each thread, a bar for each event, copies in red. Needs matplotlib.
+        """Plot the events with Matplotlib: a row per thread, a bar per event, copies in red.
 
         Args:
-            path: where to write the picture too; the suffix says the form, ``.png``, ``.svg`` or ``.pdf``.
+            path: The image file to write, which ends in ``.png``, ``.svg`` or ``.pdf``. Not written by
+                default.
 
         Returns:
-            a ``matplotlib.figure.Figure``, which a notebook shows.
+            A ``matplotlib.figure.Figure``, which a notebook displays.
 
         Raises:
-            ImportError: matplotlib is not installed; the extra ``plot`` brings it.
+            ImportError: If Matplotlib is not installed; the extra ``plot`` installs it.
         """
         from arraybridge.tracing.export import plot
 
@@ -186,7 +192,7 @@ class TraceLog(Table):
         return f"<TraceLog of {len(self)} conversions, {format_bytes(self.total_bytes_copied)} copied>"
 
     def _table(self) -> Contents:
-        """A row for each conversion, and of very many for the first and the last twenty."""
+        """Return a row per conversion; for a long log, only the first and last ones."""
         records = self.records
         if len(records) <= 2 * _SHOWN + 1:
             return _COLUMNS, [*map(_row, records)], (), self._summary()
@@ -198,8 +204,10 @@ class TraceLog(Table):
         plural = "" if len(self) == 1 else "s"
         copied = format_bytes(self.total_bytes_copied)
         took = format_seconds(self.total_seconds)
-        gone = f"; the oldest {self.dropped} events are gone (limit={self._limit})" if self.dropped else ""
-        return f"{len(self)} conversion{plural}, {copied} copied, {took}{gone}"
+        dropped = (
+            f"; the oldest {self.dropped} events were dropped (limit={self._limit})" if self.dropped else ""
+        )
+        return f"{len(self)} conversion{plural}, {copied} copied, {took}{dropped}"
 
     def __str__(self) -> str:
         return super().__str__() if self.records else "no conversions"
@@ -211,19 +219,19 @@ def _row(route: Route) -> tuple[str, ...]:
     return route.source, route.target, route.method, str(route.device), shares, *amounts, route.reason
 
 
-# -- who listens -------------------------------------------------------------------------------------
+# -- open logs ---------------------------------------------------------------------------------------
 
-#: Opens a span of that name in a profiler.
+#: A function that opens a named range in a profiler.
 Annotation = Callable[[str], AbstractContextManager[Any]]
-#: The traces open in this thread or task, and what names its work in a profiler.
+#: The logs that record this thread or task, and its profiler annotation.
 ActiveLogs = tuple[tuple[TraceLog, ...], Annotation]
 
-# The traces and annotations that were opened in this thread or task, those that are closed by now included.
+# The logs and annotations that were opened in this thread or task, including closed ones.
 _open_logs_here: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
-#: Logs that hear every thread of the process.
+#: The logs that record all threads of the process.
 _everywhere: list[TraceLog] = []
-#: What listens anywhere, by its id. While it is empty, nobody even asks whether one of them was opened in
-#: their own thread or task (`active_logs`), and nothing is measured.
+#: All open logs and annotations, by their id(). While it is empty, callers skip `active_logs` and measure
+#: nothing.
 open_logs: dict[int, Any] = {}
 
 
@@ -232,16 +240,16 @@ def _active_logs(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | A
 
 
 def record_in_context(context: Context) -> None:
-    """Let the logs of this thread or task hear what will run in a context that was copied before."""
+    """Let the logs of this thread or task also record code that runs in a context copied earlier."""
     theirs = _active_logs(context.get(_open_logs_here, ()))
     context.run(_open_logs_here.set, tuple(dict.fromkeys((*_open_logs_here.get(), *theirs))))
 
 
 @contextmanager
 def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
-    """Let it hear this thread or task. It may be closed in another one, and in any order."""
+    """Open a log or annotation for this thread or task; it may be closed in another one, in any order."""
     _open_logs_here.set((*_active_logs(_open_logs_here.get()), one))
-    open_logs[id(one)] = one  # one step, which no other thread can come between
+    open_logs[id(one)] = one  # atomic
     try:
         yield
     finally:
@@ -251,21 +259,22 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
 
 @contextmanager
 def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
-    """Record what this thread or task does inside the block, in the threads of its pipelines too.
+    """Record the conversions and related events of this thread or task, and of the threads of its pipelines.
 
-    Conversions, calls of decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
-    decisions of `gpu`, and what a recovery did when memory ran out.
+    The events are conversions, calls of decorated functions, stages of pipelines, items of `device_map` and
+    `prefetch`, decisions of `gpu`, and the steps of out-of-memory recoveries.
 
     Args:
-        limit: events to keep; then the oldest go, and are counted in ``log.dropped``. None: all are kept.
-        foreign: record conversions by the frameworks' own calls too, as `torch.from_numpy`, `jnp.asarray` and
-            `np.asarray` of a tensor; their events are of the kind ``"foreign"``.
+        limit: The maximum number of events in the log; the oldest are dropped and counted in
+            ``log.dropped``. Unlimited by default.
+        foreign: Whether to also record conversions by the frameworks' own calls, such as `torch.from_numpy`,
+            `jnp.asarray`, and `np.asarray` of a tensor. Their events have the kind ``"foreign"``.
 
     Yields:
-        the log: ``log.records``, ``log.events``, ``log.hotspots()``, ``log.save("run.json")``.
+        The `TraceLog`; see its ``records``, ``events``, ``hotspots()`` and ``save("run.json")``.
 
     Raises:
-        TypeError, ValueError: ``limit`` is no positive whole number.
+        TypeError, ValueError: If ``limit`` is not a positive whole number.
 
     >>> import numpy as np, arraybridge
     >>> with arraybridge.trace() as log:
@@ -280,7 +289,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
 
 @contextmanager
 def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
-    """As `trace`, for all threads of the process."""
+    """Record all threads of the process, like `trace` for one of them."""
     log = TraceLog(limit, foreign)
     _everywhere.append(log)
     open_logs[id(log)] = log
@@ -293,28 +302,28 @@ def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[Trac
 
 
 def _interception() -> Any:
-    """The room for the frameworks' own calls, which few logs hear of."""
+    """Return the module `interception`, which few programs need."""
     from arraybridge.tracing import interception
 
     return interception
 
 
 def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
-    """Let a log hear of the frameworks' own calls, if it wants to."""
+    """Return a context in which the log records the frameworks' own calls, if it has ``foreign=True``."""
     return _interception().intercepting(_native_call_logs) if log.foreign else nullcontext()
 
 
 def _native_call_logs() -> Iterable[TraceLog]:
-    intercepting = active_logs()
-    return [log for log in intercepting[0] if log.foreign] if intercepting else []
+    active = active_logs()
+    return [log for log in active[0] if log.foreign] if active else []
 
 
 @contextmanager
 def _annotating(profiler: str) -> Iterator[None]:
-    """Name what happens in this thread or task in the profiler of that name.
+    """Annotate the work of this thread or task in the profiler of that name.
 
     Raises:
-        FrameworkNotInstalledError: its package is missing.
+        FrameworkNotInstalledError: If the package of the profiler is missing.
     """
     if profiler == "nvtx":
         try:
@@ -327,7 +336,7 @@ def _annotating(profiler: str) -> Iterator[None]:
                 advice='Run pip install nvtx, or pip install ".[nvtx]" in a checkout of arraybridge.',
             ) from error
         annotation = partial(nvtx.annotate, domain="arraybridge")
-    else:  # an object of this block's own, which no other closes
+    else:  # a new object for each block, since `open_logs` identifies it by id()
         annotation = partial(registry.framework(profiler).runtime.annotation)
     with _open_in_context(annotation):
         yield
@@ -337,7 +346,7 @@ hooks.annotate = _annotating
 
 
 def active_logs() -> ActiveLogs | None:
-    """Who listens in this thread or task; None where nobody does."""
+    """Return the logs and the annotation of this thread or task; None if there are none."""
     opened = _open_logs_here.get()
     if not opened and not _everywhere:
         return None
@@ -349,17 +358,17 @@ def active_logs() -> ActiveLogs | None:
         if isinstance(one, TraceLog):
             logs.append(one)
         else:
-            annotation = one  # the innermost one counts
+            annotation = one  # the innermost one has priority
     if not logs and annotation is None and not _everywhere:
         return None
     return (*logs, *_everywhere), annotation or nullcontext
 
 
-# -- what is told ------------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------
 
 
 class Span:
-    """A piece of work that goes on; `end`, or the end of a ``with`` block, records it."""
+    """A piece of work in progress; `end`, or the end of a ``with`` block, records it."""
 
     __slots__ = (
         *("kind", "name", "device", "nbytes", "reason", "item", "flow"),
@@ -389,11 +398,11 @@ class Span:
         self.end(error)
 
     def drop(self) -> None:
-        """It was nothing, and no trace hears of it."""
+        """Discard the span, so that no log records it."""
         self._logs = ()
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is done, or has failed; nothing where that was said before."""
+        """Record the end of the work, or the error that ended it; further calls do nothing."""
         seconds = time.perf_counter() - self._began
         self._annotation.__exit__(None, None, None)
         self._annotation = nullcontext()
@@ -423,19 +432,19 @@ class Span:
 
 
 def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
-    """A piece of work that begins now; None where nobody listens in this thread or task.
+    """Start a piece of work; return None if no log or annotation is open for this thread or task.
 
-    ``annotate=False`` is for work that other work of the same thread may interrupt, as a coroutine's.
+    Pass ``annotate=False`` for work that other work of the same thread may interrupt, such as a coroutine.
     """
-    intercepting = active_logs()
-    if intercepting is None:
+    active = active_logs()
+    if active is None:
         return None
-    logs, annotation = intercepting
+    logs, annotation = active
     return Span(kind, name, logs, annotation if annotate else nullcontext)
 
 
 def note(kind: str, reason: str, device: str = "") -> None:
-    """Record what happens in a moment."""
+    """Record an event without a duration."""
     step = span(kind, kind, annotate=False)
     if step is not None:
         step.reason = reason

@@ -44,7 +44,7 @@ def test_trace_runs_a_script_and_lists_its_copies(tmp_path: Path) -> None:
     assert "script.py:5" in done.stdout
     assert "7.8 KiB" in done.stdout
     assert "because copy=True was passed" in done.stdout
-    assert "→ leave copy=True out" in done.stdout
+    assert "→ omit copy=True" in done.stdout
     assert "1 line, 7.8 KiB copied" in done.stdout.splitlines()[-1]
 
 
@@ -62,7 +62,7 @@ def test_trace_writes_json_and_html_files(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["traceEvents"]
     assert any(e["ph"] == "X" and e["args"].get("nbytes") == 8000 for e in events)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "leave copy=True out" in page
+    assert "omit copy=True" in page
     assert "<svg" in page
     assert not re.search(r"src\s*=|href=\"(?!data:)|@import|url\(", page), "the page loads no other files"
 

@@ -260,7 +260,7 @@ def test_memory_that_is_not_given_back_is_lent_no_more(monkeypatch: pytest.Monke
     assert len(array_registration._exchange.segments) == 1
     with pytest.raises(EOFError, match="Keep the array until it has arrived"):
         array_registration.import_exported(lost, [])
-    monkeypatch.setattr(array_registration, "_MOST", 0)
+    monkeypatch.setattr(array_registration, "_MAX_EXPORTED", 0)
     header, frames = array_registration.export(LARGE)
     assert array_registration.import_exported(header, frames).sum() == LARGE.sum()
     assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"

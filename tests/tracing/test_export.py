@@ -193,7 +193,7 @@ def test_hot_spots_in_numbers() -> None:
     assert [s.line for s in log.hotspots(top=1)] == [spots[0].line]
     assert log.hotspots(top=1).lines == 3
     assert "3 lines, 3.2 KiB copied" in repr(log.hotspots(top=1))
-    assert "the first 1 are shown" in repr(log.hotspots(top=1))
+    assert "showing the first 1" in repr(log.hotspots(top=1))
     for top in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="top"):
             log.hotspots(top=top)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> No
     spots = log.hotspots()
     text = repr(spots)
     assert "3.1 KiB" in text
-    assert "→ this array runs backwards: make it C-contiguous where" in text
+    assert "→ this array is reversed: make it C-contiguous where" in text
     assert "1 line, 3.1 KiB copied" in text.splitlines()[-1]
     assert max(map(len, text.splitlines())) <= 60
     page = html.unescape(spots._repr_html_())
@@ -229,12 +229,12 @@ def read_only() -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("make", "target", "options", "words"),
     [
-        (lambda: np.ones((3, 4))[::-1], "torch", {}, "make it C-contiguous where it is made (np.asc"),
-        (lambda: np.ones(4), "torch", {"copy": True}, "leave copy=True out"),
-        (lambda: np.ones(4), "torch", {"dtype": "float32"}, "make the array in that dtype"),
+        (lambda: np.ones((3, 4))[::-1], "torch", {}, "make it C-contiguous where it is created (np.asc"),
+        (lambda: np.ones(4), "torch", {"copy": True}, "omit copy=True"),
+        (lambda: np.ones(4), "torch", {"dtype": "float32"}, "create the array in that dtype"),
         (lambda: np.ones(4).astype(">f8"), "torch", {}, "newbyteorder('=')"),
         (lambda: np.broadcast_to(np.ones(4), (3, 4)), "jax", {}, "repeats its elements"),
-        (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, "would let arraybridge.to_jax(x) share it"),
+        (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, "then arraybridge.to_jax(x) shares it"),
         (read_only, "torch", {}, "to_torch(x, copy=False) shares it"),
     ],
 )

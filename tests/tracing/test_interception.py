@@ -186,7 +186,7 @@ def test_arrays_that_several_devices_hold() -> None:
         np.asarray(y)
     ((event,), (spot,)) = log.events, log.hotspots()
     assert (event.nbytes, event.reason) == (MIB, "it is sharded over several devices")
-    assert "gather it where it is made" in spot.advice
+    assert "gather it where it is created" in spot.advice
 
 
 def test_pyclesperanto() -> None:
