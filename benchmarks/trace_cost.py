@@ -1,15 +1,15 @@
-"""What a trace costs: whoever does not open one, and for each event whoever does.
+"""Measure what traces cost while they are closed, and per event while they are open.
 
-    python benchmarks/trace_cost.py             # writes benchmarks/results/trace_price.json
-    python benchmarks/trace_cost.py --processes 3 --rounds 15 --out /tmp
+    python -m benchmarks.trace_cost             # writes benchmarks/results/trace_cost.json
+    python -m benchmarks.trace_cost --processes 3 --rounds 15 --out /tmp
 
-The doors are those of doors.py: forms of `convert_memory` and of decorated functions. In a process of its
-own, each is timed in short batches, then used with a trace open, which is closed again, then timed anew. What
-counts is the quickest batch of the second half over the quickest of the first, and of several processes the
-median of that. Times are of the thread's own processor time, which other work on the machine disturbs less.
-Beside them stands what a call takes while a trace is open, and how many events it records. A traced call
-goes the careful way, without plans; so the price of an event is what the call takes over the same call that
-goes the careful way too, and records nothing.
+The calls are those of `benchmarks.call_overhead`. A separate process times each call in short batches, opens and
+closes a trace around it, and times it again. The ratio of the fastest batch after the trace to the fastest batch
+before it is taken per process, and the result is the median over the processes. All times are CPU times of the
+thread, which other work on the machine disturbs less than elapsed times.
+
+A traced call takes the slow path, without plans. The cost of an event is therefore the difference to the same call
+on the slow path without recording.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.conversion import DISTRIBUTIONS  # noqa: E402
 from benchmarks.timing import machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-#: The most that a door may take after a trace, over what it took before.
+#: The most that a case may take after a trace, over what it took before.
 MOST = 1.05
 #: The most microseconds of an event.
 MOST_US = 10.0
@@ -78,28 +78,28 @@ def unrecorded() -> Iterator[None]:
 
 
 def worker(connection: Connection, rounds: int) -> None:
-    """Time every door before and after a trace."""
+    """Time every case before and after a trace."""
     import arraybridge
     from benchmarks.call_overhead import conversions, decorated
 
-    doors = {name: door.ours for name, door in {**conversions(arraybridge), **decorated(arraybridge)}.items()}
+    cases = {name: case.ours for name, case in {**conversions(arraybridge), **decorated(arraybridge)}.items()}
     counts = {}
-    for name, call in doors.items():
+    for name, call in cases.items():
         for _ in range(50):
             call()
         counts[name] = max(1, int(BATCH_NS / batch(call, 50)))
 
     def quickest() -> dict[str, float]:
-        found = dict.fromkeys(doors, float("inf"))
+        found = dict.fromkeys(cases, float("inf"))
         for _ in range(rounds):
-            for name, call in doors.items():
+            for name, call in cases.items():
                 found[name] = min(found[name], batch(call, counts[name]))
         return found
 
     never = quickest()
     events: dict[str, int] = {}
-    opened, careful = dict.fromkeys(doors, float("inf")), dict.fromkeys(doors, float("inf"))
-    for name, call in doors.items():
+    opened, careful = dict.fromkeys(cases, float("inf")), dict.fromkeys(cases, float("inf"))
+    for name, call in cases.items():
         with arraybridge.trace() as log:
             call()
         events[name] = len(log.events)
@@ -109,7 +109,7 @@ def worker(connection: Connection, rounds: int) -> None:
             with unrecorded():
                 careful[name] = min(careful[name], batch(call, 100))
     once = quickest()
-    connection.send({n: (never[n], once[n], opened[n], careful[n], events[n]) for n in doors})
+    connection.send({n: (never[n], once[n], opened[n], careful[n], events[n]) for n in cases})
 
 
 def measure(rounds: int) -> dict[str, tuple[float, float, float, float, int]]:
@@ -174,7 +174,7 @@ def main() -> None:
     report = about | {"processes": arguments.processes, "rounds": arguments.rounds, "results": results}
     arguments.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"price": report | {"targets": targets}}, indent=1)
-    (arguments.out / "trace_price.json").write_text(text + "\n")
+    (arguments.out / "trace_cost.json").write_text(text + "\n")
     for target in targets:
         print(target)
 
