@@ -3,9 +3,9 @@
 
     python docs/check_links.py docs/_build
 
-Links must lead to existing pages, anchors and files. Images, scripts and styles must be part of the build. The
-reference must show the most common call signature of each function. Prints one line per fault, and exits with 1
-if there are any.
+Links must lead to existing pages, anchors and files. Images, scripts and styles must be part of the build.
+The reference must show the most common call signature of each function. Prints one line per fault, and exits
+with 1 if there are any.
 """
 
 from __future__ import annotations
