@@ -7,8 +7,8 @@ Run it from the root of the checkout.
 
 The contenders are arraybridge, a minimal bridge and the native function. The bridge uses DLPack in both
 directions without checks; for JAX it jits the forward pass and the pullback. Contenders take turns in the
-forward pass and in both passes, with 16 float32 elements and with 4 MiB. The ratio is the median of the ratios
-per round. The function is sin(x) y + x x of two arrays.
+forward pass and in both passes, with 16 float32 elements and with 4 MiB. The ratio is the median of the
+ratios per round. The function is sin(x) y + x x of two arrays.
 """
 
 from __future__ import annotations
