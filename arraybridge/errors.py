@@ -207,14 +207,17 @@ class MemoryConversionError(Exception):
 
     @property
     def advice(self) -> str:
+        """The advice as text; empty if there is none."""
         return str(self._advice)
 
     @property
     def expressions(self) -> tuple[str, ...]:
+        """The expressions of the advice, as code that runs."""
         return self._advice.code()
 
     @property
     def place(self) -> str:
+        """The function, argument or position that the error is about; empty if unknown."""
         return ": ".join(self._calls) + self._path
 
     def advise(self, advice: Advice) -> None:

@@ -1,1 +1,1 @@
-"""Benchmarks: one script per claim, results as JSON beside the plots drawn from them."""
+"""Benchmarks: one script per claim, with results as JSON files and plots."""

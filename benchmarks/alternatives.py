@@ -1,4 +1,4 @@
-"""Record how other ways of moving arrays between frameworks treat arrays that need care.
+"""Record how other ways of moving arrays between frameworks treat difficult arrays.
 
     python -m benchmarks.alternatives                    # prints, and writes results/alternatives.json
     python -m benchmarks.alternatives --folder FOLDER    # where the other libraries are installed

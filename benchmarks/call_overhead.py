@@ -1,15 +1,14 @@
-"""What each form of call costs over the plain calls of the frameworks that do the same, at 16 elements.
+"""Compare each call signature with equivalent plain calls of the frameworks, at 16 elements.
 
-Run it from the root of the checkout; `benchmarks/README.md` tells how.
+Run it from the root of the checkout, as described in `benchmarks/README.md`.
 
     python -m benchmarks.call_overhead                       # everything
-    python -m benchmarks.call_overhead --peer FOLDER         # arraybridge==0.5.2 is, or will be put, there
+    python -m benchmarks.call_overhead --peer FOLDER         # arraybridge==0.5.2, installed there if missing
     python -m benchmarks.call_overhead --without peer
-    python -m benchmarks.call_overhead --section producers   # unknown DLPack producers alone
+    python -m benchmarks.call_overhead --section producers   # only unknown DLPack producers
 
-The unit is the call of an empty Python function with one argument, measured in the same run and, like all
-else, inside a plain call: so the figures of two machines can be compared. A door that is named after
-nothing else leads from NumPy to torch.
+The unit is the call of an empty Python function with one argument, measured in the same run, which makes the
+results of two machines comparable. Cases that do not name a pair convert from NumPy to PyTorch.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from benchmarks.timing import aligned, batch_ns, calls_per_batch, machine, pyplo
 
 RESULTS = ROOT / "benchmarks" / "results"
 ELEMENTS = 16
-#: Nanoseconds of one batch; short, so that a busy moment hits few of them.
+#: Nanoseconds per batch. Short batches are rarely interrupted.
 BATCH = 500_000
 #: How many times as long as ``from_dlpack`` a conversion of an unknown producer may take.
 PRODUCER_RATIO = 1.5
@@ -54,8 +53,8 @@ console = Console(width=110)
 
 
 @dataclass(frozen=True)
-class Door:
-    """A form of call: ours, the plain calls that do the same, and the units that it may cost over them."""
+class Case:
+    """A call of arraybridge, the equivalent plain calls, and the largest difference in units."""
 
     ours: Timed
     plain: Timed
@@ -63,18 +62,18 @@ class Door:
 
 
 def unaligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The values in memory 16 bytes past a multiple of 64, as NumPy's own memory often lies."""
+    """Return a copy that starts 16 bytes past a multiple of 64, as memory from NumPy often does."""
     memory = aligned((x.size + 16,), x.dtype.name)[16 // x.itemsize :][: x.size].reshape(x.shape)
     memory[...] = x
     return memory
 
 
 def empty(x: object) -> None:
-    """The unit."""
+    """Do nothing; the time of this call is the unit."""
 
 
-def conversions(ab: Any) -> dict[str, Door]:
-    """The doors of `convert_memory`, by what they are called on the page."""
+def conversions(ab: Any) -> dict[str, Case]:
+    """Return the cases of `convert_memory`, by name."""
     import jax
     import jax.numpy as jnp
     import tensorflow as tf
@@ -92,39 +91,39 @@ def conversions(ab: Any) -> dict[str, Door]:
     small = torch.float32
     ones, constant = jax.block_until_ready(jnp.ones(ELEMENTS)), tf.ones(ELEMENTS)
     return {
-        "plain call": Door(lambda: convert(x, "torch"), lambda: from_numpy(x), 20),
-        "short form to_torch": Door(lambda: ab.to_torch(x), lambda: from_numpy(x), 25),
-        "source declared": Door(lambda: convert(x, "numpy", "torch"), lambda: from_numpy(x), 40),
-        "source declared by keyword": Door(
+        "plain call": Case(lambda: convert(x, "torch"), lambda: from_numpy(x), 20),
+        "short form to_torch": Case(lambda: ab.to_torch(x), lambda: from_numpy(x), 25),
+        "source declared": Case(lambda: convert(x, "numpy", "torch"), lambda: from_numpy(x), 40),
+        "source declared by keyword": Case(
             lambda: convert(x, source_type="numpy", target_type="torch"), lambda: from_numpy(x), 40
         ),
-        'device="cpu"': Door(lambda: convert(x, "torch", device="cpu"), lambda: from_numpy(x), 40),
-        "dtype= that it has": Door(lambda: convert(x, "torch", dtype="float32"), lambda: from_numpy(x), 40),
-        "copy=False": Door(lambda: convert(x, "torch", copy=False), lambda: from_numpy(x), 40),
-        'grad="detach", torch to NumPy': Door(
+        'device="cpu"': Case(lambda: convert(x, "torch", device="cpu"), lambda: from_numpy(x), 40),
+        "dtype= of the source": Case(lambda: convert(x, "torch", dtype="float32"), lambda: from_numpy(x), 40),
+        "copy=False": Case(lambda: convert(x, "torch", copy=False), lambda: from_numpy(x), 40),
+        'grad="detach", torch to NumPy': Case(
             lambda: convert(graph, "numpy", grad="detach"), lambda: graph.detach().numpy(), 40
         ),
-        "bfloat16, torch to JAX": Door(lambda: convert(brain, "jax"), lambda: jnp.from_dlpack(brain), 40),
-        "copy=True": Door(lambda: convert(x, "torch", copy=True), lambda: from_numpy(x.copy()), 80),
-        "a cast": Door(
+        "bfloat16, torch to JAX": Case(lambda: convert(brain, "jax"), lambda: jnp.from_dlpack(brain), 40),
+        "copy=True": Case(lambda: convert(x, "torch", copy=True), lambda: from_numpy(x.copy()), 80),
+        "a cast": Case(
             lambda: convert(double, "torch", dtype="float32"), lambda: from_numpy(double).to(small), 80
         ),
-        "reversed": Door(lambda: convert(reverse, "torch"), lambda: from_numpy(reverse.copy()), 80),
-        "read-only": Door(lambda: convert(locked, "torch"), lambda: from_numpy(locked.copy()), 80),
-        "big-endian": Door(lambda: convert(big, "torch"), lambda: from_numpy(big.astype("<f4")), 80),
-        "transposed": Door(lambda: convert(turned, "torch"), lambda: from_numpy(turned), 40),
-        "copy=True, JAX to torch": Door(
+        "reversed": Case(lambda: convert(reverse, "torch"), lambda: from_numpy(reverse.copy()), 80),
+        "read-only": Case(lambda: convert(locked, "torch"), lambda: from_numpy(locked.copy()), 80),
+        "big-endian": Case(lambda: convert(big, "torch"), lambda: from_numpy(big.astype("<f4")), 80),
+        "transposed": Case(lambda: convert(turned, "torch"), lambda: from_numpy(turned), 40),
+        "copy=True, JAX to torch": Case(
             lambda: convert(ones, "torch", copy=True), lambda: torch.from_dlpack(ones).clone(), 80
         ),
-        "copy=True, TensorFlow to NumPy": Door(
+        "copy=True, TensorFlow to NumPy": Case(
             lambda: convert(constant, "numpy", copy=True), lambda: np.array(memoryview(constant)), 80
         ),
-        "unaligned into JAX": Door(
+        "unaligned into JAX": Case(
             lambda: convert(odd, "jax"), lambda: jnp.asarray(odd).block_until_ready(), 0
         ),
-        "unaligned into TensorFlow": Door(lambda: convert(odd, "tensorflow"), lambda: tensor(odd), 20),
-        "transposed into TensorFlow": Door(lambda: convert(square, "tensorflow"), lambda: tensor(square), 20),
-        "convert_tree of three": Door(
+        "unaligned into TensorFlow": Case(lambda: convert(odd, "tensorflow"), lambda: tensor(odd), 20),
+        "transposed into TensorFlow": Case(lambda: convert(square, "tensorflow"), lambda: tensor(square), 20),
+        "convert_tree of three": Case(
             lambda: ab.convert_tree(tree, "torch"),
             lambda: {"a": from_numpy(tree["a"]), "b": [from_numpy(one) for one in tree["b"]]},
             150,
@@ -132,8 +131,8 @@ def conversions(ab: Any) -> dict[str, Door]:
     }
 
 
-def decorated(ab: Any) -> dict[str, Door]:
-    """The doors of a decorated function, which here returns what it is given."""
+def decorated(ab: Any) -> dict[str, Case]:
+    """Return the cases of a decorated function that returns its argument, by name."""
     import torch
 
     from_numpy = torch.from_numpy
@@ -146,29 +145,29 @@ def decorated(ab: Any) -> dict[str, Door]:
     def plain() -> Any:
         return body(from_numpy(x)).numpy()
 
-    def plainly() -> Any:
-        given = body({"a": from_numpy(x), "b": [from_numpy(y), from_numpy(z)]})
-        return {"a": given["a"].numpy(), "b": [one.numpy() for one in given["b"]]}
+    def plain_tree() -> Any:
+        result = body({"a": from_numpy(x), "b": [from_numpy(y), from_numpy(z)]})
+        return {"a": result["a"].numpy(), "b": [one.numpy() for one in result["b"]]}
 
-    def door(most: float, **options: Any) -> Door:
+    def case(most: float, **options: Any) -> Case:
         fn = ab.torch(**{"output_type": "numpy", **options})(body)
-        return Door(lambda: fn(x), plain, most)
+        return Case(lambda: fn(x), plain, most)
 
-    treed = ab.torch(output_type="numpy")(body)
+    decorated_tree = ab.torch(output_type="numpy")(body)
     return {
-        "decorated, NumPy in and out": door(50),
-        'decorated, output_type="input"': door(50, output_type="input"),
-        "decorated, strict": door(70, strict=True, input_type="numpy"),
-        "decorated, recovery": door(70, oom_recovery=True),
-        "decorated, split": door(100, oom_recovery="split"),
-        'decorated, device="cpu"': door(100, device="cpu"),
-        "decorated, a tree of three": Door(lambda: treed(tree), plainly, 200),
+        "decorated, NumPy in and out": case(50),
+        'decorated, output_type="input"': case(50, output_type="input"),
+        "decorated, strict": case(70, strict=True, input_type="numpy"),
+        "decorated, recovery": case(70, oom_recovery=True),
+        "decorated, split": case(100, oom_recovery="split"),
+        'decorated, device="cpu"': case(100, device="cpu"),
+        "decorated, a tree of three": Case(lambda: decorated_tree(tree), plain_tree, 200),
     }
 
 
 def peers(library: Any) -> dict[str, Timed]:
-    """What the peer has of these doors; it names the source always."""
-    import jax  # noqa: F401  # as in the process of ours
+    """Return the cases that the peer supports, always with a declared source."""
+    import jax  # noqa: F401  # also imported in the other process
     import torch
 
     convert, host = library.convert_memory, library.HOST
@@ -190,7 +189,7 @@ def peers(library: Any) -> dict[str, Timed]:
 
 
 def into_jax(ab: Any, rounds: int) -> Json:
-    """Unaligned NumPy into JAX, from 16 elements to 64 MiB, beside ``jnp.asarray``."""
+    """Compare conversions of unaligned NumPy arrays to JAX with ``jnp.asarray``, by size in bytes."""
     import jax.numpy as jnp
 
     found = {}
@@ -210,7 +209,7 @@ def into_jax(ab: Any, rounds: int) -> Json:
 
 
 class Producer:
-    """An array of a library that arraybridge does not know, over the memory of one that has DLPack."""
+    """An array of a library that arraybridge does not know, which exports another array with DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -238,7 +237,7 @@ def producers(ab: Any, rounds: int) -> Json:
     }
     results, targets = {}, []
     for name, (array, target, from_dlpack) in cases.items():
-        cls = type("Library", (Producer,), {})  # plans are kept by class
+        cls = type("Library", (Producer,), {})  # plans are cached per class
         calls: dict[str, Timed] = {
             "raw": functools.partial(from_dlpack, cls(array)),
             "ours": functools.partial(ab.convert_memory, cls(array), target),
@@ -259,7 +258,7 @@ def producers(ab: Any, rounds: int) -> Json:
 
 
 def worker(connection: Connection, peer: str, rounds: int) -> None:
-    """Measure one library, in a process of its own: two packages of one name cannot share one."""
+    """Measure one library in a separate process, because both have the same import name."""
     if peer:
         sys.path.insert(0, peer)
     library: Any = importlib.import_module("arraybridge")
@@ -268,20 +267,20 @@ def worker(connection: Connection, peer: str, rounds: int) -> None:
         for name, call in peers(library).items():
             try:
                 call()
-            except Exception as error:  # noqa: BLE001  # what it cannot do is a result
+            except Exception as error:  # noqa: BLE001  # an unsupported case is a result
                 connection.send((name, f"{type(error).__name__}"))
             else:
                 calls[name] = {"ours": call}
     else:
-        doors = {**conversions(library), **decorated(library)}
-        calls = {name: {"ours": door.ours, "plain": door.plain} for name, door in doors.items()}
+        cases = {**conversions(library), **decorated(library)}
+        calls = {name: {"ours": case.ours, "plain": case.plain} for name, case in cases.items()}
     unit_call = functools.partial(empty, None)
     unit_calls = calls_per_batch(unit_call, BATCH)
     counts = {
         name: {who: calls_per_batch(call, BATCH) for who, call in of.items()} for name, of in calls.items()
     }
-    # Round by round through all doors, so that a busy minute hits a few rounds of each, not all of one; and
-    # there and back, since a door after one of another kind finds Python's code specialised for that.
+    # Each round times all cases, so that other work affects a few rounds of each case, not all rounds of one.
+    # Every other pair of rounds is reversed, because Python specializes code for the previous case.
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for turn in range(rounds):
         for name, of in list(calls.items())[:: 1 if turn % 4 < 2 else -1]:
@@ -294,7 +293,7 @@ def worker(connection: Connection, peer: str, rounds: int) -> None:
 
 
 def measure(peer: str, rounds: int) -> tuple[dict[str, Any], Json | None]:
-    """Each door's batches, or why there are none; and the sizes into JAX."""
+    """Return the batches of each case, or the name of its exception, and the times to JAX by size."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     process = context.Process(target=worker, args=(child, peer, rounds), daemon=True)
@@ -305,19 +304,19 @@ def measure(peer: str, rounds: int) -> tuple[dict[str, Any], Json | None]:
         while (answer := pipe.recv())[0] is not None:
             found[answer[0]] = answer[1]
     except EOFError:
-        raise SystemExit("The process that was to be timed ended early; its own message is above.") from None
+        raise SystemExit("The measured process ended early. See its error message above.") from None
     process.join(30)
     return found, answer[1]
 
 
 def limits() -> dict[str, float]:
-    """The most units that each door may cost over the plain calls."""
+    """Return the largest difference of each case from the plain calls, in units."""
     library: Any = importlib.import_module("arraybridge")
-    return {name: door.most for name, door in {**conversions(library), **decorated(library)}.items()}
+    return {name: case.most for name, case in {**conversions(library), **decorated(library)}.items()}
 
 
-def summarise(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]) -> Json:
-    """The quickest batches, which whatever else the machine does disturbs least, in units of this run."""
+def summarize(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]) -> Json:
+    """Return the fastest batches of each case, in units of this run, and the targets."""
     unit = min(one["unit"] for rows in ours.values() for one in rows)
     results = {}
     for name, rows in ours.items():
@@ -328,11 +327,11 @@ def summarise(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]
             "over_plain_units": round((call - plain) / unit, 1),
             "at_most_units": most[name],
         }
-        theirs = peer.get(name)
-        if isinstance(theirs, str):
-            results[name]["peer"] = theirs
-        elif theirs is not None:
-            results[name]["peer_ns"] = round(min(one["ours"] for one in theirs), 1)
+        peer_rows = peer.get(name)
+        if isinstance(peer_rows, str):
+            results[name]["peer"] = peer_rows
+        elif peer_rows is not None:
+            results[name]["peer_ns"] = round(min(one["ours"] for one in peer_rows), 1)
     targets = [
         {
             "claim": name,
@@ -346,11 +345,11 @@ def summarise(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]
     return {"unit_ns": round(unit, 1), "results": results, "targets": targets}
 
 
-def show(doors: Json, sizes: Json) -> None:
-    table = Table(title=f"Over the plain calls, in empty calls of {doors['unit_ns']:.0f} ns")
+def show(cases: Json, sizes: Json) -> None:
+    table = Table(title=f"Difference from the plain calls, in empty calls of {cases['unit_ns']:.0f} ns")
     for column in ("", "plain, µs", "ours, µs", "over, units", "at most", "verdict", "peer, µs"):
         table.add_column(column, justify="left" if not column else "right")
-    for name, row in doors["results"].items():
+    for name, row in cases["results"].items():
         met = "met" if row["over_plain_units"] <= row["at_most_units"] else "MISSED"
         peer = f"{row['peer_ns'] / 1e3:.2f}" if "peer_ns" in row else row.get("peer", "")
         cells = (
@@ -362,14 +361,14 @@ def show(doors: Json, sizes: Json) -> None:
     console.print(table)
     for size, row in sizes.items():
         ratio = row["ours"] / row["jnp.asarray"]
-        console.print(f"unaligned into JAX, {int(size):>9} bytes: {ratio:.2f} of jnp.asarray")
+        console.print(f"unaligned to JAX, {int(size):>9} bytes: {ratio:.2f} of jnp.asarray")
 
 
-def plot(doors: Json, path: Path) -> None:
-    """A bar for each door, and where it should end."""
+def plot(cases: Json, path: Path) -> None:
+    """Draw a bar for each case, with its target."""
     plt = pyplot()
 
-    results = doors["results"]
+    results = cases["results"]
     names = list(results)
     over = [results[name]["over_plain_units"] for name in names]
     most = [results[name]["at_most_units"] for name in names]
@@ -380,7 +379,9 @@ def plot(doors: Json, path: Path) -> None:
     axis.plot(most, range(len(names)), "|", color="0.5", markersize=16, label="at most")
     axis.invert_yaxis()
     axis.tick_params(labelsize=11)
-    axis.set_xlabel(f"over the plain calls, in empty Python calls of {doors['unit_ns']:.0f} ns", fontsize=12)
+    axis.set_xlabel(
+        f"difference from the plain calls, in empty Python calls of {cases['unit_ns']:.0f} ns", fontsize=12
+    )
     axis.grid(axis="x", alpha=0.35)
     axis.set_axisbelow(True)
     axis.legend(fontsize=11)
@@ -389,30 +390,30 @@ def plot(doors: Json, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What each form of call costs.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of each call signature.")
     parser.add_argument("--rounds", type=int, default=50, help="rounds (at least 25 to publish)")
     default_peer = Path(tempfile.gettempdir()) / "arraybridge-peer"
-    parser.add_argument("--peer", type=Path, default=default_peer, help="folder that has arraybridge==0.5.2")
-    parser.add_argument("--section", choices=("doors", "producers"), help="measure this alone")
-    parser.add_argument("--without", choices=("peer",), help="leave this one out")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    parser.add_argument("--peer", type=Path, default=default_peer, help="folder of arraybridge==0.5.2")
+    parser.add_argument("--section", choices=("calls", "producers"), help="measure only this section")
+    parser.add_argument("--without", choices=("peer",), help="skip this contender")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / "doors.json"
+    file = arguments.out / "call_overhead.json"
     report = json.loads(file.read_text()) if file.exists() else {}
     if arguments.section != "producers":
         ours, sizes = measure("", arguments.rounds)
         theirs = {}
         if arguments.without != "peer":
             theirs, _ = measure(peer_folder(arguments.peer), arguments.rounds)
-        doors = summarise(ours, theirs, limits())
-        show(doors, sizes or {})
-        plot(doors, arguments.out / "doors.png")
+        cases = summarize(ours, theirs, limits())
+        show(cases, sizes or {})
+        plot(cases, arguments.out / "call_overhead.png")
         about = {"machine": machine(), "versions": versions("arraybridge", *DISTRIBUTIONS)}
-        report |= about | {"doors": doors, "into_jax_ns": sizes}
-    if arguments.section != "doors":
+        report |= about | {"calls": cases, "into_jax_ns": sizes}
+    if arguments.section != "calls":
         report["producers"] = producers(importlib.import_module("arraybridge"), arguments.rounds)
         for name, row in report["producers"]["results"].items():
             times = f"{row['raw_ns'] / 1e3:.2f} µs raw, {row['ours_ns'] / 1e3:.2f} µs ours"

@@ -1,13 +1,13 @@
-"""What a conversion costs: against the raw calls, against the peer, and where a copy is due.
+"""Compare conversions with native calls, with the peer, and with plain copies.
 
-Run it from the root of the checkout; `benchmarks/README.md` tells how.
+Run it from the root of the checkout, as described in `benchmarks/README.md`.
 
     python -m benchmarks.conversion                      # everything
-    python -m benchmarks.conversion --section pairs      # one section; again for more
-    python -m benchmarks.conversion --peer FOLDER        # arraybridge==0.5.2 is, or will be put, there
+    python -m benchmarks.conversion --section pairs      # one section; repeatable
+    python -m benchmarks.conversion --peer FOLDER        # arraybridge==0.5.2, installed there if missing
 
-Sections: `pairs` (twelve host pairs, 4 MiB and 16 elements), `copies` (layouts that must be copied),
-`pyclesperanto` (64 MiB to and from an OpenCL device), `import` (what `import arraybridge` costs).
+Sections: `pairs` (twelve host pairs, 4 MiB and 16 elements), `copies` (layouts that require a copy),
+`pyclesperanto` (64 MiB to and from an OpenCL device), `import` (the time of `import arraybridge`).
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ RESULTS = ROOT / "benchmarks" / "results"
 DISTRIBUTIONS = ("numpy", "torch", "jax", "tensorflow", "tensorflow-cpu", "pyclesperanto", "pyopencl")
 
 Json = dict[str, Any]
-Case = tuple[str, str, str, str]  # size, source, target, and the raw call or the contender
+Case = tuple[str, str, str, str]  # size, source, target, and the native call or the contender
 Timed = Callable[[], object]
 Prepare = Callable[[Any], Timed]
 console = Console(width=132)
 
 
-# --- pairs: the part that runs in a process of its own -------------------------------------------
+# --- pairs: code that runs in a separate process --------------------------------------------------
 
 
 def raw_calls() -> dict[tuple[str, str], dict[str, Prepare]]:
-    """For each pair the public calls that share memory; the fastest of them is what we compare with.
+    """Return the native calls of each pair that share memory. The fastest of them is the reference.
 
-    Each value takes the array and returns the call to time: one plain function call around the
-    expression, for every contender alike.
+    Each value takes the array and returns the call to time. Every contender is called inside one plain
+    function.
     """
     import jax
     import jax.numpy as jnp
@@ -116,7 +116,7 @@ def raw_calls() -> dict[tuple[str, str], dict[str, Prepare]]:
 
 
 def host_arrays(elements: int) -> dict[str, Any]:
-    """One float32 array of each host framework, each in memory of its own, 64-byte aligned."""
+    """Return a float32 array of each host framework, in separate memory aligned to 64 bytes."""
     import jax
     import jax.numpy as jnp
     import tensorflow as tf
@@ -131,7 +131,7 @@ def host_arrays(elements: int) -> dict[str, Any]:
 
 
 def address(array: Any) -> int:
-    """Where a host array's first element lies."""
+    """Return the address of the first element of a host array."""
     framework = type(array).__module__.partition(".")[0]
     if framework == "torch":
         return int(array.data_ptr())
@@ -141,10 +141,10 @@ def address(array: Any) -> int:
 
 
 def worker(connection: Connection, contender: str, peer: str) -> None:
-    """Serve timings of one library and of the raw calls, until told to stop.
+    """Time batches of one library and of the native calls, on request.
 
-    Two packages of one name cannot share a process, so each has its own and is asked in turn. The raw
-    calls are timed in both, so that every comparison is within one process.
+    Both libraries have the same import name, so each runs in a separate process. Both time the native calls,
+    so that every comparison is within one process.
     """
     if contender == "peer":
         sys.path.insert(0, peer)
@@ -177,15 +177,15 @@ def worker(connection: Connection, contender: str, peer: str) -> None:
 
 
 def answer(pipe: Connection) -> Any:
-    """What a child process says next; its own traceback is on the screen where it died instead."""
+    """Return the next message of a child process, or exit if it crashed."""
     try:
         return pipe.recv()
     except EOFError:
-        raise SystemExit("A process that was to be timed ended early; its own message is above.") from None
+        raise SystemExit("A measured process ended early. See its error message above.") from None
 
 
 class Contender:
-    """A library in a process of its own, asked through a pipe for one batch at a time."""
+    """A library in a separate process, which times one batch per request through a pipe."""
 
     def __init__(self, name: str, peer: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -193,7 +193,7 @@ class Contender:
         self._pipe, child = context.Pipe()
         self._process = context.Process(target=worker, args=(child, name, peer), daemon=True)
         self._process.start()
-        child.close()  # so that the child's death ends a read here
+        child.close()  # so that a read here ends if the child crashes
         self.version: str
         self.shares: dict[Case, bool]
         self.version, self.shares = answer(self._pipe)
@@ -205,7 +205,7 @@ class Contender:
         self.samples[case].append(answer(self._pipe))
 
     def raw(self, size: str, source: str, target: str) -> Case:
-        """The fastest of the raw calls of a pair, by its quickest batch in this process."""
+        """Return the native call of a pair with the fastest batch in this process."""
         pair = (size, source, target)
         raws = [case for case in self.samples if case[:3] == pair and case[3] != self.name]
         return min(raws, key=lambda case: min(self.samples[case]))
@@ -216,7 +216,7 @@ class Contender:
 
 
 def peer_folder(folder: Path) -> str:
-    """Where the peer lies; it is installed there, apart from everything else, if it does not yet."""
+    """Install the peer into a folder, unless it is installed there, and return the folder."""
     if not (folder / "arraybridge").is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
         subprocess.run([*command, PEER, *PEER_NEEDS], check=True)
@@ -224,7 +224,7 @@ def peer_folder(folder: Path) -> str:
 
 
 def pairs(rounds: int, peer: Path | None, ours: bool) -> Json:
-    """Time raw calls, this library and the peer on every host pair, in turn."""
+    """Time native calls, this library and the peer on every host pair, in turn."""
     names = (["ours"] if ours else []) + (["peer"] if peer else [])
     folder = peer_folder(peer) if peer else ""
     contenders = [Contender(name, folder) for name in names]
@@ -264,7 +264,7 @@ def pairs(rounds: int, peer: Path | None, ours: bool) -> Json:
 
 
 def pair_targets(rows: list[Json]) -> list[Json]:
-    """The claims about the pairs, each with its measured value."""
+    """Return the claims about the pairs, each with its measurement."""
     targets = []
     for size in SIZES:
         of_size = [row for row in rows if row["size"] == size]
@@ -273,13 +273,15 @@ def pair_targets(rows: list[Json]) -> list[Json]:
             shared = sum(row["ours"]["shares_memory"] for row in of_size)
             targets += [
                 target(f"{size}: pairs that share memory", shared, ">=", len(of_size), "pairs"),
-                target(f"{size}: over the raw call, median pair", statistics.median(over), "<=", 400, "ns"),
-                target(f"{size}: over the raw call, worst pair", max(over), "<=", 1500, "ns"),
+                target(
+                    f"{size}: over the native call, median pair", statistics.median(over), "<=", 400, "ns"
+                ),
+                target(f"{size}: over the native call, worst pair", max(over), "<=", 1500, "ns"),
             ]
         if all("peer_over_ours" in row for row in of_size):
             ratios = [row["peer_over_ours"] for row in of_size]
             targets += [
-                target(f"{size}: peer / ours, least pair", min(ratios), ">=", 2, "x"),
+                target(f"{size}: peer / ours, smallest ratio", min(ratios), ">=", 2, "x"),
                 target(f"{size}: peer / ours, median pair", statistics.median(ratios), ">=", 5, "x"),
             ]
     return targets
@@ -287,10 +289,10 @@ def pair_targets(rows: list[Json]) -> list[Json]:
 
 def show_pairs(result: Json) -> None:
     for size in SIZES:
-        table = Table(title=f"float32, {size}: microseconds a call, median of {result['rounds']} rounds")
+        table = Table(title=f"float32, {size}: microseconds per call, median of {result['rounds']} rounds")
         table.add_column("pair")
-        table.add_column("fastest raw call", no_wrap=True)
-        for column in ("raw", "ours", "over, ns", "peer", "peer/ours"):
+        table.add_column("fastest native call", no_wrap=True)
+        for column in ("native", "ours", "over, ns", "peer", "peer/ours"):
             table.add_column(column, justify="right")
         table.add_column("shared")
         for row in result["rows"]:
@@ -311,16 +313,16 @@ def show_pairs(result: Json) -> None:
         console.print(table)
 
 
-# --- copies: layouts that the target cannot view, or is told not to ------------------------------
+# --- copies: layouts that the target cannot view, or copy=True -----------------------------------
 
 
 def counting(*shape: int) -> np.ndarray[Any, Any]:
-    """0, 1, 2, ... as float32, where NumPy puts it: what a user's array looks like."""
+    """Return 0, 1, 2, ... as float32, in memory that NumPy allocates."""
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 def layouts() -> dict[str, np.ndarray[Any, Any]]:
-    """64 MiB of float32 in each layout of interest, made once and read many times."""
+    """Return 64 MiB of float32 in each layout."""
     cube = counting(256, 256, 256)
     plane = counting(4096, 4096)
     return {
@@ -335,21 +337,21 @@ def layouts() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def copy_with_numpy(source: np.ndarray[Any, Any]) -> object:
-    """Copy an array into fresh, C-contiguous memory, in native byte order."""
+    """Copy an array into new C-contiguous memory, in native byte order."""
     fresh = np.empty(source.shape, source.dtype.newbyteorder("="))
     np.copyto(fresh, source)
     return fresh
 
 
 def copy_with_torch(source: Any) -> object:
-    """Copy a torch tensor into fresh, C-contiguous memory."""
+    """Copy a PyTorch tensor into new C-contiguous memory."""
     import torch
 
     return torch.empty(source.shape, dtype=source.dtype).copy_(source)
 
 
 def copies(rounds: int, ours: bool) -> Json:
-    """Our conversion with `copy=True` against the better of NumPy's and torch's copy into fresh memory."""
+    """Compare conversions with `copy=True` with the faster plain copy of NumPy and PyTorch."""
     import torch
 
     library: Any = importlib.import_module("arraybridge") if ours else None
@@ -376,7 +378,7 @@ def copies(rounds: int, ours: bool) -> Json:
         rows.append(row)
     claims = [
         target(
-            f"64 MiB copied to {framework}: speed over the better plain copy, least layout",
+            f"64 MiB copied to {framework}: speed over the faster plain copy, slowest layout",
             min(row[f"{framework}_over_best_speed"] for row in rows),
             ">=",
             0.9,
@@ -408,12 +410,12 @@ def show_copies(result: Json) -> None:
 
 
 def opencl(connection: Connection, rounds: int, ours: bool) -> None:
-    """Time 64 MiB to and from pyclesperanto; in a process of its own, which nothing else has touched."""
+    """Time 64 MiB to and from pyclesperanto, in a new process."""
     source = counting(4096, 4096)
     calls: dict[str, Timed] = {"plain copy": lambda: copy_with_numpy(source)}
     if ours:
         convert: Any = importlib.import_module("arraybridge").convert_memory
-        # First, because the library finds an OpenCL driver where the process has none configured.
+        # First, because the library finds an OpenCL driver if none is configured.
         array = convert(source, "pyclesperanto")
         assert np.array_equal(convert(array, "numpy"), source), "wrong values"
         calls["ours to"] = lambda: convert(source, "pyclesperanto", copy=True)
@@ -428,7 +430,7 @@ def opencl(connection: Connection, rounds: int, ours: bool) -> None:
 
 
 def pyclesperanto(rounds: int, ours: bool) -> Json:
-    """64 MiB to and from an OpenCL device, against a plain copy into fresh memory."""
+    """Compare 64 MiB to and from an OpenCL device with a plain copy into new memory."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     process = context.Process(target=opencl, args=(child, rounds, ours), daemon=True)
@@ -451,8 +453,8 @@ def pyclesperanto(rounds: int, ours: bool) -> Json:
 
 def show_pyclesperanto(result: Json) -> None:
     table = Table(title=f"pyclesperanto, 64 MiB float32, milliseconds, median of {result['rounds']} rounds")
-    for column in ("what", "ms", "minimum", "over a plain copy"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    for column in ("call", "ms", "minimum", "over a plain copy"):
+        table.add_column(column, justify="left" if column == "call" else "right")
     for name, row in result["rows"].items():
         cells = (
             f"{row['median_ns'] / 1e6:.2f}",
@@ -467,11 +469,11 @@ def show_pyclesperanto(result: Json) -> None:
 
 
 def own_memory(rounds: int) -> Json:
-    """4 MiB from NumPy, aligned to 64 bytes as `arraybridge.aligned` makes it, and as NumPy allocates it."""
+    """Convert 4 MiB from NumPy, aligned to 64 bytes and as NumPy allocates it."""
     convert: Any = importlib.import_module("arraybridge").convert_memory
     explain: Any = importlib.import_module("arraybridge").explain
     memory = aligned((1024 * 1024 + 16,))
-    # From mmap, as most of this size are, NumPy's own memory begins 16 bytes past a page.
+    # NumPy allocates most arrays of this size with mmap, so they start 16 bytes past a page.
     arrays = {"aligned": aligned((1024, 1024)), "own": memory[4:-12].reshape(1024, 1024)}
     assert arrays["own"].ctypes.data % 64 == 16
     rows = []
@@ -514,9 +516,9 @@ print(between - start, now() - between)
 
 
 def two_imports() -> tuple[float, float]:
-    """Nanoseconds of `import numpy`, and of `import arraybridge` after it, in a fresh interpreter."""
+    """Return the nanoseconds of `import numpy` and then `import arraybridge` in a new interpreter."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package comes with its byte code
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have byte code
     done = subprocess.run(
         [sys.executable, "-c", _TWO_IMPORTS], check=True, env=environment, capture_output=True, text=True
     )
@@ -525,18 +527,18 @@ def two_imports() -> tuple[float, float]:
 
 
 def imports(rounds: int) -> Json:
-    """What `import arraybridge` takes after `import numpy`, as a share of that, pair by pair."""
+    """Return the time of `import arraybridge` as a fraction of that of `import numpy` before it."""
     two_imports()  # warms the file cache and writes the byte code
     pairs = [two_imports() for _ in range(rounds)]
     share = statistics.median(ours / numpy for numpy, ours in pairs)
     rows = {"numpy": Summary.of([numpy for numpy, _ in pairs]).as_dict()}
     rows["arraybridge"] = Summary.of([ours for _, ours in pairs]).as_dict()
-    claim = target("import arraybridge, as a share of import numpy", round(share, 3), "<=", 0.25, "")
+    claim = target("import arraybridge, as a fraction of import numpy", round(share, 3), "<=", 0.25, "")
     return {"rounds": rounds, "rows": rows, "share_of_numpy": round(share, 3), "targets": [claim]}
 
 
 def show_imports(result: Json) -> None:
-    table = Table(title=f"in a fresh interpreter, milliseconds, median of {result['rounds']} pairs")
+    table = Table(title=f"in a new interpreter, milliseconds, median of {result['rounds']} pairs")
     for column in ("import", "ms", "minimum"):
         table.add_column(column, justify="left" if column == "import" else "right")
     for name, row in result["rows"].items():
@@ -548,7 +550,7 @@ def show_imports(result: Json) -> None:
 
 
 def target(claim: str, measured: float, relation: str, limit: float, unit: str) -> Json:
-    """One claim: what was measured, what it should be, and whether it is."""
+    """Return a claim with its measurement, its target and whether it is met."""
     met = measured <= limit if relation == "<=" else measured >= limit
     return {
         "claim": claim,
@@ -616,27 +618,31 @@ def plot(result: Json, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a conversion costs.")
+    parser = argparse.ArgumentParser(description="Measure the cost of conversions.")
     sections = ("pairs", "copies", "pyclesperanto", "own", "import")
     parser.add_argument(
-        "--section", action="append", choices=sections, help="run this section only; repeatable"
+        "--section", action="append", choices=sections, help="run only this section; repeatable"
     )
     parser.add_argument("--rounds", type=int, default=25, help="rounds of the pairs (at least 15 to publish)")
     default_peer = Path(tempfile.gettempdir()) / "arraybridge-peer"
     parser.add_argument(
-        "--peer", type=Path, default=default_peer, help=f"folder that has, or will have, {PEER}"
+        "--peer", type=Path, default=default_peer, help=f"folder of {PEER}; installed there if missing"
     )
     parser.add_argument(
-        "--without", action="append", choices=("ours", "peer"), default=[], help="leave this one out"
+        "--without",
+        action="append",
+        choices=("ours", "peer"),
+        default=[],
+        help="skip this contender; repeatable",
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     ours = "ours" not in arguments.without
     peer = None if "peer" in arguments.without else arguments.peer
     if not ours and peer is None:
-        parser.error("nothing is left to measure")
+        parser.error("Nothing to measure. Omit one of the --without options.")
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "conversion.json"
     report: Json = json.loads(file.read_text()) if file.exists() else {}

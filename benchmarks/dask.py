@@ -1,13 +1,13 @@
-"""What arraybridge.dask costs a block, and how it scales: workers, memory, graphs.
+"""Measure the cost per block of arraybridge.dask, and how it scales with workers, memory and graphs.
 
 Run it from the root of the checkout:
 
-    python -m benchmarks.dask                       # every section, about five minutes
-    python -m benchmarks.dask --section throughput  # one section; again for more
+    python -m benchmarks.dask                       # all sections, about eight minutes
+    python -m benchmarks.dask --section throughput  # one section; repeatable
 
 Sections: `overhead` (tiny blocks on the synchronous scheduler), `throughput` (1, 2 and 4 worker processes),
-`memory` (what workers hold over 10,000 blocks), `compile` (how often jax.jit traces), `graph` (what grows
-with the number of blocks). Writes `results/dask.json` and `results/dask.png`.
+`memory` (memory of workers over 10,000 blocks), `compile` (number of jax.jit traces), `graph` (cost by
+number of blocks). Writes `results/dask.json` and `results/dask.png`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# Run as a script, the folder of this file comes first, and this file would be taken for the library dask.
+# As a script, this folder is first in sys.path, and `import dask` would import this file.
 sys.path[:] = [
     str(ROOT),
     *(p for p in sys.path if p and Path(p).resolve() not in (ROOT, ROOT / "benchmarks")),
@@ -52,14 +52,14 @@ SECTIONS = ("overhead", "throughput", "memory", "compile", "graph")
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow")
 WORKERS = (1, 2, 4)
 BLOCKS = 1000
-# Workers that share few cores must not start a thread for each core as well.
+# Workers that share a few cores must not start one thread per core.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 Json = dict[str, Any]
 
 
 def quartiles(samples: list[float], digits: int = 3) -> Json:
-    """Median and quartiles; with fewer than four samples the quartiles are the ends."""
+    """Return the median and quartiles. The quartiles of fewer than four samples are the extremes."""
     if len(samples) > 3:
         low, _, high = statistics.quantiles(samples, n=4)
     else:
@@ -73,7 +73,7 @@ def quartiles(samples: list[float], digits: int = 3) -> Json:
 
 
 def local_cluster(n: int, **options: Any) -> Any:
-    """Worker processes of one thread each, which neither Dask nor a library splits further."""
+    """Start worker processes of one thread each, in Dask and in its libraries."""
     return cluster(n, threads_per_worker=1, dashboard_address=":0", env=ONE_THREAD, **options)
 
 
@@ -81,12 +81,12 @@ def local_cluster(n: int, **options: Any) -> Any:
 
 
 def add_one(x: Any) -> Any:
-    """Little enough work for any framework."""
+    """Add one, a minimal amount of work for any framework."""
     return x + 1
 
 
 def own_calls(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What somebody without arraybridge writes to come from NumPy, and to go back."""
+    """Return the native calls that convert from NumPy and back."""
     if name == "torch":
         import torch
 
@@ -103,20 +103,20 @@ def own_calls(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
 
 def overhead(rounds: int) -> list[Json]:
-    """Microseconds a block of 8 × 8 elements, of six ways to call a function on 1000 of them.
+    """Return the microseconds per block of six ways to call a function on 1000 blocks of 8 × 8 elements.
 
     numpy        the function in a loop, over NumPy arrays
-    plain        the function in a loop, over arrays of its own framework
+    plain        the function in a loop, over arrays of the framework
     dask         dask.array.map_blocks of the function in NumPy, with meta
     converted    dask.array.map_blocks of the function with convert_memory() by hand around it, with meta
-    by_hand      the same with the framework's own calls instead, which copy where they like
+    by_hand      the same with the framework's own calls, which may copy
     map_blocks   arraybridge.dask.map_blocks of the decorated function
 
-    What the last costs over `plain` is, exactly, the sum of three parts:
+    The difference of `map_blocks` and `plain` is exactly the sum of three parts:
 
-    scheduling   dask - numpy: what Dask's map_blocks costs over the loop
+    scheduling   dask - numpy: the cost of Dask's map_blocks over the loop
     conversion   (converted - dask) - (plain - numpy): two conversions by hand, inside a task
-    added        map_blocks - converted: what arraybridge.dask adds to both
+    added        map_blocks - converted: the cost of arraybridge.dask
     """
     values = np.arange(BLOCKS * 8 * 8, dtype=np.float32).reshape(BLOCKS * 8, 8)
     array = da.from_array(values, chunks=(8, 8), name="values")
@@ -159,15 +159,15 @@ def overhead(rounds: int) -> list[Json]:
             }
             each = zip(*(us[c] for c in ("numpy", "plain", "dask", "converted", "map_blocks")), strict=True)
             parts: dict[str, list[float]] = {p: [] for p in ("whole", "conversion", "scheduling", "added")}
-            for bare, alone, in_dask, with_both, ours in each:
-                parts["whole"].append(ours - alone)
-                parts["scheduling"].append(in_dask - bare)
-                parts["conversion"].append((with_both - in_dask) - (alone - bare))
+            for loop, plain_loop, in_dask, with_both, ours in each:
+                parts["whole"].append(ours - plain_loop)
+                parts["scheduling"].append(in_dask - loop)
+                parts["conversion"].append((with_both - in_dask) - (plain_loop - loop))
                 parts["added"].append(ours - with_both)
             rows.append(
                 {
                     "framework": name,
-                    "us_a_block": {call: quartiles(samples, 2) for call, samples in us.items()},
+                    "us_per_block": {call: quartiles(samples, 2) for call, samples in us.items()},
                     "over_by_hand": quartiles(
                         [a / b for a, b in zip(us["map_blocks"], us["by_hand"], strict=True)], 3
                     ),
@@ -182,7 +182,7 @@ def overhead(rounds: int) -> list[Json]:
 
 @arraybridge.torch
 def gaussian(x: Any) -> Any:
-    """A Gaussian of sigma 6 along both axes, edges mirrored."""
+    """Apply a Gaussian filter of sigma 6 to both axes, with reflected edges."""
     import torch
 
     torch.set_num_threads(1)
@@ -196,7 +196,7 @@ def gaussian(x: Any) -> Any:
 
 @arraybridge.torch
 def median(x: Any) -> Any:
-    """The median of 3 × 3 pixels, edges mirrored."""
+    """Apply a 3 × 3 median filter, with reflected edges."""
     import torch
 
     torch.set_num_threads(1)
@@ -208,14 +208,14 @@ FILTERS = {"gaussian": gaussian, "median": median}
 
 
 def images(blocks: int, side: int = 256, seed: int = 0) -> Any:
-    """Random float32 images, each of which is made where it is used."""
+    """Return random float32 images, each created by the worker that uses it."""
     columns = 10
     shape = (blocks // columns * side, columns * side)
     return da.random.default_rng(seed).random(shape, dtype="float32", chunks=(side, side))
 
 
 def filter_ms(fn: Callable[..., Any]) -> float:
-    """Milliseconds of the filter alone on one block, in the process that calls this."""
+    """Return the milliseconds of a filter on one block, without Dask."""
     x = np.random.default_rng(0).random((256, 256), dtype=np.float32)
     fn(x)
     samples = []
@@ -227,8 +227,8 @@ def filter_ms(fn: Callable[..., Any]) -> float:
 
 
 def throughput(rounds: int, blocks: int = BLOCKS) -> Json:
-    """Seconds for the blocks on 1, 2 and 4 workers, in turn each round, and the speed-up over one worker."""
-    found: Json = {"blocks": blocks, "block": "256 x 256 float32, made on the worker", "filters": {}}
+    """Return the seconds on 1, 2 and 4 workers, which take turns, and the speed-up over one worker."""
+    found: Json = {"blocks": blocks, "block": "256 x 256 float32, created on the worker", "filters": {}}
     clusters, clients = {}, {}
     try:
         for n in WORKERS:
@@ -247,16 +247,16 @@ def throughput(rounds: int, blocks: int = BLOCKS) -> Json:
 
             taken: dict[int, list[float]] = {n: [] for n in WORKERS}
             for n in WORKERS:
-                seconds(n, 100, 10_000)  # every worker imports torch
+                seconds(n, 100, 10_000)  # every worker imports PyTorch
             for turn in range(rounds):
                 for n in WORKERS[turn % 3 :] + WORKERS[: turn % 3]:
                     taken[n].append(seconds(n, blocks, turn))
             found["filters"][name] = {
-                "ms_a_block_alone": round(clients[1].submit(filter_ms, fn).result(), 2),
+                "ms_per_block_without_dask": round(clients[1].submit(filter_ms, fn).result(), 2),
                 "workers": {
                     str(n): {
                         "seconds": quartiles(taken[n]),
-                        "blocks_a_second": round(blocks / statistics.median(taken[n]), 1),
+                        "blocks_per_second": round(blocks / statistics.median(taken[n]), 1),
                         "speed_up": quartiles([a / b for a, b in zip(taken[1], taken[n], strict=True)]),
                     }
                     for n in WORKERS
@@ -274,20 +274,20 @@ def throughput(rounds: int, blocks: int = BLOCKS) -> Json:
 
 
 def memory(blocks: int = 10_000) -> Json:
-    """Memory over many blocks, and the same for Dask alone, whose workers keep a record of their tasks."""
+    """Return the memory over many blocks, also without arraybridge, because workers of Dask record tasks."""
 
     def by_dask(array: Any) -> Any:
         return da.map_blocks(add_one, array, meta=array._meta) - 1
 
-    alone = watched(by_dask, blocks)
-    return {**watched(lambda array: map_blocks(gaussian, array), blocks), "dask_alone": alone["workers"]}
+    only_dask = watched(by_dask, blocks)
+    return {**watched(lambda array: map_blocks(gaussian, array), blocks), "only_dask": only_dask["workers"]}
 
 
 def watched(mapped: Callable[[Any], Any], blocks: int) -> Json:
-    """Resident bytes of each worker while it works on blocks of 128 × 128, from when it is warm."""
+    """Return the resident memory of each warm worker during work on blocks of 128 × 128."""
     with local_cluster(2) as made, Client(made) as client:
         client.wait_for_workers(2)
-        # By the numbers of their processes, so that asking costs the workers nothing.
+        # Read by process id, so that sampling does not use the workers.
         processes = {str(pid): psutil.Process(pid) for pid in client.run(os.getpid).values()}
         client.compute(mapped(images(1000, 128, seed=1)).sum()).result()
         here = psutil.Process()
@@ -330,7 +330,7 @@ def watched(mapped: Callable[[Any], Any], blocks: int) -> Json:
 
 
 def compile_once(blocks: int = 200) -> Json:
-    """How often two workers trace a jax.jit function that travels as its code."""
+    """Count how often two workers trace a jax.jit function that is sent as code."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder, local_cluster(2) as made, Client(made) as client:
@@ -338,7 +338,7 @@ def compile_once(blocks: int = 200) -> Json:
 
         def traced(file: str) -> Any:
             def halve(x: Any) -> Any:
-                with Path(file).open("a") as out:  # only when it is traced
+                with Path(file).open("a") as out:  # runs only during tracing
                     out.write(f"{os.getpid()}\n")
                 return x / 2
 
@@ -354,12 +354,12 @@ def compile_once(blocks: int = 200) -> Json:
         jitted = traced(theirs)
         by_dask = da.map_blocks(lambda x: np.asarray(jitted(x)), array, meta=array._meta)
         client.compute(by_dask.sum()).result()
-        a_worker = Counter(lines(ours))
+        per_worker = Counter(lines(ours))
         return {
             "blocks": blocks,
             "graphs": 2,
-            "workers": len(a_worker),
-            "traces_a_worker": sorted(a_worker.values()),
+            "workers": len(per_worker),
+            "traces_per_worker": sorted(per_worker.values()),
             "traces_with_dask_map_blocks": len(lines(theirs)),
         }
 
@@ -368,7 +368,7 @@ def compile_once(blocks: int = 200) -> Json:
 
 
 def graph(rounds: int) -> list[Json]:
-    """What the client does and sends for 1,000 to 100,000 blocks, and what a run of them takes."""
+    """Measure the client for 1,000 to 100,000 blocks, and runs of the smaller graphs."""
     rows = []
     decorated = arraybridge.numpy(add_one)
     for blocks in (1000, 10_000, 100_000):
@@ -382,7 +382,7 @@ def graph(rounds: int) -> list[Json]:
             expression = collections_to_expr((total,)).optimize()
             _, frames = serialize(to_serialize(expression), on_error="raise")
             pickled = time.perf_counter()
-            tasks = len(expression.__dask_graph__())  # as the scheduler does, in its own process
+            tasks = len(expression.__dask_graph__())  # the scheduler does this in its process
             seconds["build"].append(built - start)
             seconds["pickle"].append(pickled - built)
             seconds["tasks"].append(time.perf_counter() - pickled)
@@ -413,7 +413,7 @@ def graph(rounds: int) -> list[Json]:
             assert future.result() == array.size
             row["seconds_to_submit"] = round(submitted - start, 4)
             row["seconds_to_run_on_2_workers"] = round(time.perf_counter() - start, 2)
-            row["scheduler_bytes_a_task"] = round((most - before) / row["tasks"])
+            row["scheduler_bytes_per_task"] = round((most - before) / row["tasks"])
             del future
     return rows
 
@@ -422,11 +422,11 @@ def graph(rounds: int) -> list[Json]:
 
 
 def targets(report: Json) -> list[tuple[str, float, float, bool]]:
-    """What was measured, its limit, and whether it holds."""
+    """Return each claim with its measurement, its limit and whether it is met."""
     found = []
     for row in report.get("overhead", {}).get("results", ()):
         us = row["over_plain_us"]["added"]["median"]
-        what = f"{row['framework']}: added to Dask and the conversion, us a block (under 100)"
+        what = f"{row['framework']}: added to Dask and the conversion, us per block (under 100)"
         found.append((what, us, 100.0, us < 100))
         if row["framework"] in ("jax", "tensorflow"):
             ratio = row["over_by_hand"]["median"]
@@ -436,8 +436,8 @@ def targets(report: Json) -> list[tuple[str, float, float, bool]]:
         worst = max(row["ratio"] for row in report["memory"]["results"]["workers"])
         found.append(("memory: last quarter over first (at most 1.05)", worst, 1.05, worst <= 1.05))
     if "compile" in report:
-        most = max(report["compile"]["results"]["traces_a_worker"])
-        found.append(("compile: traces a worker (1)", most, 1, most == 1))
+        most = max(report["compile"]["results"]["traces_per_worker"])
+        found.append(("compile: traces per worker (1)", most, 1, most == 1))
     if "throughput" in report:
         cores = report["throughput"]["machine"]["cores"]
         for name, row in report["throughput"]["results"]["filters"].items():
@@ -445,17 +445,19 @@ def targets(report: Json) -> list[tuple[str, float, float, bool]]:
                 most = min(int(n), cores)
                 if most > 1:
                     share = round(measured["speed_up"]["median"] / most, 3)
-                    what = f"throughput: {name}, {n} workers, share of {most} times on {cores} cores (0.75)"
+                    what = (
+                        f"throughput: {name}, {n} workers, fraction of {most} times on {cores} cores (0.75)"
+                    )
                     found.append((what, share, 0.75, share >= 0.75))
     return found
 
 
 def draw(report: Json, path: Path) -> None:
-    """Overhead in its parts, speed-up against workers, and memory against time, of what there is."""
+    """Draw the parts of the overhead, the speed-up by workers and the memory over time, if measured."""
     plt = pyplot()
 
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 13), layout="constrained")
-    colours = {"scheduling": "#e08a2e", "conversion": "#9aa5b1", "added": "#1f77b4"}
+    colors = {"scheduling": "#e08a2e", "conversion": "#9aa5b1", "added": "#1f77b4"}
     if "overhead" in report:
         rows = report["overhead"]["results"]
         names = [row["framework"] for row in rows]
@@ -465,12 +467,12 @@ def draw(report: Json, path: Path) -> None:
             "scheduling": "dask.array.map_blocks",
             "added": "added by arraybridge.dask",
         }
-        for part, color in colours.items():
+        for part, color in colors.items():
             us = np.array([row["over_plain_us"][part]["median"] for row in rows])
             top.bar(names, us, bottom=base, color=color, label=labels[part])
             base += np.maximum(us, 0)
         top.axhline(100, color="0.5", linewidth=1, linestyle=":", label="100 µs")
-        top.set_ylabel("µs a block over the plain function")
+        top.set_ylabel("µs per block over the plain function")
         top.set_title(f"Overhead, {BLOCKS} blocks of 8 × 8, one thread", fontsize=11)
         top.set_ylim(top=1.45 * max(100, base.max()))
         top.legend(frameon=False, fontsize=9)
@@ -485,7 +487,7 @@ def draw(report: Json, path: Path) -> None:
                 [up["median"] - up["quartiles"][0] for up in ups],
                 [up["quartiles"][1] - up["median"] for up in ups],
             ]
-            label = f"{name}, {row['ms_a_block_alone']:.0f} ms a block"
+            label = f"{name}, {row['ms_per_block_without_dask']:.0f} ms per block"
             middle.errorbar(
                 WORKERS,
                 [up["median"] for up in ups],
@@ -522,7 +524,7 @@ def draw(report: Json, path: Path) -> None:
 
 
 def show(name: str, result: Any) -> None:
-    """The figures of one section, a line each."""
+    """Print the results of one section, one per line."""
     print(f"-- {name}")
     match name:
         case "overhead":
@@ -531,17 +533,17 @@ def show(name: str, result: Any) -> None:
                     f"{p} {v['median']:.0f} [{v['quartiles'][0]:.0f} {v['quartiles'][1]:.0f}]"
                     for p, v in row["over_plain_us"].items()
                 )
-                print(f"{row['framework']:>11}  us a block: {parts}")
+                print(f"{row['framework']:>11}  us per block: {parts}")
         case "throughput":
             for filtered, row in result["filters"].items():
                 for n, measured in row["workers"].items():
                     up = measured["speed_up"]
-                    rate, (low, high) = measured["blocks_a_second"], up["quartiles"]
-                    print(f"{filtered:>11}  {n} workers: {rate} a second, {up['median']} x [{low} {high}]")
+                    rate, (low, high) = measured["blocks_per_second"], up["quartiles"]
+                    print(f"{filtered:>11}  {n} workers: {rate} per second, {up['median']} x [{low} {high}]")
         case "memory":
             for row in (*result["workers"], result["client_and_scheduler"]):
                 print(row)
-            print("Dask alone:", *(f"{row['grown_mib']} MiB grown" for row in result["dask_alone"]))
+            print("only Dask:", *(f"{row['grown_mib']} MiB grown" for row in result["only_dask"]))
         case "compile":
             print(result)
         case _:
@@ -551,8 +553,10 @@ def show(name: str, result: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--section", choices=SECTIONS, action="append", help="only this one; again for more")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of what is compared (7)")
+    parser.add_argument(
+        "--section", choices=SECTIONS, action="append", help="run only this section; repeatable"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison (7)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -567,7 +571,7 @@ def main() -> None:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "dask.json"
-    # What was not measured now stays as it was; each section names the machine that it is of.
+    # Sections that were not measured are unchanged. Each section names its machine.
     report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     about = {
         "machine": machine(),
@@ -578,7 +582,9 @@ def main() -> None:
             load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
             result = run[name]()
             report[name] = {**about, "load_before": load, "results": result}
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # as far as it got
+            path.write_text(
+                json.dumps(report, indent=1) + "\n", encoding="utf-8"
+            )  # after each section, in case a later one fails
             show(name, result)
     report["targets"] = {
         what: {"measured": measured, "limit": limit, "met": met}

@@ -1,13 +1,13 @@
-"""What a decorated function costs over the plain call when its arguments are where they should be.
+"""Compare decorated functions whose arguments need no conversion with plain calls.
 
 Run it from the root of the checkout.
 
     python -m benchmarks.decorators                  # everything
-    python -m benchmarks.decorators --peer FOLDER    # arraybridge==0.5.2 is there
+    python -m benchmarks.decorators --peer FOLDER    # the folder of arraybridge==0.5.2
     python -m benchmarks.decorators --without peer
 
-Beside it stand `functools.wraps` around a call, which is the least that a wrapper in Python can do, and the
-peer's decorators, which convert nothing but the dtype of the result.
+The other contenders are a function wrapped with `functools.wraps`, the minimal wrapper in Python, and the
+peer's decorators, which convert only the dtype of the result.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, pyplo
 RESULTS = ROOT / "benchmarks" / "results"
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
 LEAVES = (1, 3, 10, 30, 100, 300, 1000)
-#: Microseconds over the plain call, with one array argument.
+#: Largest difference from the plain call with one array argument, in microseconds.
 TARGET = 3.0
-#: Of these options the target is not asked: recovery has one of its own, on top of the bare decorator.
+#: Recovery has a separate target, relative to the decorator without options.
 RECOVERY = "torch, oom_recovery=True"
 RECOVERY_TARGET = 1.0
 
@@ -53,7 +53,7 @@ def plain(x: Any) -> Any:
 
 
 def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The least that a wrapper in Python does."""
+    """Wrap a function in the minimal wrapper of Python."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def arrays() -> dict[str, Any]:
-    """A small array of each framework, where its decorator wants it."""
+    """Return a small array of each framework, on the device of its decorator."""
     import jax.numpy as jnp
     import tensorflow as tf
     import torch
@@ -81,33 +81,36 @@ def arrays() -> dict[str, Any]:
 
 
 def our_cases() -> dict[str, tuple[Callable[..., Any], Any]]:
-    """A function and its argument, by what is measured."""
+    """Return the function and argument of each case, by name."""
     import arraybridge
 
-    held = arrays()
+    samples = arrays()
     cases: dict[str, tuple[Callable[..., Any], Any]] = {
-        "plain call": (plain, held["torch"]),
-        "functools.wraps": (wrapped(plain), held["torch"]),
+        "plain call": (plain, samples["torch"]),
+        "functools.wraps": (wrapped(plain), samples["torch"]),
     }
     for name in FRAMEWORKS:
-        cases[name] = (arraybridge.framework(name).decorator(plain), held[name])
+        cases[name] = (arraybridge.framework(name).decorator(plain), samples[name])
     torch_decorator: Any = arraybridge.torch
     for label, options in (
         ("device='cpu'", {"device": "cpu"}),
         ("output_type='input'", {"output_type": "input"}),
         ("oom_recovery=True", {"oom_recovery": True}),
     ):
-        cases[f"torch, {label}"] = (torch_decorator(**options)(plain), held["torch"])
-    other = held["torch"].clone()
-    gives_back = torch_decorator(output_type="input")
-    cases["torch, output_type='input', another array"] = (gives_back(lambda x: other), held["torch"])
+        cases[f"torch, {label}"] = (torch_decorator(**options)(plain), samples["torch"])
+    other = samples["torch"].clone()
+    restores_input_type = torch_decorator(output_type="input")
+    cases["torch, output_type='input', another array"] = (
+        restores_input_type(lambda x: other),
+        samples["torch"],
+    )
     for count in LEAVES:
-        cases[f"list of {count}"] = (arraybridge.torch(plain), [held["torch"]] * count)
+        cases[f"list of {count}"] = (arraybridge.torch(plain), [samples["torch"]] * count)
     return cases
 
 
 def peer_cases() -> dict[str, tuple[Callable[..., Any], Any]]:
-    """The peer's decorators with NumPy and torch, for the others differ in nothing."""
+    """Return the cases of the peer for NumPy and PyTorch; its other decorators do the same work."""
     import torch
 
     library: Any = importlib.import_module("arraybridge")
@@ -120,7 +123,7 @@ def peer_cases() -> dict[str, tuple[Callable[..., Any], Any]]:
 
 
 def worker(connection: Connection, peer: str) -> None:
-    """Serve timings of one library until told to stop; two packages of one name cannot share a process."""
+    """Time cases of one library on request, in a separate process, because both have the same import name."""
     if peer:
         sys.path.insert(0, peer)
     cases = peer_cases() if peer else our_cases()
@@ -134,16 +137,16 @@ def worker(connection: Connection, peer: str) -> None:
 
 
 def measure(peer: str, rounds: int) -> Json:
-    """Nanoseconds a call, and over the plain call of the same round, by what is measured."""
+    """Return the time of each case, and its difference from the plain call of the same round."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     process = context.Process(target=worker, args=(child, peer), daemon=True)
     process.start()
-    child.close()  # so that the child's death ends a read here
+    child.close()  # so that a read here ends if the child crashes
     try:
         names = pipe.recv()
     except EOFError:
-        raise SystemExit("The process that was to be timed ended early; its own message is above.") from None
+        raise SystemExit("The measured process ended early. See its error message above.") from None
     samples: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
@@ -160,19 +163,19 @@ def measure(peer: str, rounds: int) -> Json:
 
 
 def targets(rows: Json) -> list[tuple[str, float, float]]:
-    """What is asked, what was measured, and the most that it may be, in microseconds."""
+    """Return the claims, each with its measurement and its limit in microseconds."""
     one = [name for name in rows if name in FRAMEWORKS or (name.startswith("torch,") and name != RECOVERY)]
     found = [(f"{name}, over the plain call", rows[name]["over_plain_us"], TARGET) for name in one]
     recovery = rows[RECOVERY]["over_plain_us"] - rows["torch"]["over_plain_us"]
     found.append((f"{RECOVERY}, over the bare decorator", recovery, RECOVERY_TARGET))
     few, many = (rows[f"list of {n}"]["over_plain_us"] / n for n in (100, 1000))
-    found.append(("list of 1000 arrays, a leaf", many, 1.5 * few))
+    found.append(("list of 1000 arrays, per array", many, 1.5 * few))
     return found
 
 
 def show(rows: Json) -> None:
-    table = Table(title="A function that returns its argument, arrays in place")
-    for column in ("", "median, µs", "over the plain call, µs"):
+    table = Table(title="A function that returns its argument, without conversions")
+    for column in ("", "median, µs", "difference from the plain call, µs"):
         table.add_column(column, justify="left" if not column else "right")
     for name, row in rows.items():
         table.add_row(name, f"{row['median_ns'] / 1e3:.2f}", f"{row['over_plain_us']:.2f}")
@@ -183,16 +186,16 @@ def show(rows: Json) -> None:
 
 
 def plot(rows: Json, path: Path) -> None:
-    """One bar for each decorator, and the growth with the number of leaves."""
+    """Draw a bar for each decorator, and the time by number of arrays."""
     plt = pyplot()
 
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 9), layout="constrained")
     names = [name for name in rows if name != "plain call" and not name.startswith("list")]
-    colours = ["#e08a2e" if n.startswith("peer") else "#9aa5b1" if "." in n else "#1f77b4" for n in names]
-    top.barh(names, [rows[name]["over_plain_us"] for name in names], color=colours)
+    colors = ["#e08a2e" if n.startswith("peer") else "#9aa5b1" if "." in n else "#1f77b4" for n in names]
+    top.barh(names, [rows[name]["over_plain_us"] for name in names], color=colors)
     top.axvline(TARGET, color="0.5", linewidth=1, linestyle=":")
     top.invert_yaxis()
-    top.set_xlabel("µs over the plain call, one array in place (dotted: the limit)")
+    top.set_xlabel("µs over the plain call, one array without conversion (dotted: the limit)")
     bottom.loglog(LEAVES, [rows[f"list of {n}"]["over_plain_us"] for n in LEAVES], "o-", color="#1f77b4")
     bottom.set_xlabel("arrays in a list")
     bottom.set_ylabel("µs over the plain call")
@@ -205,12 +208,12 @@ def plot(rows: Json, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a decorated function costs.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of decorated functions.")
     parser.add_argument("--rounds", type=int, default=25, help="rounds (at least 15 to publish)")
     default_peer = Path(tempfile.gettempdir()) / "arraybridge-peer"
-    parser.add_argument("--peer", type=Path, default=default_peer, help="folder that has arraybridge==0.5.2")
-    parser.add_argument("--without", choices=("peer",), help="leave this one out")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    parser.add_argument("--peer", type=Path, default=default_peer, help="folder of arraybridge==0.5.2")
+    parser.add_argument("--without", choices=("peer",), help="skip this contender")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -218,10 +221,10 @@ def main() -> None:
     if arguments.without != "peer":
         if not (arguments.peer / "arraybridge").is_dir():
             parser.error(
-                f"{arguments.peer} has no arraybridge; see --peer, or leave it out by --without peer"
+                f"{arguments.peer} does not contain arraybridge. Pass --peer FOLDER or --without peer."
             )
-        theirs = measure(str(arguments.peer), arguments.rounds)
-        rows |= {name: row for name, row in theirs.items() if name != "plain call"}
+        peer_rows = measure(str(arguments.peer), arguments.rounds)
+        rows |= {name: row for name, row in peer_rows.items() if name != "plain call"}
     show(rows)
     arguments.out.mkdir(parents=True, exist_ok=True)
     plot(rows, arguments.out / "decorators.png")

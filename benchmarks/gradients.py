@@ -1,14 +1,14 @@
-"""What a gradient costs on its way through another framework.
+"""Compare gradients through another framework with a minimal bridge and with native gradients.
 
 Run it from the root of the checkout.
 
     python -m benchmarks.gradients             # everything, written to benchmarks/results/gradients.json
-    python -m benchmarks.gradients --rounds 5  # quicker
+    python -m benchmarks.gradients --rounds 5  # faster
 
-Ours, a lean bridge written by hand (DLPack there and back, no checks; for JAX a jitted forward that hands out
-its residuals, and a jitted pullback) and the native function are measured in turn, forward alone and forward
-with backward, for 16 float32 elements and for 4 MiB; the ratio is the median of the rounds' own ratios. The
-function is sin(x) y + x x of two arrays.
+The contenders are arraybridge, a minimal bridge and the native function. The bridge uses DLPack in both
+directions without checks; for JAX it jits the forward pass and the pullback. Contenders take turns in the
+forward pass and in both passes, with 16 float32 elements and with 4 MiB. The ratio is the median of the
+ratios per round. The function is sin(x) y + x x of two arrays.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versi
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIZES = {"16 elements": 16, "4 MiB": 1 << 20}
-#: How many times the lean bridge's time ours may take, and under jax.jit that of the callback.
+#: Largest ratio to the minimal bridge, and under jax.jit to the callback.
 TARGETS = {"16 elements": 1.6, "4 MiB": 1.15}
 TARGET_UNDER_JIT = 1.5
-#: Several calls also at 4 MiB: a single one would time what its neighbour left of caches and heap.
+#: Several calls per batch even at 4 MiB, because the first call depends on the caches and heap before it.
 BATCH_NS = 30_000_000
 
 BODIES: dict[str, Callable[..., Any]] = {
@@ -58,13 +58,13 @@ from_dlpack = {
 }
 
 
-# -- lean bridges -------------------------------------------------------------------------------------
+# -- minimal bridges -------------------------------------------------------------------------------------
 
 _forward = jax.jit(lambda *xs: jax.vjp(BODIES["jax"], *xs))
 _pull = jax.jit(lambda pullback, cotangent: pullback(cotangent))
 
 
-def linearised(callee: str, xs: list[Any]) -> tuple[Any, Callable[[Any], Any]]:
+def linearize(callee: str, xs: list[Any]) -> tuple[Any, Callable[[Any], Any]]:
     if callee == "jax":
         y, pullback = _forward(*xs)
         return y, lambda c: _pull(pullback, c)
@@ -86,7 +86,7 @@ def lean(caller: str, callee: str) -> Callable[..., Any]:
         class Lean(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *xs: Any) -> Any:
-                y, ctx.pull = linearised(callee, [there(x.detach()) for x in xs])
+                y, ctx.pull = linearize(callee, [there(x.detach()) for x in xs])
                 return back(y)
 
             @staticmethod
@@ -98,28 +98,28 @@ def lean(caller: str, callee: str) -> Callable[..., Any]:
 
         @tf.custom_gradient
         def through(*xs: Any) -> Any:
-            y, pull = linearised(callee, [there(x) for x in xs])
+            y, pull = linearize(callee, [there(x) for x in xs])
             return back(y), lambda c: [back(g) for g in pull(there(c))]
 
         return through
 
-    kept: dict[int, Any] = {}
+    pullbacks: dict[int, Any] = {}
 
     @jax.custom_vjp
     def call(*xs: Any) -> Any:
         return forward(*xs)[0]
 
     def forward(*xs: Any) -> Any:
-        y, pull = linearised(callee, [there(x) for x in xs])
-        kept[0] = pull
+        y, pull = linearize(callee, [there(x) for x in xs])
+        pullbacks[0] = pull
         return back(y), None
 
-    call.defvjp(forward, lambda _, c: tuple(back(g) for g in kept.pop(0)(there(c))))
+    call.defvjp(forward, lambda _, c: tuple(back(g) for g in pullbacks.pop(0)(there(c))))
     return call
 
 
 def lean_under_jit(callee: str) -> Callable[..., Any]:
-    """A pure_callback for the value and one for the gradients, which runs the function once more."""
+    """Return a bridge with one pure_callback for the value and one for the gradients."""
 
     def tensors(xs: Any) -> list[Any]:
         if callee == "torch":
@@ -131,7 +131,7 @@ def lean_under_jit(callee: str) -> Callable[..., Any]:
 
     def gradients(*xs: Any) -> Any:
         *arrays, c = tensors(xs)
-        return tuple(np.asarray(g) for g in linearised(callee, arrays)[1](c))
+        return tuple(np.asarray(g) for g in linearize(callee, arrays)[1](c))
 
     @jax.custom_vjp
     def call(x: Any, y: Any) -> Any:
@@ -145,11 +145,11 @@ def lean_under_jit(callee: str) -> Callable[..., Any]:
     return call
 
 
-# -- what is measured -----------------------------------------------------------------------------------
+# -- measurement -----------------------------------------------------------------------------------
 
 
 def steps(caller: str, fn: Callable[..., Any], count: int, jitted: bool) -> dict[str, Callable[[], Any]]:
-    """Forward, and forward with backward, by the caller's own means."""
+    """Return the forward pass and both passes, as calls of the caller's framework."""
     x, y, one = (arraybridge.aligned((count,), np.float32) for _ in range(3))
     x[:], y[:], one[:] = np.linspace(0, 1, count), np.linspace(1, 2, count), 1
     if caller == "torch":
@@ -207,7 +207,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
                 counts = {name: calls_per_batch(call, BATCH_NS) for name, call in calls.items()}
                 samples: dict[str, list[float]] = {name: [] for name in calls}
                 for turn in range(rounds):
-                    # Backwards each second time, so that none always follows the same neighbour.
+                    # Every other round is reversed, so that none always follows the same contender.
                     for name in list(calls)[:: 1 if turn % 2 else -1]:
                         samples[name].append(batch_ns(calls[name], counts[name]))
                 row: dict[str, Any] = {

@@ -1,12 +1,12 @@
-"""What memory recovery costs when nothing fails, what a reading costs, and the transfer to a card.
+"""Measure the overhead of memory recovery, the cost of memory statistics, and GPU transfers.
 
 Run it from the root of the checkout:
 
-    python -m benchmarks.memory                      # what this machine can measure
-    python -m benchmarks.memory --section transfer   # one section; again for more
+    python -m benchmarks.memory                      # all sections that this machine supports
+    python -m benchmarks.memory --section transfer   # one section; repeatable
 
 Sections: `overhead` (recovery and splitting around a call that succeeds), `reading` (`memory_stats`),
-`transfer` (large arrays to a card and back; only with an NVIDIA card, torch and CuPy).
+`transfer` (large arrays to a GPU and back; requires an NVIDIA GPU and PyTorch).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def contenders(x: Any) -> dict[str, Callable[[], object]]:
 
 
 def overhead(rounds: int) -> Json:
-    """Nanoseconds over the plain call of a function that returns its argument, in turn each round."""
+    """Return the nanoseconds over the plain call of a function that returns its argument."""
     arrays: dict[str, Any] = {"numpy": np.ones(16, np.float32)}
     for name in ("torch", "jax"):
         if importlib.util.find_spec(name) is not None:
@@ -90,7 +90,7 @@ def overhead_targets(found: Json) -> list[tuple[str, float, float]]:
 
 
 def reading(rounds: int) -> Json:
-    """Nanoseconds of one reading, with every framework loaded that is installed."""
+    """Return the nanoseconds of `memory_stats` with all installed frameworks loaded."""
     loaded = []
     for name in ("torch", "jax", "tensorflow", "cupy", "pyclesperanto"):
         try:
@@ -108,7 +108,7 @@ def reading(rounds: int) -> Json:
 
 
 def gpu_name() -> str:
-    """The first NVIDIA card, or nothing."""
+    """Return the name of the first NVIDIA GPU; empty if there is none."""
     if importlib.util.find_spec("torch") is None:
         return ""
     import torch
@@ -127,16 +127,16 @@ def gb_per_second(call: Callable[[], object], nbytes: int, rounds: int) -> float
 
 
 def transfer(rounds: int) -> Json:
-    """GB/s of pageable memory to the first card and back: by the library, the frameworks' calls, and pinned.
+    """Return the GB/s to the first GPU and back, of the library, of native calls and of pinned memory.
 
-    ``convert``: ``convert_memory(gpu_id=0)``.
+    ``convert`` is ``convert_memory(gpu_id=0)``. Only ``pinned`` uses pinned host memory.
     """
-    arraybridge.coexist()  # JAX takes only what it needs
+    arraybridge.coexist()  # JAX must not reserve most of the GPU memory
     import torch
 
     device = Device("gpu", 0)
     owners = [name for name in ("torch", "cupy") if importlib.util.find_spec(name) is not None]
-    found: Json = {"card": gpu_name(), "frameworks": owners, "sizes": []}
+    found: Json = {"gpu": gpu_name(), "frameworks": owners, "sizes": []}
     for mib in SIZES_MIB:
         count = int(mib * (1 << 20)) // 4
         host = np.arange(count, dtype=np.float32)
@@ -170,11 +170,13 @@ def transfer(rounds: int) -> Json:
             if gpus:
                 on_jax = jax.device_put(host, gpus[0]).block_until_ready()
                 up["jax"] = lambda a=host, g=gpus[0]: jax.device_put(a, g).block_until_ready()
-                # np.asarray(x) is kept beside the array, so that only the first would copy.
+                # JAX caches np.asarray(x) with the array, so each copy needs a new one.
                 down["jax"] = lambda a=on_jax: np.asarray(a + 0)
         row: Json = {"mib": mib}
-        for way, calls in (("to the card", up), ("to the host", down)):
-            row[way] = {name: round(gb_per_second(call, nbytes, rounds), 2) for name, call in calls.items()}
+        for direction, calls in (("to the GPU", up), ("to the host", down)):
+            row[direction] = {
+                name: round(gb_per_second(call, nbytes, rounds), 2) for name, call in calls.items()
+            }
         found["sizes"].append(row)
     return found
 
@@ -184,17 +186,19 @@ def convert(x: Any, target: str) -> Any:
 
 
 def transfer_targets(found: Json) -> list[tuple[str, float, float]]:
-    """What is measured and the least that it has to be."""
+    """Return each claim with its measurement and its lower limit."""
     targets = []
     for row in found["sizes"]:
-        for way in ("to the card", "to the host"):
-            rates = row[way]
+        for direction in ("to the GPU", "to the host"):
+            rates = row[direction]
             best = max(rate for name, rate in rates.items() if name in ("torch", "cupy", "jax"))
             for name in found["frameworks"]:
-                what = f"{row['mib']} MiB {way}, {name}"
+                what = f"{row['mib']} MiB {direction}, {name}"
                 converted = rates[f"convert, {name}"]
-                # Never slower than the framework's own call, but for what two equal calls differ by.
-                targets.append((f"{what}: gpu_id=0, of the best native call", converted / best, 0.9))
+                # At least as fast as the native call, within the variation of equal calls.
+                targets.append(
+                    (f"{what}: gpu_id=0, relative to the fastest native call", converted / best, 0.9)
+                )
     return targets  # fmt: skip
 
 
@@ -203,7 +207,7 @@ def transfer_targets(found: Json) -> list[tuple[str, float, float]]:
 
 def show(report: Json) -> None:
     if "overhead" in report:
-        table = Table(title="Over the plain call of a function that returns its argument")
+        table = Table(title="Difference from the plain call of a function that returns its argument")
         for column in ("", "median, ns", "minimum, ns"):
             table.add_column(column, justify="left" if not column else "right")
         for name, row in report["overhead"].items():
@@ -219,11 +223,10 @@ def show(report: Json) -> None:
         verdict = "met" if median < 1000 else "MISSED"
         console.print(f"{verdict:>6}  memory_stats() with {frameworks}: {median:.0f} µs (under 1000)")
     if "transfer" in report:
-        console.print(f"Used from so many bytes on: {report['transfer']['used from, bytes']}")
         for row in report["transfer"]["sizes"]:
-            for way in ("to the card", "to the host"):
-                rates = ", ".join(f"{name} {rate}" for name, rate in row[way].items())
-                console.print(f"{row['mib']:>7} MiB {way}, GB/s: {rates}")
+            for direction in ("to the GPU", "to the host"):
+                rates = ", ".join(f"{name} {rate}" for name, rate in row[direction].items())
+                console.print(f"{row['mib']:>7} MiB {direction}, GB/s: {rates}")
         for what, measured, least in transfer_targets(report["transfer"]):
             console.print(
                 f"{'met' if measured >= least else 'MISSED':>6}  {what}: {measured:.2f} (at least {least})"
@@ -231,10 +234,12 @@ def show(report: Json) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What memory recovery, readings and transfers cost.")
-    parser.add_argument("--section", choices=SECTIONS, action="append", help="only this one; again for more")
+    parser = argparse.ArgumentParser(description="Measure memory recovery, statistics and transfers.")
+    parser.add_argument(
+        "--section", choices=SECTIONS, action="append", help="run only this section; repeatable"
+    )
     parser.add_argument("--rounds", type=int, default=25, help="rounds (at least 15 to publish)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where memory.json is written")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of memory.json")
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     chosen = arguments.section or list(SECTIONS)
@@ -247,11 +252,11 @@ def main() -> None:
         if gpu_name():
             measured["transfer"] = transfer(min(arguments.rounds, 15))
         else:
-            console.print("transfer: left out, since torch finds no NVIDIA card here")
+            console.print("transfer: skipped, because PyTorch finds no NVIDIA GPU")
     show(measured)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "memory.json"
-    # What was not measured now stays as it was; each section names the machine that it is of.
+    # Sections that were not measured are unchanged. Each section names its machine.
     report = json.loads(path.read_text()) if path.exists() else {}
     about = {
         "machine": machine(),

@@ -1,9 +1,9 @@
-"""What `@gpu` costs before a function runs: the decision, and the call around a function that does nothing.
+"""Measure the decisions of `@gpu` and its overhead around an empty function.
 
     python -m benchmarks.offload [--out FOLDER]
 
-It needs no GPU: the card is one that is never used, since only the decision is timed. Writes
-``results/offload.json``. Target: a decision under 20 µs.
+It needs no GPU: the decisions are for a simulated one that is never used. Writes ``results/offload.json``.
+Target: at most 20 µs per decision.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
 
 
 def decisions() -> dict[str, float]:
-    """Microseconds of a decision: known and new footprints, one array and eight, flat and in a container."""
+    """Return the microseconds per decision for known and new call signatures, by case."""
     module._found[None, 0] = BackendGpu(framework("numpy"), Device("gpu", 0))
     run = Offload(lambda *xs: xs[0])
     measured = {}
 
     def decide(args: tuple[Any, ...]) -> object:
-        call = Arguments((), args, {}).look()
+        call = Arguments((), args, {}).inspect()
         return run._decide(call, run.history[call.signature], run.proofs.get)
 
     one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
-        call = Arguments((), args, {}).look()
+        call = Arguments((), args, {}).inspect()
         timings = run.history[call.signature]
         run.proofs.get(run._key(call, module._found[None, 0])).is_verified = True  # type: ignore[arg-type]
         for place, seconds in ((CPU, 1e-3), (GPU, 1e-4)):
@@ -59,7 +59,7 @@ def decisions() -> dict[str, float]:
 
 
 def calls() -> dict[str, float]:
-    """Microseconds that the decorator adds to a call on a machine without a card, or with small arrays."""
+    """Return the microseconds that the decorator adds to a call with a small array."""
 
     def same(x: Any) -> Any:
         return None
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     folder = parser.parse_args().out
-    measured = {**calls(), **decisions()}  # which plants a card
+    measured = {**calls(), **decisions()}  # decisions() registers a simulated GPU
     for name, value in measured.items():
         print(f"{name:<32} {value:6.2f} µs")
     slowest = max(measured.values())

@@ -1,11 +1,11 @@
-"""What pipelines and maps over devices cost: against the time that they cannot go below.
+"""Compare pipelines and maps over devices with their lower bounds.
 
 Run it from the root of the checkout:
 
     python -m benchmarks.pipeline
 
-Sections: `stages` (n sleep stages over m items, against m + n - 1 steps), `overhead` (stages that do
-nothing), `map` (four virtual JAX devices, against a perfect four-fold speed). Writes
+Sections: `stages` (n sleep stages over m items, against m + n - 1 steps), `overhead` (empty stages),
+`map` (four virtual JAX devices, against four times the speed of one). Writes
 `results/pipeline.json` and `results/pipeline.png`.
 """
 
@@ -41,25 +41,25 @@ Json = dict[str, Any]
 
 
 def step(x: Any) -> Any:
-    """A stage of a known length that releases Python's lock."""
+    """Sleep for a known time, which releases the GIL, and return the argument."""
     time.sleep(STEP)
     return x
 
 
 def nothing(x: Any) -> Any:
-    """A stage of no length."""
+    """Return the argument."""
     return x
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the elapsed time of one call, in seconds."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def stages(rounds: int) -> list[Json]:
-    """N stages of one step each over m items, as a multiple of the m + n - 1 steps that are needed."""
+    """Return the time of n stages over m items, as a multiple of the m + n - 1 steps that they need."""
     rows = []
     for n, m in STAGES:
         pipeline = Pipeline(*[step] * n, queue_size=QUEUE_SIZE)
@@ -68,7 +68,7 @@ def stages(rounds: int) -> list[Json]:
         def run(pipeline: Pipeline = pipeline, m: int = m) -> list[Any]:
             return list(pipeline.map(range(m)))
 
-        # A sleep is always a little longer than asked for: the step is what it takes here.
+        # A sleep takes longer than requested, so the step is the measured time.
         one = statistics.median(seconds(lambda: step(0)) for _ in range(20))
         samples = sorted(seconds(run) / (one * (m + n - 1)) for _ in range(rounds))
         rows.append(
@@ -86,7 +86,7 @@ def stages(rounds: int) -> list[Json]:
 
 
 def overhead(rounds: int) -> list[Json]:
-    """Microseconds that a stage and item cost beyond the stage's own work."""
+    """Return the microseconds per stage and item of empty stages."""
     rows = []
     for n in (1, 2, 4, 8):
         pipeline, m = Pipeline(*[nothing] * n), 2000
@@ -108,31 +108,31 @@ def overhead(rounds: int) -> list[Json]:
 
 @arraybridge.jax
 def wait_on_device(x: Any) -> Any:
-    """A function that releases Python's lock, on whatever device it is."""
+    """Sleep, which releases the GIL, and return the argument on its device."""
     time.sleep(STEP)
     return x
 
 
 def over_devices(rounds: int) -> Json:
-    """`device_map` over four virtual devices, as a share of a perfect four-fold speed."""
+    """Return the speed of `device_map` over four virtual devices, as a fraction of four times one device."""
     devices = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
     items = [np.full(16, i, np.float32) for i in range(80)]
     list(device_map(wait_on_device, items[:8], devices))
     one = statistics.median(seconds(lambda: wait_on_device(items[0])) for _ in range(20))
     perfect = one * len(items) / len(devices)
-    shares = sorted(
+    fractions = sorted(
         perfect / seconds(lambda: list(device_map(wait_on_device, items, devices))) for _ in range(rounds)
     )
     return {
         "devices": len(devices),
         "items": len(items),
-        "max_share": round(shares[-1], 4),
-        "median_share": round(statistics.median(shares), 4),
+        "max_fraction": round(fractions[-1], 4),
+        "median_fraction": round(statistics.median(fractions), 4),
     }
 
 
 def draw(file: Path) -> None:
-    """The Gantt chart of a pipeline whose middle stage is the slow one."""
+    """Draw the Gantt chart of a pipeline whose middle stage is the slowest."""
 
     def load(x: Any) -> Any:
         time.sleep(STEP / 2)
@@ -168,15 +168,15 @@ def main() -> None:
     worst = max(row["median_ratio"] for row in found["stages"])
     costly = max(row["median_us"] for row in found["overhead"])
     found["targets"] = {
-        "stages: at most 1.05 of the steps needed": {"measured": worst, "met": worst <= 1.05},
+        "stages: at most 1.05 times the steps needed": {"measured": worst, "met": worst <= 1.05},
         "in flight: at most stages * (queue_size + 1)": {
             "measured": max(row["most_in_flight"] / row["allowed_in_flight"] for row in found["stages"]),
             "met": all(row["most_in_flight"] <= row["allowed_in_flight"] for row in found["stages"]),
         },
-        "overhead: under 100 us a stage and item": {"measured": costly, "met": costly < 100},
-        "map: at least 0.95 of perfect": {
-            "measured": found["map"]["median_share"],
-            "met": found["map"]["median_share"] >= 0.95,
+        "overhead: under 100 us per stage and item": {"measured": costly, "met": costly < 100},
+        "map: at least 0.95 times the ideal speed": {
+            "measured": found["map"]["median_fraction"],
+            "met": found["map"]["median_fraction"] >= 0.95,
         },
     }
     options.out.mkdir(parents=True, exist_ok=True)

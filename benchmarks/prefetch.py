@@ -1,14 +1,14 @@
-"""What `prefetch` makes of a loop that reads and uses: against the longer of the two alone.
+"""Compare loops with `prefetch` with the longer of reading and using their items.
 
 Run it from the root of the checkout:
 
     python -m benchmarks.prefetch
 
-Sections: `overlap` (reading sleeps, using sleeps, each for so many milliseconds), `overhead` (neither takes
-time: what an item costs), `arrays` (a batch of 4 MiB is made by NumPy and multiplied by torch), and on
-request `card` (batches go to the first card and are used there). Writes `results/prefetch.json`. A loop
-without `prefetch` stands beside each. Contenders take turns, and the quickest round of each counts, so that
-what else the machine does falls out; `load` is how busy it was.
+Sections: `overlap` (reading and using sleep for some milliseconds), `overhead` (the cost per item if neither
+takes time), `arrays` (NumPy creates batches of 4 MiB and PyTorch multiplies them), and on request `gpu`
+(batches are used on the first GPU). Writes `results/prefetch.json`. Each section also measures the loop
+without `prefetch`. Contenders take turns, and the fastest round of each counts, to reduce the effect of other
+work on the machine. `load` is the load average.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from arraybridge import convert_memory, prefetch  # noqa: E402
 from benchmarks.timing import machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-SECTIONS = ("overlap", "overhead", "arrays", "card")
-#: Of the loop in which reading and using take 10 ms each.
+SECTIONS = ("overlap", "overhead", "arrays", "gpu")
+#: Largest ratio for the loop in which reading and using take 10 ms each.
 TARGET = 1.1
 ITEMS, GPU_ITEMS = 100, 40
-#: Milliseconds that reading and using an item take.
+#: Milliseconds of reading and of using an item.
 TIMES = ((10, 10), (10, 2), (2, 10), (20, 10))
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ def timed(items: Iterator[Any], use: Callable[[Any], object]) -> float:
 
 
 def overlap(repeats: int) -> list[Json]:
-    """Seconds against the longer of reading alone and using alone, as this machine takes them."""
+    """Return the seconds of each loop, and the ratio to the longer of reading and using."""
     rows = []
     item = np.zeros(1000, np.float32)
 
@@ -70,7 +70,7 @@ def overlap(repeats: int) -> list[Json]:
             time.sleep(pause)
 
         samples: dict[str, list[float]] = {"prefetch": [], "plain": [], "reading": [], "using": []}
-        for _ in range(repeats):  # in turn, so that a busy machine is busy for all
+        for _ in range(repeats):  # in turn, so that other work affects all contenders
             samples["prefetch"].append(timed(prefetch(reading(read / 1e3, item), "numpy"), use))
             samples["plain"].append(timed(reading(read / 1e3, item), use))
             samples["reading"].append(timed(reading(read / 1e3, item), nothing))
@@ -78,23 +78,23 @@ def overlap(repeats: int) -> list[Json]:
         least = {f"{name}_s": min(found) for name, found in samples.items()}
         ratio = least["prefetch_s"] / max(least["reading_s"], least["using_s"])
         rows.append({"read_ms": read, "use_ms": used, "items": ITEMS, **least, "ratio": ratio})
-        print(f"read {read} ms, use {used} ms: {ratio:.3f} x the longer", flush=True)
+        print(f"read {read} ms, use {used} ms: {ratio:.3f} times the longer", flush=True)
     return rows
 
 
 def overhead(repeats: int) -> Json:
-    """Microseconds an item of a loop in which nothing takes time."""
+    """Return the microseconds per item of a loop in which nothing takes time."""
     item, count = np.zeros(10, np.float32), 5000
 
     def nothing(_: Any) -> None: ...
 
     ahead = [timed(prefetch(reading(0, item, count), "numpy"), nothing) / count * 1e6 for _ in range(repeats)]
-    print(f"an item costs {statistics.median(ahead):.0f} µs", flush=True)
+    print(f"{statistics.median(ahead):.0f} µs per item", flush=True)
     return {"items": count, "item_us": statistics.median(ahead)}
 
 
 def arrays(repeats: int) -> Json:
-    """Batches made by NumPy, which releases Python's lock, and used by torch."""
+    """Time batches that NumPy creates, which releases the GIL, and PyTorch uses."""
     rng = np.random.default_rng(0)
 
     def batches() -> Iterator[Any]:
@@ -102,7 +102,7 @@ def arrays(repeats: int) -> Json:
             yield {"x": rng.random((1024, 1024), dtype=np.float32)}
 
     def use(batch: Any) -> None:
-        x = convert_memory(batch["x"], "torch")  # the very tensor, where prefetch has converted it
+        x = convert_memory(batch["x"], "torch")  # the same tensor if prefetch has converted it
         (x @ x).sum()
 
     samples: dict[str, list[float]] = {"prefetch_s": [], "plain_s": []}
@@ -115,10 +115,10 @@ def arrays(repeats: int) -> Json:
 
 
 def gpu(repeats: int, mib: float) -> Json:
-    """Batches that take 10 ms to read, and about 10 ms of kernels to use, on the first card."""
-    names = [name for name in ("torch", "cupy") if any(d.kind == "gpu" for d in seen(name))]
+    """Time batches that take 10 ms to read, and about 10 ms of kernels to use on the first GPU."""
+    names = [name for name in ("torch", "cupy") if any(d.kind == "gpu" for d in devices(name))]
     if not names:
-        print("card: left out, since neither torch nor CuPy finds one", flush=True)
+        print("gpu: skipped, because neither PyTorch nor CuPy finds a GPU", flush=True)
         return {}
     owner = arraybridge.framework(names[0])
     host = np.random.default_rng(0).random(int(mib * (1 << 20)) // 4, dtype=np.float32)
@@ -126,7 +126,7 @@ def gpu(repeats: int, mib: float) -> Json:
     steps = 1
 
     def use(x: Any) -> None:
-        x = convert_memory(x, owner.name, 0)  # the very array, where prefetch has converted it
+        x = convert_memory(x, owner.name, 0)  # the same array if prefetch has converted it
         for _ in range(steps):
             x = x * 0.5 + 1
         owner.interchange.block_until_ready(x)
@@ -148,7 +148,7 @@ def gpu(repeats: int, mib: float) -> Json:
         samples["using_s"].append(timed(iter([there] * GPU_ITEMS), use))
     least = {name: min(found) for name, found in samples.items()}
     ratio = least["prefetch_s"] / max(least["reading_s"], least["using_s"])
-    print(f"card, {owner.name}: {ratio:.3f} x the longer", flush=True)
+    print(f"gpu, {owner.name}: {ratio:.3f} times the longer", flush=True)
     return {
         "framework": owner.name,
         "mib": mib,
@@ -159,7 +159,7 @@ def gpu(repeats: int, mib: float) -> Json:
     }
 
 
-def seen(name: str) -> tuple[arraybridge.Device, ...]:
+def devices(name: str) -> tuple[arraybridge.Device, ...]:
     try:
         return arraybridge.devices(name)
     except arraybridge.FrameworkNotInstalledError:
@@ -169,16 +169,18 @@ def seen(name: str) -> tuple[arraybridge.Device, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--section", choices=SECTIONS, action="append", help="only this one; again for more")
-    parser.add_argument("--mib", type=float, default=16, help="size of a batch of `card`")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where prefetch.json is written")
+    parser.add_argument(
+        "--section", choices=SECTIONS, action="append", help="run only this section; repeatable"
+    )
+    parser.add_argument("--mib", type=float, default=16, help="size of a batch of `gpu`")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of prefetch.json")
     options = parser.parse_args()
-    chosen = options.section or [name for name in SECTIONS if name != "card"]
+    chosen = options.section or [name for name in SECTIONS if name != "gpu"]
     sections: dict[str, Callable[[int], Any]] = {
         "overlap": overlap,
         "overhead": overhead,
         "arrays": arrays,
-        "card": lambda repeats: gpu(repeats, options.mib),
+        "gpu": lambda repeats: gpu(repeats, options.mib),
     }
     path = options.out / "prefetch.json"
     report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

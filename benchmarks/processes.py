@@ -1,13 +1,13 @@
-"""What an array costs on its way to another process and back: by shared memory, and by what else there is.
+"""Compare shared memory with other ways to send an array to a process and back.
 
 Run it from the root of the checkout:
 
     python -m benchmarks.processes [--rounds 7]
 
-An item goes to one worker, whose function returns it: with `device_map(processes=True)`, with an array that
-is `shared` already, with pickle through a pipe, with joblib (which maps files above 1 MB) and with
-`torch.multiprocessing`; and ``x.copy()`` beside them. All take turns. Writes `results/processes.json`, and
-with matplotlib `results/processes.png`.
+A worker receives an item and returns it. The contenders are `device_map(processes=True)`, the same with a
+`shared` array, pickle through a pipe, joblib (which maps files above 1 MB), `torch.multiprocessing`, and
+``x.copy()`` as a reference. All take turns. Writes `results/processes.json`, and `results/processes.png` if
+matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from benchmarks.timing import batch_ns, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIZES = [4 << 10 << 2 * i for i in range(9)]  # 4 KiB to 256 MiB
-WARM_UP = 8  # items until all segments have been used once
-READ_AHEAD = 4  # items that device_map has done at most before they are asked for
+WARM_UP = 8  # items until all segments were used once
+READ_AHEAD = 4  # largest number of items that device_map computes in advance
 
 Json = dict[str, Any]
 Trip = Callable[[], object]
 
 
 def same(x: Any) -> Any:
-    """The function of the workers."""
+    """Return the argument; workers call this function."""
     return x
 
 
 @contextmanager
 def by_device_map(x: np.ndarray) -> Iterator[Trip]:
-    """An array of this process's own, copied into segments that are used again."""
+    """Copy an ordinary array into shared segments, which are reused."""
     results = device_map(same, repeat(x), ["cpu"], processes=True)
     yield lambda: next(results)
     results.close()  # type: ignore[attr-defined]  # a generator
@@ -57,22 +57,22 @@ def by_device_map(x: np.ndarray) -> Iterator[Trip]:
 
 @contextmanager
 def by_shared(x: np.ndarray) -> Iterator[Trip]:
-    """An array that is shared already."""
+    """Pass an array in shared memory."""
     with by_device_map(shared(x)) as trip:
         yield trip
 
 
 @contextmanager
 def by_pickle(x: np.ndarray) -> Iterator[Trip]:
-    """A pipe of multiprocessing."""
+    """Pickle the array through a pipe of multiprocessing."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=echo, args=(theirs,), daemon=True)
+    connection, child = context.Pipe()
+    process = context.Process(target=echo, args=(child,), daemon=True)
     process.start()
 
     def trip() -> Any:
-        ours.send(x)
-        return ours.recv()
+        connection.send(x)
+        return connection.recv()
 
     yield trip
     process.terminate()
@@ -80,14 +80,14 @@ def by_pickle(x: np.ndarray) -> Iterator[Trip]:
 
 
 def echo(end: Any) -> None:
-    """Send back what comes."""
+    """Send back each object."""
     while True:
         end.send(same(end.recv()))
 
 
 @contextmanager
 def by_joblib(x: np.ndarray) -> Iterator[Trip]:
-    """The workers of joblib."""
+    """Pass the array to a worker of joblib."""
     import joblib
 
     with joblib.Parallel(n_jobs=2) as parallel:
@@ -96,7 +96,7 @@ def by_joblib(x: np.ndarray) -> Iterator[Trip]:
 
 @contextmanager
 def by_torch(x: np.ndarray) -> Iterator[Trip]:
-    """Queues of torch.multiprocessing, with a new tensor each time, as a loader makes it."""
+    """Pass a new tensor each time, like a data loader, through queues of torch.multiprocessing."""
     import torch
 
     context = torch.multiprocessing.get_context("spawn")
@@ -114,12 +114,12 @@ def by_torch(x: np.ndarray) -> Iterator[Trip]:
 
 
 def echo_queue(there: Any, back: Any) -> None:
-    """Send back a new tensor for each that comes."""
+    """Send back a copy of each tensor."""
     while True:
         back.put(same(there.get()).clone())
 
 
-WAYS = {
+CONTENDERS = {
     "device_map": by_device_map,
     "shared": by_shared,
     "pickle": by_pickle,
@@ -130,7 +130,7 @@ WAYS = {
 
 LABELS = {
     "copy": "x.copy()",
-    "shared": "device_map, an array that is shared",
+    "shared": "device_map, shared array",
     "device_map": "device_map(processes=True)",
     "torch": "torch.multiprocessing",
     "joblib": "joblib",
@@ -139,20 +139,20 @@ LABELS = {
 
 
 def measured(x: np.ndarray, rounds: int) -> Json:
-    """Microseconds of each way; they take turns, and the quickest and the middle one of the rounds count."""
+    """Return the fastest and the median round of each contender, in microseconds."""
     count = 8 if x.nbytes < 16 << 20 else 3
     samples: dict[str, list[float]] = {}
     with ExitStack() as stack:
         trips: dict[str, Trip] = {"copy": x.copy}
-        for name, way in WAYS.items():
+        for name, contender in CONTENDERS.items():
             with suppress(ImportError):
-                trips[name] = stack.enter_context(way(x))
+                trips[name] = stack.enter_context(contender(x))
         for trip in trips.values():
             batch_ns(trip, WARM_UP)
         for _ in range(rounds):
             for name, trip in trips.items():
                 if name in ("device_map", "shared"):
-                    batch_ns(trip, READ_AHEAD)  # done while the others had their turn
+                    batch_ns(trip, READ_AHEAD)  # computed during the turns of the other contenders
                 samples.setdefault(name, []).append(batch_ns(trip, 8 if name == "shared" else count) / 1e3)
     return {
         name: {"min_us": round(min(times), 1), "median_us": round(statistics.median(times), 1)}
@@ -161,7 +161,7 @@ def measured(x: np.ndarray, rounds: int) -> Json:
 
 
 def plot(rows: list[Json], path: Path) -> None:
-    """Draw the middle round of each way over the size."""
+    """Draw the median round of each contender by size."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
     sizes = [row["bytes"] / 1024 for row in rows]
@@ -170,7 +170,7 @@ def plot(rows: list[Json], path: Path) -> None:
             axes.loglog(sizes, [row[name]["median_us"] / 1e3 for row in rows], marker="o", label=label)
     axes.set_xscale("log", base=4)
     axes.set_xticks(sizes, [f"{int(n)} KiB" if n < 1024 else f"{int(n / 1024)} MiB" for n in sizes])
-    axes.set(ylabel="ms to a process and back", title="An array goes to a process and comes back")
+    axes.set(ylabel="milliseconds", title="Time to send an array to a process and back")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=130)
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=7, help="of each way and size")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds per contender and size")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest array")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the conversion of a sparse array costs, compared with building the target by hand.
+"""Compare conversions of sparse arrays with building the target by hand.
 
     python -m benchmarks.sparse             # writes benchmarks/results/sparse.json
     python -m benchmarks.sparse --rounds 15 --out /tmp
@@ -6,8 +6,8 @@
 Each pair is measured with a small matrix, for the cost of a call, and with a million entries, for the cost of
 copies. "By hand" is the code that users write with the public calls of both frameworks. It copies what these
 calls copy, and does not check what the library checks, such as JAX's padding. Both contenders run in turn,
-one batch each per round. The quickest batch of each counts, because other work on the machine only adds to
-it.
+one batch each per round. The fastest batch of each counts, because other work on the machine only adds
+to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if str(ROOT) not in sys.path:  # run as a script rather than as a module
 from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-#: The most microseconds that SciPy CSR to PyTorch takes over `torch.sparse_csr_tensor` by hand.
-MOST_US = 30.0
+#: Largest difference of SciPy CSR to PyTorch from `torch.sparse_csr_tensor` by hand, in microseconds.
+MAX_DIFFERENCE_US = 30.0
 #: Name → shape and number of entries.
 SIZES = {"small": ((100, 80), 200), "a million entries": ((200_000, 200_000), 1_000_000)}
 DISTRIBUTIONS = ("arraybridge", "numpy", "scipy", "torch", "jax", "tensorflow-cpu", "tensorflow")
@@ -40,7 +40,7 @@ Contenders = tuple[Callable[[], object], Callable[[], object]]
 
 
 def pairs(shape: tuple[int, int], count: int) -> dict[str, Contenders]:
-    """Return for each pair the conversion, and the same by hand."""
+    """Return the conversion of each pair, and the same by hand."""
     import jax
     import scipy.sparse
     import tensorflow as tf
@@ -126,7 +126,7 @@ def pairs(shape: tuple[int, int], count: int) -> dict[str, Contenders]:
 
 
 def measure(ours: Callable[[], object], by_hand: Callable[[], object], rounds: int) -> dict[str, Any]:
-    """Return the times of both contenders, in turn."""
+    """Time both contenders in turn, and compare them."""
     counts = calls_per_batch(ours), calls_per_batch(by_hand)
     samples: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
@@ -142,12 +142,12 @@ def measure(ours: Callable[[], object], by_hand: Callable[[], object], rounds: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Sparse conversions, and the same by hand.")
+    parser = argparse.ArgumentParser(description="Measure sparse conversions and the same by hand.")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    warnings.filterwarnings("ignore", "Sparse")  # PyTorch's, once per process
+    warnings.filterwarnings("ignore", "Sparse")  # from PyTorch, once per process
     results: dict[str, dict[str, Any]] = {}
     for size, (shape, count) in SIZES.items():
         results[size] = {}
@@ -158,10 +158,10 @@ def main() -> None:
     measured = results["small"]["SciPy CSR → PyTorch"]["over_by_hand_us"]
     target = {
         "claim": "SciPy CSR to PyTorch, over torch.sparse_csr_tensor by hand",
-        "target": f"<= {MOST_US:.0f}",
+        "target": f"<= {MAX_DIFFERENCE_US:.0f}",
         "unit": "µs",
         "measured": measured,
-        "met": measured <= MOST_US,
+        "met": measured <= MAX_DIFFERENCE_US,
     }
     report = {
         "machine": machine(),

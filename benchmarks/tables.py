@@ -4,8 +4,8 @@ Run it from the root of the checkout:
 
     python -m benchmarks.tables
 
-Each call makes a NumPy array with the values of the whole table. The contenders take turns, and the
-quickest round of each counts, in processor time, since other work on the machine delays these long calls.
+Each call returns a NumPy array with the values of the whole table. The contenders take turns, and the
+fastest round of each counts, in CPU time, because other work on the machine delays these long calls.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from benchmarks.timing import calls_per_batch, machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 ROWS, COLUMNS, WIDTH, CHUNKS = 500_000, 8, 64, 10
-#: How many times as long as the library's own call a table may take that is copied.
+#: Largest ratio to the library's own call if the table is copied.
 COPIED_RATIO = 1.2
-#: Microseconds that a table may take that is shared.
+#: Largest time in microseconds if the table is shared.
 SHARED_US = 100
 
 Json = dict[str, Any]
@@ -43,8 +43,8 @@ Timed = Callable[[], object]
 console = Console(width=110)
 
 
-def processor_ns(call: Timed, count: int) -> float:
-    """Return the processor time of a call in nanoseconds, that of all threads together."""
+def cpu_ns(call: Timed, count: int) -> float:
+    """Return the CPU time per call of all threads, in nanoseconds."""
     start = time.process_time_ns()
     for _ in range(count):
         call()
@@ -52,12 +52,12 @@ def processor_ns(call: Timed, count: int) -> float:
 
 
 def stacked(x: Any) -> Any:
-    """Return the values of a table of Arrow, as users write it without arraybridge."""
+    """Return the values of an Arrow table with a plain NumPy call."""
     return np.column_stack([column.to_numpy() for column in x.columns])
 
 
 def cases() -> dict[str, tuple[Any, Timed, bool]]:
-    """Return a table, the library's own call, and whether the table is shared, by name."""
+    """Return each table by name, with the library's own call and whether the conversion shares memory."""
     rng = np.random.default_rng(0)
     columns = {f"c{i}": rng.random(ROWS) for i in range(COLUMNS)}
     table = pa.table(columns)
@@ -108,7 +108,7 @@ def measure(rounds: int) -> Json:
         taken: dict[str, list[float]] = {who: [] for who in calls}
         for turn in range(rounds):
             for who in list(calls)[:: 1 if turn % 2 else -1]:
-                taken[who].append(processor_ns(calls[who], counts[who]))
+                taken[who].append(cpu_ns(calls[who], counts[who]))
         best = {who: min(values) for who, values in taken.items()}
         ratio = round(best["ours"] / best["own"], 2)
         results[name] = {
@@ -123,7 +123,7 @@ def measure(rounds: int) -> Json:
             targets.append({"claim": f"{name}, shared", **target, "met": measured <= SHARED_US})
         else:
             target = {"target": f"<= {COPIED_RATIO}", "measured": ratio, "unit": "x"}
-            claim = f"{name}, against the library's own call"
+            claim = f"{name}, compared with the library's own call"
             targets.append({"claim": claim, **target, "met": ratio <= COPIED_RATIO})
     return {"results": results, "targets": targets}
 
@@ -142,7 +142,7 @@ def show(tables: Json) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare conversions of tables with the libraries' own.")
     parser.add_argument("--rounds", type=int, default=50, help="rounds (at least 25 to publish)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     tables = measure(arguments.rounds)
     show(tables)

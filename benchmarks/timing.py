@@ -1,7 +1,7 @@
-"""What the benchmarks share: fair timing, aligned memory, and a description of the machine.
+"""Time contenders fairly, allocate aligned memory, and describe the machine.
 
-Everything that is compared is measured in turn, one batch of each contender a round, so that
-whatever else the machine does hits all of them alike.
+Contenders are measured in turn, one batch of each per round, so that other work on the machine affects
+all of them equally.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH_NS = 3_000_000  # long enough for the clock, short enough to miss most int
 
 @dataclass(frozen=True)
 class Summary:
-    """Minimum and median of one contender's batches, in nanoseconds a call."""
+    """Minimum and median of one contender's batches, in nanoseconds per call."""
 
     minimum: float
     median: float
@@ -36,14 +36,14 @@ class Summary:
         return cls(min(values), statistics.median(values), len(values))
 
     def as_dict(self) -> dict[str, float]:
-        """The form written to JSON: nanoseconds, rounded to 0.1."""
+        """Return the entries of the JSON file, in nanoseconds rounded to 0.1."""
         return {"min_ns": round(self.minimum, 1), "median_ns": round(self.median, 1), "rounds": self.samples}
 
 
 def batch_ns(call: Callable[[], object], count: int) -> float:
-    """Nanoseconds a call, over one batch of `count` calls with the garbage collector held off.
+    """Return the nanoseconds per call in a batch of `count` calls, with the garbage collector disabled.
 
-    The results are dropped one by one, as in a program that uses and forgets them.
+    Each result is dropped before the next call, as in most programs.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -58,17 +58,17 @@ def batch_ns(call: Callable[[], object], count: int) -> float:
 
 
 def calls_per_batch(call: Callable[[], object], target_ns: int = BATCH_NS) -> int:
-    """How many calls fill a batch of `target_ns` nanoseconds; warms the call up on the way."""
+    """Warm up a call, and return the number of calls that fill a batch of `target_ns` nanoseconds."""
     for _ in range(3):
         call()
     return max(1, int(target_ns / batch_ns(call, 5)))
 
 
 def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Time single long calls in turn: nanoseconds of each contender, round by round.
+    """Time single calls in turn, and return the nanoseconds of each contender per round.
 
-    Meant for calls of milliseconds; one round before the first is thrown away. The first contender
-    of a round moves on by one each time, so that none always follows the same neighbour.
+    Use it for calls of milliseconds. One warm-up round is discarded. Each round starts with the next
+    contender, so that none always follows the same one.
     """
     names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -82,7 +82,7 @@ def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 def aligned(shape: tuple[int, ...], dtype: str = "float32", alignment: int = 64) -> np.ndarray[Any, Any]:
-    """A C-contiguous array of 0, 1, 2, ... whose address is a multiple of `alignment` bytes."""
+    """Return a C-contiguous array of 0, 1, 2, ... whose address is a multiple of `alignment` bytes."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + alignment, np.uint8)
     offset = -raw.ctypes.data % alignment
@@ -92,7 +92,7 @@ def aligned(shape: tuple[int, ...], dtype: str = "float32", alignment: int = 64)
 
 
 def machine() -> dict[str, object]:
-    """Processor, number of cores, system and Python: what a reader needs to judge the numbers."""
+    """Return the CPU, number of cores, operating system and Python version."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -109,7 +109,7 @@ def machine() -> dict[str, object]:
 
 
 def versions(*names: str) -> dict[str, str]:
-    """The installed versions of these distributions; those that are missing are left out."""
+    """Return the versions of those distributions that are installed."""
     found = {}
     for name in names:
         try:
@@ -120,13 +120,13 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot, which opens no window and draws in the style of the documentation."""
+    """Return matplotlib.pyplot, without windows and with the style of the documentation."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from arraybridge import formatting  # not at the top: in some processes the peer has that name
+    from arraybridge import formatting  # in some processes, the peer is imported by this name
 
     plt.rcParams.update(formatting.PLOT_SETTINGS)
     return plt

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Check that the built documentation holds together and loads nothing from the network.
+"""Check the links of the built documentation, and that it loads nothing from the network.
 
     python docs/check_links.py docs/_build
 
-Every link to another page, to an anchor or to a file has to lead somewhere; pictures, scripts and styles have
-to be files of the build; and the reference has to show the form of a call that users write first. What is
-wrong is printed; the exit code is 1 then.
+Links must lead to existing pages, anchors and files. Images, scripts and styles must be part of the build.
+The reference must show the most common call signature of each function. Prints one line per fault, and exits
+with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 
 def first_form(page: Page) -> list[str]:
-    """The signatures of a page that do not begin as users write the call first."""
+    """Return a fault for each signature of a page that does not begin with the most common parameters."""
     wrong = []
     for name, form in FORMS.items():
         shown = " ".join(page.signatures.get(name, "").split())
@@ -75,7 +75,7 @@ def first_form(page: Page) -> list[str]:
 
 
 def faults(folder: Path) -> list[str]:
-    """What is wrong in the pages of a folder, one line each."""
+    """Return the faults of all pages in a folder, one line each."""
     pages = {path.resolve(): Page(path) for path in sorted(folder.rglob("*.html"))}
     if not pages:
         return [f"{folder} has no pages"]
@@ -92,9 +92,9 @@ def faults(folder: Path) -> list[str]:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
-                wrong.append(f"{name} points to {url}, which is not there")
+                wrong.append(f"{name} points to {url}, which does not exist")
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                wrong.append(f"{name} points to {url}, which has no such anchor")
+                wrong.append(f"{name} points to {url}, an anchor that does not exist")
     return wrong
 
 

@@ -86,7 +86,7 @@ copybutton_prompt_is_regexp = True
 
 # -- the gallery ---------------------------------------------------------------------------------------
 
-# Pictures of the gallery look as all others.
+# Plots in the gallery use the style of all other plots.
 mpl.rcParams.update(formatting.PLOT_SETTINGS)
 
 # A program runs again when its text has changed. To run all of them, delete docs/gallery/; to run none, pass

@@ -65,7 +65,7 @@ weights = rng.normal(0, 0.1, (genes, 2)).astype(np.float32)
 # %%
 # Memory
 # ------
-# What NumPy allocates on the way in and out, as ``tracemalloc`` measures it.
+# ``tracemalloc`` measures the memory that NumPy allocates during both conversions.
 
 tracemalloc.start()
 tensor = ab.to_torch(counts)

@@ -1,4 +1,4 @@
-"""tools/gpu_check.sh, as far as no card is needed: what it calls a pass, and what it refuses."""
+"""tools/gpu_check.sh without a GPU: verdicts and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import run_python, tool
 
-gpu_run = tool("gpu_run")
+gpu_run = tool("gpu_check_run")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""The first questions for a real card: what reading and emulation could not settle.
+"""Check assumptions about GPUs that neither documentation nor emulation can confirm.
 
-``python tools/gpu_questions.py [OUT.json]`` asks all that the installed frameworks allow, each on its own,
-and prints a line for each. An answer is ``yes`` or ``no`` (as arraybridge takes it to be, or not), or a
-fact. What could not be asked says so, and counts as no answer.
+``python tools/gpu_questions.py [OUT.json]`` runs every question that the installed frameworks allow, and
+prints its answer. The answer is ``yes`` if the assumption holds, ``no`` if not, or an observed value.
+Questions that cannot run are reported as ``not asked``.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ N = 1 << 20
 
 
 class NotAskedError(Exception):
-    """The question needs what is not here."""
+    """The error of a question whose frameworks or GPUs are missing."""
 
 
 def module(name: str) -> Any:
-    """The framework, if it is installed."""
+    """Import a framework.
+
+    Raises:
+        NotAskedError: If it is not installed.
+    """
     if importlib.util.find_spec(name) is None:
         raise NotAskedError(f"{name} is not installed")
     return importlib.import_module(name)
 
 
 def on_gpu(name: str, value: float) -> Any:
-    """N times that value on the first card."""
+    """Return an array of N equal values on the first GPU."""
     host = np.full(N, value, np.float32)
     if name == "cupy":
         return module("cupy").asarray(host)
@@ -49,7 +53,7 @@ def on_gpu(name: str, value: float) -> Any:
 
 
 def delay(name: str) -> None:
-    """Keep the current queue of a framework busy for tens of milliseconds."""
+    """Keep the current stream of a framework busy for tens of milliseconds."""
     if name == "torch":
         module("torch").cuda._sleep(100_000_000)
     elif name == "cupy":
@@ -64,23 +68,23 @@ def delay(name: str) -> None:
             x = x @ x
 
 
-def said(right: bool) -> str:
+def yes_or_no(right: bool) -> str:
     return "yes" if right else "no"
 
 
 def jax_waits_for_a_side_stream_of_torch() -> str:
-    """Does JAX wait for what a side stream of torch still has to do?"""
+    """Check whether JAX waits for pending work on a side stream of PyTorch."""
     torch, jax = module("torch"), module("jax")
     x = torch.zeros(N, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         delay("torch")
         x.fill_(3)
         y = jax.dlpack.from_dlpack(x)
-    return said(bool((np.asarray(y) == 3).all()))
+    return yes_or_no(bool((np.asarray(y) == 3).all()))
 
 
 def lifetime(source: str, target: str) -> Callable[[], str]:
-    """A question: is memory of the source that only the target's queued work refers to still whole?"""
+    """Return a question about memory of the source that only pending work of the target reads."""
 
     def ask() -> str:
         for name in (source, target):
@@ -95,14 +99,14 @@ def lifetime(source: str, target: str) -> Callable[[], str]:
             overwritten = [on_gpu(source, -1) for _ in range(4)]
             wrong += not bool((arraybridge.to_numpy(z) == 3).all())
             del overwritten
-        return said(wrong == 0)
+        return yes_or_no(wrong == 0)
 
-    ask.__doc__ = f"Is memory of {source}, read by {target} and freed at once, read before it is used again?"
+    ask.__doc__ = f"Check whether {target} reads freed memory of {source} before it is reused."
     return ask
 
 
 def numpy_of_a_jax_array() -> str:
-    """What are flags and base of np.asarray of a JAX array on a card?"""
+    """Report the flags and base of np.asarray of a JAX array on a GPU."""
     module("jax")
     x = on_gpu("jax", 3)
     found = np.asarray(x)
@@ -112,7 +116,7 @@ def numpy_of_a_jax_array() -> str:
 
 
 def a_jax_array_on_a_gpu_refuses_the_buffer_protocol() -> str:
-    """Does memoryview of a JAX array on a card raise BufferError?"""
+    """Check whether memoryview of a JAX array on a GPU raises BufferError."""
     module("jax")
     try:
         memoryview(on_gpu("jax", 3))
@@ -122,7 +126,7 @@ def a_jax_array_on_a_gpu_refuses_the_buffer_protocol() -> str:
 
 
 def unusual(source: str, target: str) -> Callable[[], str]:
-    """A question: do zero-size, 0-d and transposed arrays arrive?"""
+    """Return a question about conversions of empty, 0-d and transposed arrays."""
 
     def ask() -> str:
         for name in (source, target):
@@ -140,25 +144,25 @@ def unusual(source: str, target: str) -> Callable[[], str]:
                 failed.append(name)
         return "yes" if not failed else f"no: {', '.join(failed)}"
 
-    ask.__doc__ = f"Do zero-size, 0-d and transposed arrays arrive from {source} in {target}?"
+    ask.__doc__ = f"Check conversions of empty, 0-d and transposed arrays from {source} to {target}."
     return ask
 
 
 def float8_arrives() -> str:
-    """Do float8 and bfloat16 tensors arrive in JAX and back, bit for bit?"""
+    """Check whether conversions of float8 and bfloat16 to JAX and back preserve all bits."""
     torch, _ = module("torch"), module("jax")
     right = True
     for dtype in (torch.float8_e4m3fn, torch.bfloat16):
         x = torch.arange(16, device="cuda", dtype=torch.float32).to(dtype)
         back = arraybridge.to_torch(arraybridge.to_jax(x))
         right &= torch.equal(back.view(torch.uint8), x.view(torch.uint8))
-    return said(right)
+    return yes_or_no(right)
 
 
 def from_gpu_to_gpu() -> str:
-    """Do arrays of every framework arrive on the second card, and does CuPy leave the first one alone?"""
+    """Check whether arrays of every framework convert to the second GPU."""
     if len(arraybridge.devices("cupy" if importlib.util.find_spec("cupy") else "torch")) < 2:
-        raise NotAskedError("there is one card")
+        raise NotAskedError("there is only one GPU")
     wrong = []
     for name in FRAMEWORKS:
         if importlib.util.find_spec(name) is not None:
@@ -169,11 +173,11 @@ def from_gpu_to_gpu() -> str:
 
 
 def work_on_one_gpu_opens_no_other() -> str:
-    """Does a process that works on the last card alone open the others?"""
+    """Report whether a process that uses only the last GPU creates a context on the first."""
     cupy = module("cupy")
     last = cupy.cuda.runtime.getDeviceCount() - 1
     if last < 1:
-        raise NotAskedError("there is one card")
+        raise NotAskedError("there is only one GPU")
     code = (
         "import ctypes, numpy as np, arraybridge, cupy\n"
         f"arraybridge.to_cupy(np.zeros(3), {last})\n"
@@ -185,11 +189,11 @@ def work_on_one_gpu_opens_no_other() -> str:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     opened, current = done.stdout.split()
-    return f"{'no' if opened == '0' else 'yes'}; the current card afterwards is {current} (it was 0)"
+    return f"{'no' if opened == '0' else 'yes'}; the current GPU afterwards is {current} (it was 0)"
 
 
 def host_calls_open_no_gpu() -> str:
-    """Do calls for the host alone leave every card closed?"""
+    """Check that calls which use only the host create no GPU context."""
     code = (
         "import ctypes, numpy as np, arraybridge\n"
         "arraybridge.devices(); arraybridge.device_info(); arraybridge.memory_stats()\n"
@@ -199,7 +203,7 @@ def host_calls_open_no_gpu() -> str:
         "print(state(0, ctypes.byref(flags), ctypes.byref(active)) == 0 and active.value == 1)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return said(done.stdout.strip() == "False")
+    return yes_or_no(done.stdout.strip() == "False")
 
 
 PAIRS = [(a, b) for a in FRAMEWORKS for b in FRAMEWORKS if a != b]
@@ -217,7 +221,7 @@ QUESTIONS: list[Callable[[], str]] = [
 
 
 def main() -> int:
-    """Ask them all; the return code is the number of those that raised."""
+    """Run all questions, and return the number of questions that raised."""
     answers = {}
     broken = 0
     for question in QUESTIONS:
@@ -225,12 +229,12 @@ def main() -> int:
             answer = question()
         except NotAskedError as reason:
             answer = f"not asked: {reason}"
-        except Exception as error:  # noqa: BLE001  # a report of whatever comes out, and the next question
+        except Exception as error:  # noqa: BLE001  # any failure is reported, and the next question runs
             answer = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             broken += 1
-        words = (question.__doc__ or "").strip()
-        answers[words] = answer
-        print(f"{words}\n    {answer}", flush=True)
+        text = (question.__doc__ or "").strip()
+        answers[text] = answer
+        print(f"{text}\n    {answer}", flush=True)
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(answers, indent=1) + "\n")
     return broken

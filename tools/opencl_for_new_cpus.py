@@ -1,8 +1,8 @@
-"""Let the PoCL wheel compile for a CPU that its compiler does not know; for the environments of tests alone.
+"""Patch the PoCL wheel to compile for CPUs that its compiler does not know, in test environments only.
 
-The newest wheel, PoCL 3.0, brings LLVM 14. A CPU that is newer (Zen 5, of 2024) it names "generic", which its
-clang refuses for x86, so that no kernel runs. "haswell" is as long a name, and such CPUs run what that runs.
-`arraybridge doctor` tells users which other PoCL to take.
+The newest wheel, PoCL 3.0, contains LLVM 14. It calls newer CPUs (such as Zen 5) "generic", which its clang
+does not accept for x86, so no kernel compiles. This script replaces the name by "haswell", which has the same
+length and whose code runs on these CPUs. `arraybridge doctor` recommends another PoCL to users.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNKNOWN, _KNOWN = b"\0 generic\0", b"\0 haswell\0"
 
 
 def compiles() -> bool:
-    """Whether PoCL compiles for this CPU."""
+    """Return whether PoCL compiles for this CPU."""
     import pyopencl as cl
 
     context = cl.Context(opencl.devices()[:1])
@@ -36,12 +36,12 @@ def main() -> None:
     driver = Path(library)
     code = driver.read_bytes()
     if code.count(_UNKNOWN) != 1:
-        raise SystemExit(f"{driver} names an unknown CPU in another way")
-    changed = driver.with_suffix(".changed")  # what other environments may share stays as it is
+        raise SystemExit(f"{driver} does not contain the expected CPU name")
+    changed = driver.with_suffix(".changed")  # a new file, because environments may share this one
     changed.write_bytes(code.replace(_UNKNOWN, _KNOWN))
     shutil.copymode(driver, changed)
     changed.replace(driver)
-    print(f"{driver}: compiles for a CPU that it does not know as for Haswell")
+    print(f"{driver}: patched to compile for unknown CPUs as for Haswell")
 
 
 if __name__ == "__main__":

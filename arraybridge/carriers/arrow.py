@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,33 +36,27 @@ class Arrow(Carrier):
         return not exports_dlpack or _is_boolean(x.type) or x.null_count > 0
 
     def array(self, x: Any) -> Any:
-        is_table = _is_table(x)
-        columns = [
-            [_levels(chunk) for chunk in _chunks(column)] for column in (x.columns if is_table else [x])
-        ]
+        if _is_table(x):
+            columns = [_read_levels(column) for column in x.columns]
+            element = _element_type(x.schema.types[0])
+            shape: tuple[int, ...] = (len(x), len(columns))
+        else:
+            columns = [_read_levels(x)]
+            element = _element_type(x.type)
+            shape = (len(x), *_list_sizes(x.type))
         if any(level.null_count for chunks in columns for levels in chunks for level in levels):
             raise _nulls_error(x, columns)
-        element = _element_type(x.schema.types[0] if is_table else x.type)
         dtype = np.dtype(element.to_pandas_dtype())
-        shape = (len(x), len(columns)) if is_table else (len(x), *_list_sizes(x.type))
         if not math.prod(shape):
             return np.empty(shape, dtype)
         parts = [[levels[-1] for levels in chunks] for chunks in columns]
-
-        def read() -> np.ndarray:
-            return _join(parts, shape, dtype)
-
-        if _is_boolean(element):
-            return Unread(shape, dtype, read), Cause(Reason.PACKED_BITS, source="Arrow")
-        if any(len(chunks) != 1 for chunks in parts):
-            return Unread(shape, dtype, read), Cause(Reason.CHUNKED_STORAGE, source="Arrow")
-        views = [chunks[0].to_numpy() for chunks in parts]
-        if len(views) == 1:
-            return views[0].reshape(shape)
-        shared = _adjacent(views)
-        if shared is not None:
-            return shared
-        return Unread(shape, dtype, read), Cause(Reason.SEPARATE_COLUMNS)
+        cause = _copy_cause(element, parts)
+        if cause is None:
+            shared = _shared_view(parts, shape)
+            if shared is not None:
+                return shared
+            cause = Cause(Reason.SEPARATE_COLUMNS)
+        return Unread(shape, dtype, partial(_join, parts, shape, dtype)), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pyarrow = sys.modules["pyarrow"]
@@ -112,6 +107,26 @@ def _element_type(kind: Any) -> Any:
 
 
 # -- read ---------------------------------------------------------------------------------------------
+
+
+def _read_levels(column: Any) -> list[list[Any]]:
+    """Return the levels of each chunk of a column."""
+    return [_levels(chunk) for chunk in _chunks(column)]
+
+
+def _copy_cause(element: Any, parts: list[list[Any]]) -> Cause | None:
+    """Return the reason why the chunks of the columns must be copied; None if each column is one array."""
+    if _is_boolean(element):
+        return Cause(Reason.PACKED_BITS, source="Arrow")
+    if any(len(chunks) != 1 for chunks in parts):
+        return Cause(Reason.CHUNKED_STORAGE, source="Arrow")
+    return None
+
+
+def _shared_view(parts: list[list[Any]], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return a view of columns of one chunk each; None if their memory is not adjacent."""
+    views = [chunks[0].to_numpy() for chunks in parts]
+    return views[0].reshape(shape) if len(views) == 1 else _adjacent(views)
 
 
 def _chunks(column: Any) -> list[Any]:

@@ -79,19 +79,22 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     cast = None if request.dtype is None else dtype_name(request.dtype)
     if cast is not None and cast == source.dtype_name(array):
         cast = None
-    stays = False
     # `is` decides most calls, and is faster than `==`.
-    if source is target and (source_device is device or source_device == device):
-        named = request.device is not None or request.gpu_id is not None
-        stays = not (named and source.devices.is_scattered(array))
+    stays = source is target and (source_device is device or source_device == device)
+    if stays and (request.device is not None or request.gpu_id is not None):
+        stays = not source.devices.is_scattered(array)
     if source.sparse.layout(array):
-        place = request.device if request.gpu_id is None else device  # "auto" is one GPU for all parts
-        dtype = None if request.dtype is None else dtype_name(request.dtype)
-        for_parts = replace(request, device=place, gpu_id=None, dtype=dtype)
-        conversion = SparseConversion(source, target, for_parts, decide)
+        conversion = SparseConversion(source, target, _request_for_parts(request, device), decide)
         return conversion.decision(array, device, stays=stays, cast=cast)
     choice = _Choice(request, source, target, array, source_device, device, cast)
     return choice.decision(stays=stays)
+
+
+def _request_for_parts(request: Request, device: Device) -> Request:
+    """Return the request for the parts of a sparse array, all on one device even for ``gpu_id="auto"``."""
+    place = request.device if request.gpu_id is None else device
+    dtype = None if request.dtype is None else dtype_name(request.dtype)
+    return replace(request, device=place, gpu_id=None, dtype=dtype)
 
 
 def check_options(request: Request) -> Request:

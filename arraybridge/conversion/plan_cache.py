@@ -91,8 +91,7 @@ def _add_plans(
 ) -> None:
     """Add the plan for the call signature and, for calls that pass only a target, for the target's name."""
     fast = _fast(request, decision)
-    has_options = request.dtype is not None or request.device is not None or request.copy is not None
-    is_bare = not has_options and request.declared is None and request.grad == "error"
+    is_bare = _is_bare(request)
     # A call that passes its target first has already tried the fast converter.
     has_tried = is_bare and signature[0] is not None and open_array is None
     plan = _planned(signature, request, decision, None if has_tried else fast)
@@ -104,6 +103,12 @@ def _add_plans(
     if is_bare:  # by position or by keyword
         has_only_plan = fast is None and plan is decision.convert
         _add(request.target, cls, plan if has_only_plan else fast)
+
+
+def _is_bare(request: Request) -> bool:
+    """Return whether a call passes only a target."""
+    has_options = request.dtype is not None or request.device is not None or request.copy is not None
+    return not has_options and request.declared is None and request.grad == "error"
 
 
 def _convert_part(x: Any, request: Request) -> Any:

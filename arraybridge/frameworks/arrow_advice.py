@@ -99,9 +99,7 @@ def _next_step(x: Any) -> _Step | None:
     if _is_number(kind):
         return _Step("pass {}, without its nulls", ".drop_null()", x.drop_null())
     if types.is_temporal(kind):
-        bits = 32 if kind.bit_width == 32 else 64
-        text = "pass {}, which counts units of time"
-        return _Step(text, f'.cast("int{bits}")', x.cast(f"int{bits}")) if kind.bit_width <= 64 else None
+        return _step_from_time(x)
     if types.is_decimal(kind):
         return _Step("pass {}, which rounds its decimals", '.cast("float64")', x.cast("float64"))
     if types.is_dictionary(kind):
@@ -112,15 +110,27 @@ def _next_step(x: Any) -> _Step | None:
         return _Step(text, ".dictionary_encode()", x.dictionary_encode())
     if types.is_nested(kind):
         return _step_into(x, one)
-    if getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor":
-        tensors = _in_one_chunk(x)
-        if tensors.null_count:
-            return _Step("pass the elements of its tensors, {}", f"{one}.storage", tensors.storage)
-        code = f"{one}.to_numpy_ndarray()"
-        return _Step("pass its tensors in one array, {}", code, tensors.to_numpy_ndarray())
-    if hasattr(kind, "storage_type"):
-        return _Step("pass the values behind it, {}", f"{one}.storage", _in_one_chunk(x).storage)
-    return None
+    return _step_from_extension(x, one)
+
+
+def _step_from_time(x: Any) -> _Step | None:
+    """Return the step from times and durations to integers; None for intervals of more than 64 bits."""
+    if x.type.bit_width > 64:
+        return None
+    dtype = "int32" if x.type.bit_width == 32 else "int64"
+    return _Step("pass {}, which counts units of time", f'.cast("{dtype}")', x.cast(dtype))
+
+
+def _step_from_extension(x: Any, one: str) -> _Step | None:
+    """Return the step from an extension type to its values; None if it is no extension type."""
+    if not hasattr(x.type, "storage_type"):
+        return None
+    values = _in_one_chunk(x)
+    if x.type.extension_name != "arrow.fixed_shape_tensor":
+        return _Step("pass the values behind it, {}", f"{one}.storage", values.storage)
+    if values.null_count:
+        return _Step("pass the elements of its tensors, {}", f"{one}.storage", values.storage)
+    return _Step("pass its tensors in one array, {}", f"{one}.to_numpy_ndarray()", values.to_numpy_ndarray())
 
 
 def _is_text(kind: Any) -> bool:

@@ -121,7 +121,7 @@ class CupyDevices(Devices):
         return cupy.cuda.Device(device.index)
 
     def is_started(self) -> bool:
-        return bool(self.framework._devices_with_context())
+        return bool(self.framework.devices_with_context())
 
     def read_device(self, x: Any) -> Device | None:
         return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
@@ -186,7 +186,7 @@ class CupyMemory(Memory):
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         freed = 0
         gpus = [
-            i for i in self.framework._devices_with_context() if device is None or device == Device("gpu", i)
+            i for i in self.framework.devices_with_context() if device is None or device == Device("gpu", i)
         ]
         for i in gpus:
             with on_gpu(i):
@@ -202,7 +202,7 @@ class CupyMemory(Memory):
 
     def usage(self) -> list[Holding]:
         rows = []
-        for i in self.framework._devices_with_context():
+        for i in self.framework.devices_with_context():
             with on_gpu(i):
                 used = sum(int(pool.used_bytes()) for pool in _pools())
                 total = sum(int(pool.total_bytes()) for pool in _pools())
@@ -212,12 +212,12 @@ class CupyMemory(Memory):
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not self.framework.devices.available():
             return None
-        gpus = self.framework._devices_with_context() or [cupy.cuda.runtime.getDevice()]
+        gpus = self.framework.devices_with_context() or [cupy.cuda.runtime.getDevice()]
         with on_gpu(gpus[0]):  # memory is pinned for all GPUs, through one with a context
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:
-        for i in self.framework._devices_with_context():
+        for i in self.framework.devices_with_context():
             with on_gpu(i):
                 cupy.cuda.runtime.deviceSynchronize()
 
@@ -315,7 +315,7 @@ class CupyFramework(Framework):
         with on_gpu(x.device.id):
             return x.astype(dtype)
 
-    def _devices_with_context(self) -> list[int]:
+    def devices_with_context(self) -> list[int]:
         """Return the numbers of the GPUs with a context, because selecting another would create one."""
         if not gpu_memory.is_driver_initialized():  # a query of CuPy would initialize it
             return []

@@ -88,7 +88,7 @@ class NumpyInterchange(Interchange):
     framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def copy_reason(self, x: np.ndarray) -> Cause | None:
-        return self.framework._copied
+        return self.framework.copied
 
     def check_cast(self, source: str, dtype: str) -> None:
         for name in (source, dtype):
@@ -162,7 +162,7 @@ class NumpyFramework(Framework):
         Args:
             copied: The reason why memory from another library is a copy; None if it is not.
         """
-        self._copied = copied
+        self.copied = copied
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, np.ndarray) or self.sparse.layout(x) != ""

@@ -72,7 +72,7 @@ class PaddleDevices(Devices):
 
     def to_device(self, x: Any, device: Device) -> Any:
         place = paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
-        return x._copy_to(place, True)  # True: block until the copy is complete
+        return x._copy_to(place, True)  # noqa: SLF001  # True: block until the copy is complete
 
     @contextmanager
     def selected(self, device: Device) -> Iterator[None]:

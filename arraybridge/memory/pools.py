@@ -195,10 +195,15 @@ class BufferPool:
 
     def clear(self) -> int:
         """Drop the idle buffers, and return the number of bytes freed. Arrays in use are not affected."""
-        return self._drop(None, None)
+        return self.drop_idle(None, None)
 
-    def _drop(self, device: Device | None, name: str | None) -> int:
-        """Drop the idle buffers of a framework on a device (None: any), and return their bytes."""
+    def drop_idle(self, device: Device | None, name: str | None) -> int:
+        """Drop the idle buffers of a framework on a device, and return the number of bytes freed.
+
+        Args:
+            device: The device of the buffers. None means any device.
+            name: The framework of the buffers. None means any framework.
+        """
         with self._lock:
             idle = self._idle
             gone = [b for b in idle if device in (None, b.place[1]) and name in (None, b.owner.name)]
@@ -222,7 +227,7 @@ _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 def _drop_idle(device: Device | None, name: str | None) -> int:
     """Drop the idle buffers of that framework on that device in all pools, and return their bytes."""
-    return sum(pool._drop(device, name) for pool in list(_pools))
+    return sum(pool.drop_idle(device, name) for pool in list(_pools))
 
 
 cleanup.own_caches.append(_drop_idle)

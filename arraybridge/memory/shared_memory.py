@@ -243,12 +243,6 @@ class SharedArray(np.ndarray):
             return self
         return array.view(np.ndarray)[()]  # a scalar if it is 0-d
 
-    def _plain(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of `numpy.ndarray`, and return an ordinary array unless it is in a segment."""
-        result = getattr(np.ndarray, method)(self, *args, **options)
-        is_copy = isinstance(result, SharedArray) and result.segment is None
-        return result.view(np.ndarray) if is_copy else result
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         segment = self.segment
         if segment is None or not self.size:
@@ -264,9 +258,16 @@ def _rebuild(segment: Segment, writeable: bool, offset: int, shape: Any, strides
     return array
 
 
+def _call_and_unwrap(array: SharedArray, method: str, *args: Any, **options: Any) -> Any:
+    """Call a method of `numpy.ndarray`, and return an ordinary array unless it is in a segment."""
+    result = getattr(np.ndarray, method)(array, *args, **options)
+    is_copy = isinstance(result, SharedArray) and result.segment is None
+    return result.view(np.ndarray) if is_copy else result
+
+
 _METHODS = [name for name in dir(np.ndarray) if name[0] != "_" and callable(getattr(np.ndarray, name))]
 for _name in ("__array_function__", "__copy__", "__deepcopy__", "__getitem__", *_METHODS):
-    setattr(SharedArray, _name, partialmethod(SharedArray._plain, _name))
+    setattr(SharedArray, _name, partialmethod(_call_and_unwrap, _name))
 
 NumpyFramework.classes.append(SharedArray)
 

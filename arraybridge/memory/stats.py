@@ -333,7 +333,8 @@ class MemoryPeak(Table):
         rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]
         return _PEAK_HEAD, rows, _PEAK_HEAD[2:], ""
 
-    def _probe(self) -> None:
+    def probe(self) -> None:
+        """Read the current memory of all frameworks, and update the peaks."""
         with _peaks_lock:
             for one in holdings():
                 if one.used is not None:
@@ -362,13 +363,13 @@ def memory_peak() -> Iterator[MemoryPeak]:
     """
     with _peaks_lock:
         for outer in _open_peaks:  # read their peaks before the counters are reset
-            outer._probe()
+            outer.probe()
         for one in loaded():
             one.memory.reset_peak()
         measured = MemoryPeak()
         _open_peaks.append(measured)
     try:
-        with _repeated(measured._probe, 0.002):
+        with _repeated(measured.probe, 0.002):
             yield measured
     finally:
         _open_peaks.remove(measured)

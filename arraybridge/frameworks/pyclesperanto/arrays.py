@@ -83,7 +83,7 @@ class ImageInterchange(Interchange):
             source.interchange.block_until_ready(x)
             native = self.framework.natives[device.index]
             exported = source.interchange.export(x, device)
-            imported = self.framework._cle.from_dlpack(exported, device=native, copy=False)
+            imported = self.framework.cle.from_dlpack(exported, device=native, copy=False)
         begin = partial(self.framework.batching.empty, (1, 1, 1), "float32", device)
         gpu_memory.keep_until_done(imported, x, begin, self.block_until_ready)
         return imported
@@ -104,7 +104,7 @@ class ImageDevices(Devices):
         )
 
     def default_device(self) -> Device:
-        return Device(self.framework.kind, self.framework.natives.index(self.framework._cle.get_device()))
+        return Device(self.framework.kind, self.framework.natives.index(self.framework.cle.get_device()))
 
     def accelerator(self, index: int) -> Device:
         return Device(self.framework.kind, index)
@@ -145,7 +145,7 @@ class ImageBatching(Batching):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
-        result = self.framework._cle.create(
+        result = self.framework.cle.create(
             shape, np.dtype(dtype), device=self.framework.natives[device.index]
         )
         if device.index >= self.framework.gpus:
@@ -224,7 +224,7 @@ class ImageFramework(Framework):
     def __init__(self) -> None:
         import pyclesperanto as cle  # either of the two packages may be missing
 
-        self._cle = cle
+        self.cle = cle
         try:
             current = cle.get_device()
         except (AttributeError, RuntimeError):  # without a device, the package is only partly initialized
@@ -257,7 +257,7 @@ class ImageFramework(Framework):
     # -- arrays -----------------------------------------------------------------------------------
 
     def owns(self, x: Any) -> bool:
-        return isinstance(x, self._cle.Array)
+        return isinstance(x, self.cle.Array)
 
     def nbytes(self, x: Any) -> int:
         return np.dtype(x.dtype).itemsize * math.prod(x.shape)
@@ -291,7 +291,7 @@ class ImageFramework(Framework):
 
     def select(self, device: Device) -> None:
         """Make a device the package's current one."""
-        self._cle.select_device(*self._places[device.index])
+        self.cle.select_device(*self._places[device.index])
 
 
 class PrototypeDevices(ImageDevices):
@@ -304,7 +304,7 @@ class PrototypeDevices(ImageDevices):
 
     def default_device(self) -> Device:
         return Device(
-            self.framework.kind, self.framework.natives.index(self.framework._cle.get_device().device)
+            self.framework.kind, self.framework.natives.index(self.framework.cle.get_device().device)
         )
 
 
@@ -315,10 +315,10 @@ class PrototypeBatching(ImageBatching):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
-        current = self.framework._cle.get_device()
+        current = self.framework.cle.get_device()
         native = self.framework.natives[device.index]
         queue = current.queue if current.device == native else opencl.queue_on(native)
-        return type(self.framework._cle.create((1,)))(queue, shape, np.dtype(dtype))
+        return type(self.framework.cle.create((1,)))(queue, shape, np.dtype(dtype))
 
 
 class PrototypeInterchange(ImageInterchange):
@@ -339,7 +339,7 @@ class PrototypeFramework(ImageFramework):
         import pyclesperanto_prototype as cle
         import pyopencl as cl
 
-        self._cle = cle
+        self.cle = cle
         self._cl = cl
         natives = opencl.devices()
         self._arrange(natives, sum(native.type == cl.device_type.GPU for native in natives))
@@ -352,7 +352,7 @@ class PrototypeFramework(ImageFramework):
             return bool(native == self.natives[device.index])
 
         # Select by score, because several devices may have the same name.
-        self._cle.select_device(score_key=is_chosen)
+        self.cle.select_device(score_key=is_chosen)
 
 
 def _no_device_error() -> FrameworkNotInstalledError:
