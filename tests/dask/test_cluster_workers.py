@@ -63,7 +63,7 @@ def test_a_worker_is_prepared_before_a_framework_is_there(worker: Any) -> None:
     assert set(client.run(functions.only_gpu).values()) == {None}
 
 
-def test_every_number_means_the_gpu_of_the_worker(worker: Any) -> None:
+def test_gpu_ids_refer_to_the_gpu_of_the_worker(worker: Any) -> None:
     """With OpenCL, which has two devices without a card. A function that has run before is no exception."""
     require("pyclesperanto")
     client, *_ = worker

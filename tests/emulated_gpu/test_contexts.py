@@ -1,4 +1,4 @@
-"""Which cards a process opens, and whether it may still be forked: each question in a fresh process."""
+"""Contexts that a process opens, and whether it can still fork; each case runs in a fresh process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ print(len(seen), accounting.used() < 8 << 20)
 }
 
 
-def test_a_context_that_cannot_be_made_current_is_released() -> None:
+def test_context_is_released_if_it_cannot_be_made_current() -> None:
     printed = asked(
         *IMPORTS,
         "contexts = lambda: (accounting.retained_contexts(1), accounting.pushed_contexts())",
@@ -114,7 +114,7 @@ def test_a_context_that_cannot_be_made_current_is_released() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_a_fresh_process(case: str) -> None:
+def test_contexts_in_a_fresh_process(case: str) -> None:
     code, expected = CASES[case]
     if "torch" in case:
         require("torch")
