@@ -22,8 +22,8 @@ from tests.gpu.test_ordering import (
     GPU,
     NOTHING_SHOWN,
     ForeignDlpack,
-    StreamlessFramework,
     N,
+    StreamlessFramework,
     _restore_streams,  # noqa: F401  # fixture: restores streams after each test
     _two_gpus,  # noqa: F401  # used by needs_two_gpus
     address_of,
