@@ -71,7 +71,7 @@ def wave(name: str) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
 @pytest.mark.parametrize("order", [1, 2])
-def test_gradients_are_bit_for_bit_the_callees_own(caller: str, callee: str, order: int) -> None:
+def test_gradients_equal_the_callees_own_bit_for_bit(caller: str, callee: str, order: int) -> None:
     namespace(caller)
     found = grad(caller, flowing(callee, wave(callee)), X, Y, order=order)
     for a, b in zip(found, grad(callee, wave(callee), X, Y, order=order), strict=True):
@@ -245,7 +245,7 @@ def paddle_double() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("callee", ["mlx", "paddle"])
-def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -> None:
+def test_writes_to_the_first_gradient_do_not_change_the_second(callee: str) -> None:
     double = {"mlx": mlx_double, "paddle": paddle_double}[callee]()
     f = flowing(callee, lambda x: double(x))
     (x,) = tensors("torch", np.ones(4096, np.float32))

@@ -227,12 +227,12 @@ def test_to_gpu_goes_to_the_chosen_device(jax_devices: Any) -> None:
 def test_one_function_for_every_framework(name: str) -> None:
     require(name)
 
-    def normalised(x: Any) -> Any:
+    def normalized(x: Any) -> Any:
         xp = array_namespace(x)
         return (x - xp.mean(x)) / xp.max(xp.abs(x))
 
     host = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
-    result = normalised(arraybridge.convert_memory(host, name))
+    result = normalized(arraybridge.convert_memory(host, name))
     assert arraybridge.detect_memory_type(result) == name
     np.testing.assert_allclose(arraybridge.to_numpy(result), (host - 3.0) / 6.0, rtol=1e-6)
 

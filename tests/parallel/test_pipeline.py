@@ -1,4 +1,4 @@
-"""Pipelines: results equal to those of the whole batch, stages on separate devices, errors, and the report."""
+"""Pipelines: results equal to those of the whole batch, stages on separate devices, errors, the report."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_requested_dtype_is_not_reported_as_narrowing(dtype: Any, reason: str) -
     assert [e.reason for e in foreign_events(lambda: jnp.array(x, dtype))] == [reason]
 
 
-def test_no_op_conversions_are_not_recorded() -> None:
+def test_repeated_conversions_of_one_array_get_their_own_advice() -> None:
     x, others = aligned(), [aligned() for _ in range(3)]
     with trace(foreign=True) as log:
         for _ in range(3):
