@@ -222,7 +222,7 @@ def test_gradients_travel() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_arrays_travel_inside_objects_and_split_frames(framework: str) -> None:
-    # arraybridge does not handle these: pickle uses the arrays' own methods, which is all that is promised.
+    # arraybridge does not handle these: pickle uses the arrays' own methods, and only this is guaranteed.
     dtypes = ("float32",) if framework == "pyclesperanto" else ("float32", "bfloat16", "complex64")
     sources = [built(framework, "aligned", dtype) for dtype in dtypes]
     back = through_the_wire(Measurement(*(source.array for source in sources)))
@@ -264,7 +264,7 @@ def test_objects_that_need_pickle_travel_by_pickle() -> None:
 
 
 def test_workers_spill_arrays_and_read_them_back() -> None:
-    """Send 100 MB to a worker limited to 20 MB: Dask decides by the sizes alone to spill."""
+    """Send 100 MB to a worker limited to 20 MB: Dask decides only by the sizes to spill."""
     require("torch")
     # The memory of the whole process is ignored, because the frameworks' libraries are large.
     memory = {"target": 0.02, "spill": False, "pause": False, "terminate": False}

@@ -99,7 +99,7 @@ class LocalCUDACluster(LocalCluster):
     """A replacement for the class of that name, whose workers are threads of this process."""
 
     def __init__(self, n_workers: int | None = None, **options: Any) -> None:
-        assert n_workers is None, "a worker for each card"
+        assert n_workers is None, "one worker per GPU"
         super().__init__(n_workers=1, processes=False, **options)
 
 

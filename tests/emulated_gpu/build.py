@@ -74,7 +74,7 @@ def build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for program in ("gcc", "g++", "nm"):
         if shutil.which(program) is None:
-            sys.exit(f"the emulated card is built with gcc, g++ and binutils; {program} is missing")
+            sys.exit(f"the emulated GPU is built with gcc, g++ and binutils; {program} is missing")
     headers = cuda() / "include"
     objects = []
     flags = ("-std=gnu11", "-O1", "-g", "-fPIC", "-Wall", "-U_FORTIFY_SOURCE", f"-I{headers}")

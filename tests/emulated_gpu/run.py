@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--way", choices=list(WAYS), default="lazy")
-    parser.add_argument("--memory", type=int, default=384 << 20, metavar="BYTES", help="of each card")
+    parser.add_argument("--memory", type=int, default=384 << 20, metavar="BYTES", help="of each GPU")
     parser.add_argument("command", nargs="+")
     chosen = parser.parse_args()
     found = environment(chosen.folder, chosen.way, chosen.memory)

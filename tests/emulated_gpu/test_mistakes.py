@@ -113,7 +113,7 @@ def skip_the_wait_for_an_event(right: Function, self: Any, device: Device) -> St
 @mistake(
     f"{CUPY}.CupyDevices.to_device",
     ordering.test_prefetch_source_reuses_one_buffer,
-    "to the other card",
+    "to the other GPU",
 )
 def reuse_a_source_before_it_was_copied(_: Function, self: Any, x: Any, device: Device) -> Any:
     ready = cupy.cuda.get_current_stream().record()

@@ -35,7 +35,7 @@ PROGRAM = (
 def test_all_interfaces_number_gpus_equally(variable: str) -> None:
     printed = asked(
         *PROGRAM,
-        "listed = [card.pci for card in hardware.gpus()]",
+        "listed = [gpu.pci for gpu in hardware.gpus()]",
         "print([str(device) for device in ab.devices('cupy')], accounting.is_awake())",
         "try: count = runtime.getDeviceCount()",
         "except runtime.CUDARuntimeError as error: count = 0; print(error)",

@@ -1,4 +1,4 @@
-"""DLPack producers on devices that no installed framework reads: they are asked to copy to the host."""
+"""DLPack producers on devices that no installed framework reads: they export a copy on the host."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ BROKEN: dict[str, tuple[str | None, str]] = {
 
 
 def plant(site: Path, name: str, code: str | None) -> None:
-    """Create a distribution with a package and an entry point that leads to a broken module of the package."""
+    """Create a distribution whose entry point leads to a broken module of its package."""
     lay_out(site, f"{name}-dist", "1.0", f"{name} = {name}plug.bridge:Bridge")
     package = site / f"{name}plug"
     package.mkdir()

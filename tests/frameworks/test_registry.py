@@ -129,9 +129,9 @@ def test_detection_does_not_import_frameworks() -> None:
         require(name)
     done = run_python(str(SCRIPTS / "detect_imports_nothing.py"), "torch", "jax")
     assert done.returncode == 0, done.stderr
-    alone, beside = map(set, json.loads(done.stdout))
+    alone, other = map(set, json.loads(done.stdout))
     assert alone == set()
-    assert not beside & {"cupy", "tensorflow", "pyclesperanto", "pyclesperanto_prototype", "pyopencl"}
+    assert not other & {"cupy", "tensorflow", "pyclesperanto", "pyclesperanto_prototype", "pyopencl"}
 
 
 # ---- register --------------------------------------------------------------------------------------------

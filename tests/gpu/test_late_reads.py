@@ -32,7 +32,7 @@ from tests.gpu.test_ordering import (
     needs_two_gpus,
     overwrite,
     own_stream,
-    side,
+    side_stream,
 )
 from tests.helpers import registry_kept, require
 
@@ -45,7 +45,7 @@ def new_streams() -> list[Any]:
     streams = []
     for gpu in range(2):
         with cupy.cuda.Device(gpu):
-            streams.append(side())
+            streams.append(side_stream())
     return streams
 
 
@@ -81,7 +81,7 @@ RECEIVED: dict[str, Any] = {
 def test_received_arrays_stay_valid_until_the_reader_is_done(how: str) -> None:
     """Check that the creating thread reuses the memory only after this thread has read it."""
     test_ordering.cupy.get_default_memory_pool().free_all_blocks()
-    reader = side()
+    reader = side_stream()
     copies = []
     for y in RECEIVED[how]():
         copies.append(y + 0)
@@ -173,7 +173,7 @@ def test_keep_alive_memory_is_dropped_only_after_the_read() -> None:
     """Check that dropping the keep-alive blocks until the reading work is done."""
     cupy = test_ordering.cupy
     cupy.get_default_memory_pool().free_all_blocks()
-    made = side()
+    made = side_stream()
     x = late(3)
     address = address_of(x)
     with own_stream("cupy") as reader:
@@ -292,7 +292,7 @@ def test_caller_waits_for_a_function_that_raises(name: str) -> None:
     own = arraybridge.framework(name)
     with own.devices.selected(device), own_stream(name, 1):
         if name == "cupy":
-            side()  # a stream that was selected without a context manager
+            side_stream()  # a stream that was selected without a context manager
         caller = own.streams.handle(device)
         x = own.batching.empty((N,), "float32", device)
         x.fill(0) if name == "cupy" else x.fill_(0)

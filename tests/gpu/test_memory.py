@@ -111,7 +111,7 @@ def test_freed_bytes_match_the_driver(name: str) -> None:
 def test_free_memory_affects_only_the_given_gpu() -> None:
     cuda = require("cupy").cuda
     if cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("it takes a second card, and the machine has one")
+        pytest.skip("requires two GPUs")
     for gpu in range(2):
         with cuda.Device(gpu):
             bytes_of("cupy", 16 * MIB)

@@ -50,7 +50,7 @@ def _restore_streams() -> Iterator[None]:
 @pytest.fixture
 def _two_gpus() -> None:
     if require("cupy").cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("it takes a second card, and the machine has one")
+        pytest.skip("requires two GPUs")
 
 
 needs_two_gpus = pytest.mark.usefixtures("_two_gpus")
@@ -327,18 +327,18 @@ def test_result_is_read_before_its_stream_reuses_the_memory(shape: str) -> None:
 # -- memory that is exported to another framework -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["shared", "copied", "to the other card", "decorated"])
+@pytest.mark.parametrize("how", ["shared", "copied", "to the other GPU", "decorated"])
 @pytest.mark.parametrize("target", ["cupy", "torch"])
 def test_exported_memory_is_read_before_its_owner_reuses_it(target: str, how: str) -> None:
     """Use a separate stream per framework, drop the source immediately, and reuse its memory."""
     torch = require("torch")
-    if how == "to the other card" and cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("it takes a second card, and the machine has one")
+    if how == "to the other GPU" and cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("requires two GPUs")
     owner = "torch" if target == "cupy" else "cupy"
     bring = {
         "shared": lambda x: arraybridge.convert_memory(x, target, copy=False),
         "copied": lambda x: arraybridge.convert_memory(x, target, copy=True),
-        "to the other card": lambda x: arraybridge.convert_memory(x, target, gpu_id=1),
+        "to the other GPU": lambda x: arraybridge.convert_memory(x, target, gpu_id=1),
         "decorated": arraybridge.framework(target).decorator(copy_of),
     }[how]
     mine = side_stream()
@@ -534,7 +534,7 @@ def test_arrays_stay_alive_until_a_thread_has_read_them(how: str) -> None:
 
 REFILLED: dict[str, tuple[str, dict[str, Any]]] = {
     "cast": ("cupy", {"gpu_id": 0, "dtype": "float64"}),
-    "to the other card": ("cupy", {"gpu_id": 1}),
+    "to the other GPU": ("cupy", {"gpu_id": 1}),
     "from torch": ("torch", {"gpu_id": 0, "copy": True}),
 }
 

@@ -17,7 +17,7 @@ def raised_by(call: Callable[[], Any]) -> Exception:
     """Return the exception that a call raises."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001 - whatever it is, is what the test looks at
+    except Exception as error:  # noqa: BLE001 - the test inspects any exception
         return error
     raise AssertionError("nothing was raised")
 

@@ -72,7 +72,7 @@ class FakeGpu(FakeGpuFramework):
     def from_host(self, view: np.ndarray, device: Device) -> FakeGpuArray:
         if self.rows is not None and view.shape and view.shape[0] > self.rows:
             raise GpuMemoryError(f"{view.shape[0]} rows do not fit")
-        self.travel("card", view.nbytes)
+        self.travel("gpu", view.nbytes)
         return FakeGpuArray(view)  # a view, since it is not modified and 64 MiB are moved faster this way
 
 

@@ -102,11 +102,11 @@ def test_chained_calls_leave_data_on_the_gpu(machine: Machine, gpu: FakeGpu, clo
         first = fn(X)
         assert isinstance(first, FakeGpuArray)
         result = fn(fn(first))
-    assert gpu.moved == [("card", 256)]
+    assert gpu.moved == [("gpu", 256)]
     assert arraybridge.to_numpy(result).tolist() == (X + 3).tolist()
     gpu.moved.clear()
     assert isinstance(fn(X), np.ndarray)
-    assert gpu.moved == [("card", 256), ("host", 256)]
+    assert gpu.moved == [("gpu", 256), ("host", 256)]
 
 
 def test_arrays_on_the_gpu_stay_there(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
@@ -140,7 +140,7 @@ def test_oom_is_split_if_rows_are_independent(
     gpu.rows = 20
     gpu.moved.clear()
     np.testing.assert_array_equal(fn(x), x + 1)
-    assert sum(n for where, n in gpu.moved if where == "card") == x.nbytes
+    assert sum(n for where, n in gpu.moved if where == "gpu") == x.nbytes
     assert not recwarn
 
 
@@ -294,7 +294,7 @@ def test_carriers_among_results_stay_unchanged(decorator: Any) -> None:
 
 def test_explain_reports_why_no_gpu_is_used() -> None:
     if gpus():
-        pytest.skip("this machine has a card, and the test is of one without")
+        pytest.skip("requires a machine without a GPU")
     assert smooth(np.zeros(1 << 21)).shape == ((1 << 21) - 1,)  # without a warning
     decision = smooth.explain(np.zeros(1 << 22, np.uint8))
     assert (decision.on_gpu, str(decision.device), decision.backend) == (False, "cpu", "numpy")

@@ -20,7 +20,7 @@ from arraybridge.tracing.hotspots import advice_for
 from tests import matrix_data as data
 from tests.helpers import require
 
-#: Required fields of each phase of the format, besides name, phase, process and thread.
+#: Required fields of each phase of the format, in addition to name, phase, process and thread.
 REQUIRED = {
     "X": {"ts", "dur", "cat"},
     "i": {"ts", "s", "cat"},
@@ -36,7 +36,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     """Return the file's content as a strict JSON reader parses it."""
 
     def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     events: list[dict[str, Any]]
     events = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)["traceEvents"]

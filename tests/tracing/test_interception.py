@@ -239,7 +239,7 @@ FUNCTIONS: dict[Any, str] = {
 
 
 def every_call() -> dict[str, Any]:
-    """Return the functions and some methods as they are now."""
+    """Return the functions and some methods in their current state."""
     holders = {**FUNCTIONS, torch.Tensor: "numpy to cpu"}
     return {
         f"{holder.__name__}.{n}": getattr(holder, n) for holder in holders for n in holders[holder].split()

@@ -64,7 +64,7 @@ def test_checkpoint_frees_the_residuals() -> None:
 
 
 def kept_bytes(fn: Callable[[], Any]) -> tuple[int, Any]:
-    """Return the live arrays of JAX and TensorFlow that a call leaves behind besides its result."""
+    """Return the live arrays of JAX and TensorFlow that a call leaves behind in addition to its result."""
     gc.collect()
     before = {id(a) for a in jax.live_arrays()}
     result = fn()
@@ -133,24 +133,24 @@ def test_writes_to_a_result_do_not_change_the_gradient(jitted: bool) -> None:
 
 
 def test_writes_to_numpy_arguments_do_not_change_the_gradient() -> None:
-    beside = X.copy()
+    numpy_argument = X.copy()
     for f in (
         arraybridge.jax(grad="flow")(jax.jit(lambda x, w: x * w)),
         arraybridge.jax(grad="flow")(lambda x, w: x * w),
         arraybridge.tensorflow(grad="flow")(lambda x, w: x * w),
     ):
-        beside[:] = 2
+        numpy_argument[:] = 2
         x = tensor()
-        y = f(x, beside)
-        beside[:] = -5
+        y = f(x, numpy_argument)
+        numpy_argument[:] = -5
         y.sum().backward()
         np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
-    beside[:] = 2
+    numpy_argument[:] = 2
     f = arraybridge.torch(grad="flow")(lambda x, w: x * w)
 
     def late(x: Any) -> Any:
-        y = f(x, beside)
-        beside[:] = -5
+        y = f(x, numpy_argument)
+        numpy_argument[:] = -5
         return y.sum()
 
     np.testing.assert_array_equal(np.asarray(jax.grad(late)(jnp.asarray(X))), np.full_like(X, 2))

@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 
 CUDA = 2
-_devices = [SimpleNamespace(index=i, type="CUDA", name=f"card {i}") for i in range(2)]
+_devices = [SimpleNamespace(index=i, type="CUDA", name=f"GPU {i}") for i in range(2)]
 _current = [_devices[0]]
 
 
