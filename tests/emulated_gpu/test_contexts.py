@@ -69,7 +69,7 @@ class Queues(type(cupys.streams)):
 lender.streams = Queues()
 x = cupy.zeros(4096)
 with queue: x += 3
-y = cupys.interchange.adopt(Refusing(x), lender, ab.Device('gpu', 0))
+y = cupys.interchange.import_from(Refusing(x), lender, ab.Device('gpu', 0))
 print((y.get() == 3).all())
 """,
         ["True"],

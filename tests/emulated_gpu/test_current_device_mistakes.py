@@ -19,9 +19,9 @@ SELECTING = (
     *("cast", "copy", "from_host", "to_host"),
     *("batching.concatenate", "batching.empty", "batching.output_buffer", "batching.stack"),
     *("devices.default_device", "devices.selected", "devices.to_device", "runtime.device_guard"),
-    *("interchange.adopt, from CuPy", "interchange.adopt, from a framework without streams"),
-    "interchange.adopt, from an unknown library by DLPack",
-    "interchange.adopt, from an unknown library by the CUDA array interface",
+    *("interchange.import_from, from CuPy", "interchange.import_from, from a framework without streams"),
+    "interchange.import_from, from an unknown library by DLPack",
+    "interchange.import_from, from an unknown library by the CUDA array interface",
     *("interchange.copy_reason", "interchange.block_until_ready"),
     *(
         "memory.device_memory",

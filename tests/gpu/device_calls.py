@@ -211,22 +211,22 @@ ANY_VALUES: Any = ["gpu:1"]
 CALLS: dict[str, tuple[Call, Any]] = {
     "devices.accelerator": (lambda s: str(s.devices.accelerator(1)), "gpu:1"),
     "interchange.address": (lambda s: s.interchange.address(s.x) != 0, True),
-    "interchange.adopt, from CuPy": (lambda s: _import_from(s, "cupy"), ARRAY),
-    "interchange.adopt, from PyTorch": (lambda s: _import_from(s, "torch"), ARRAY),
-    "interchange.adopt, from a framework without streams": (
+    "interchange.import_from, from CuPy": (lambda s: _import_from(s, "cupy"), ARRAY),
+    "interchange.import_from, from PyTorch": (lambda s: _import_from(s, "torch"), ARRAY),
+    "interchange.import_from, from a framework without streams": (
         lambda s: s.interchange.import_from(s.offered, StreamlessFramework(), SECOND),
         ARRAY,
     ),
-    "interchange.adopt, from an unknown library by DLPack": (
+    "interchange.import_from, from an unknown library by DLPack": (
         lambda s: s.interchange.import_from(s.offered, FOREIGN_HOST, FIRST),
         ARRAY,
     ),
-    "interchange.adopt, from an unknown library by the CUDA array interface": (
+    "interchange.import_from, from an unknown library by the CUDA array interface": (
         lambda s: s.interchange.import_from(OfferedByInterface(s.x), FOREIGN_HOST, FIRST),
         ARRAY,
     ),
     "runtime.device_guard": (lambda s: s.inside(s.runtime.device_guard(s.x)), 1),
-    "runtime.beside, left by an error": (
+    "runtime.device_guard, left by an error": (
         lambda s: _error_inside(s.runtime.device_guard(s.x)),
         "raised inside",
     ),

@@ -48,7 +48,7 @@ def test_methods_ignore_the_current_device(framework: str, call: str) -> None:
     if require("cupy").cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
     require(framework)
-    if call == "interchange.adopt, from PyTorch":
+    if call == "interchange.import_from, from PyTorch":
         require("torch")
     outcome = outcomes(framework)[call]
     assert is_right(outcome, call, framework), outcome
