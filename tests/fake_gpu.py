@@ -1,6 +1,6 @@
-"""The cards of the tests: a framework whose devices are host memory, which the host may not look into.
+"""Fake GPUs: a framework whose devices are host memory that host code must not read.
 
-What a test wants to see of them (a clock, a late bus, marks on a queue, a pool) is a subclass or a part.
+Tests add a clock, a slow bus, stream events or a pool by a subclass or a component.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FAKE_GPUS = (Device("gpu", 0), Device("gpu", 1))
 
 
 class FakeGpuArray:
-    """Values that only their framework may read, and the number of the card; on the host that is -1."""
+    """Values that only their framework may read, and the number of the GPU, or -1 on the host."""
 
     def __init__(self, values: np.ndarray[Any, Any], gpu: int = 0) -> None:
         self.values = values
@@ -89,13 +89,13 @@ class GpuBatching(IndexedBatching):
 
 
 class FakeGpuFramework(Framework):
-    """Two cards, and arrays on the host where ``has_host`` says so; it writes down what it moves.
+    """A framework with two GPUs, and host arrays if ``has_host``, that records its operations.
 
     Attributes:
-        array: the class of its arrays.
-        gpus: its cards.
-        done: what was asked of it, in words.
-        current: the number of the card that is selected.
+        array: The class of its arrays.
+        gpus: Its GPUs.
+        done: Descriptions of the operations.
+        current: The number of the current GPU.
     """
 
     name = "cards"

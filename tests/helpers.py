@@ -1,4 +1,4 @@
-"""What the tests share: importing a framework or skipping, and running a script in a process of its own."""
+"""Test helpers: import a framework or skip, and run a script in a separate process."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from arraybridge.frameworks import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-#: How the card is emulated ("lazy", "at-once" or "guarded", see tests/emulated_gpu); "" on any other machine.
+#: The mode of the emulated GPU ("lazy", "at-once" or "guarded", see tests/emulated_gpu); "" on other
+#: machines.
 EMULATED = os.environ.get("ARRAYBRIDGE_EMULATED_GPU", "")
 
 
 def required() -> frozenset[str]:
-    """Return the frameworks that ARRAYBRIDGE_REQUIRE names, the absence of which is a failure and no skip."""
+    """Return the frameworks in ARRAYBRIDGE_REQUIRE, whose absence is a failure instead of a skip."""
     return frozenset(
         filter(None, (name.strip() for name in os.environ.get("ARRAYBRIDGE_REQUIRE", "").split(",")))
     )
 
 
 def require(name: str) -> Any:
-    """Import a framework and return its module; skip the test (or the whole file) where it is missing.
+    """Import a framework and return its module; skip the test (or the whole file) if it is not installed.
 
-    Where ARRAYBRIDGE_REQUIRE names the framework, its absence fails instead. For "pyclesperanto" the module
-    is that of the package which the library chose. TensorFlow gets two CPU devices.
+    If ARRAYBRIDGE_REQUIRE names the framework, its absence fails instead. For "pyclesperanto", the module
+    is the package that the library chose. TensorFlow gets two CPU devices.
 
         torch = require("torch")
     """
@@ -53,7 +54,7 @@ def require(name: str) -> Any:
 
 
 def jax_with(devices: int) -> Any:
-    """JAX, where it has so many CPU devices; how many that are, XLA_FLAGS says."""
+    """Return JAX if it has at least this many CPU devices, which XLA_FLAGS sets; otherwise skip."""
     jax = require("jax")
     if len(jax.devices("cpu")) < devices:
         pytest.skip(f"XLA_FLAGS gives JAX fewer than {devices} CPU devices")
@@ -61,24 +62,24 @@ def jax_with(devices: int) -> Any:
 
 
 def needs_kernels_of(*names: str) -> None:
-    """Skip the test on an emulated card (tests/emulated_gpu) unless it runs the kernels of all of these.
+    """Skip the test on an emulated GPU (tests/emulated_gpu) unless it runs the kernels of all of these.
 
-    It compiles CuPy's own kernels. Those of torch, XLA and CUDA's libraries are machine code for a card.
+    It compiles CuPy's own kernels. Those of PyTorch, XLA and CUDA's libraries are machine code for a GPU.
 
         needs_kernels_of("torch", "cuBLAS")
     """
     machine_code = [name for name in names if name != "cupy"]
     if machine_code and EMULATED:
         all_of = ", ".join(machine_code)
-        pytest.skip(f"the emulated card cannot run kernels of {all_of}, which are machine code")
+        pytest.skip(f"the emulated GPU cannot run kernels of {all_of}, which are machine code")
 
 
 def _import_pyclesperanto() -> ModuleType:
-    # The library finds an OpenCL platform, which has to happen before the package is imported.
+    # The library must find an OpenCL platform before the package is imported.
     arraybridge.framework("pyclesperanto")
     for package in ("pyclesperanto", "pyclesperanto_prototype"):
         module = sys.modules.get(package)
-        # Without a device pyclesperanto imports half.
+        # Without a device, pyclesperanto is only partly imported.
         if module is not None and hasattr(module, "push"):
             return module
     raise ImportError("neither of its packages came with an OpenCL device")
@@ -99,10 +100,10 @@ def _split_tensorflow_cpu(tf: ModuleType) -> None:
 def run_python(
     *arguments: str, env: dict[str, str] | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    """Run a fresh interpreter with these arguments and return what came of it, also when it died.
+    """Run a fresh interpreter with these arguments and return the result, also after a crash.
 
-    It imports the same arraybridge as this process, and ``tests``. ``env`` adds to the environment; an empty
-    value removes a variable. Warnings are errors there too.
+    It imports the same arraybridge as this process, and ``tests``. ``env`` adds to the environment; an
+    empty value removes a variable. Warnings are errors there as well.
 
         done = run_python("-m", "arraybridge", "demo", env={"NO_COLOR": "1"})
     """
@@ -110,7 +111,7 @@ def run_python(
     assert package is not None
     assert package.origin is not None
     paths = [str(Path(package.origin).parent.parent), str(SCRIPTS.parent.parent)]
-    # What tools/gpu_check.sh brought along for this Python stays reachable.
+    # Packages that tools/gpu_check.sh added for this Python stay importable.
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     environment = {
         **os.environ,
@@ -119,19 +120,19 @@ def run_python(
         **(env or {}),
     }
     return subprocess.run(
-        # -P keeps the current folder, which may be another copy of the package, out of sys.path.
+        # -P omits the current folder, which may be another copy of the package, from sys.path.
         [sys.executable, "-P", *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
-        # What is empty in the environment of this process has a meaning: CUPY_ACCELERATORS, say.
+        # Empty variables of this process may have a meaning, such as CUPY_ACCELERATORS.
         env={name: value for name, value in environment.items() if value or name not in (env or {})},
     )
 
 
 def tool(name: str) -> Any:
-    """The module of a file of tools/; a file of tests is skipped where they are not beside it."""
+    """Return the module of a file in tools/; skip a test file if tools/ is not next to the tests."""
     file = SCRIPTS.parent.parent / "tools" / f"{name}.py"
     if not file.is_file():
         pytest.skip("the tools are not beside these tests", allow_module_level=True)
@@ -144,11 +145,11 @@ def tool(name: str) -> Any:
 
 
 def asked(*lines: str, env: dict[str, str] | None = None) -> str:
-    """What a fresh process prints that runs these lines, and ends well.
+    """Return the output of a fresh process that runs these lines and exits successfully.
 
     assert asked("import sys", "print('torch' in sys.modules)") == "False"
     """
-    # -u: what is printed before a fork, or before os._exit, is printed once.
+    # -u: output before a fork or os._exit is printed once.
     done = run_python("-u", "-c", "\n".join(lines), env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -156,7 +157,7 @@ def asked(*lines: str, env: dict[str, str] | None = None) -> str:
 
 @contextmanager
 def registry_kept() -> Iterator[None]:
-    """Forget afterwards which frameworks and carriers were registered inside."""
+    """Restore the registered frameworks and carriers at the end."""
     before, carriers = registry.instances(), carrier_registry._registered.copy()
     try:
         yield

@@ -1,7 +1,7 @@
-"""The conversion matrix by hand: builders of the sources, raw probes, and the expected outcomes.
+"""The expected conversion matrix: builders of the sources, raw probes, and the expected outcomes.
 
-Nothing here asks arraybridge. Sources are built with their own framework's calls, results are read with
-theirs, and the tables below are written from the promises of the library, not from what it does.
+This module does not use arraybridge. Sources are built and results are read with their own framework's
+calls; the tables below are written by hand from the documented guarantees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DTYPES = (
     *("bfloat16", "float8_e4m3fn", "float8_e5m2"),
 )
 
-# Those that NumPy has through ml_dtypes.
+# Dtypes that NumPy gets from ml_dtypes.
 EXTENSION_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 # OpenCL images and buffers of pyclesperanto: these dtypes, one to three axes, at least one element.
@@ -113,46 +113,47 @@ _TABLE = {
 }
 LAYOUTS = tuple(_FROM_NUMPY)
 
-# What has no row, its framework cannot express: JAX has compact, 64-byte aligned arrays ("aligned"), and
-# TensorFlow dense ones in C order, both read-only; torch has neither negative strides nor read-only tensors;
-# pyclesperanto's lie on a device, in C order. All but NumPy have native byte order only.
+# Layouts that a framework cannot express have no row: JAX has compact, 64-byte aligned arrays ("aligned"),
+# and TensorFlow dense ones in C order, both read-only; PyTorch has neither negative strides nor read-only
+# tensors; pyclesperanto's arrays are on a device, in C order. Only NumPy has other byte orders.
 
 
 def inexpressible(framework: str, layout: str, dtype: str) -> bool:
-    """Whether `framework` cannot hold such a source."""
+    """Return whether `framework` cannot hold such a source."""
     if framework == "pyclesperanto" and dtype not in PYCLESPERANTO_DTYPES:
         return True
     if framework == "tensorflow" and layout in ("offset", "unaligned") and dtype.startswith("float8"):
-        return True  # its DLPack import, the one way to such memory, has no float8
+        return True  # DLPack, the only way to import such memory, does not support float8
     return layout not in _TABLE[framework]
 
 
 def expected(source: str, target: str, layout: str, dtype: str) -> str:
-    """The outcome by hand: one of the words above, or `refuse-dtype`, `refuse-rank`."""
+    """Return the expected outcome: one of the codes above, `refuse-dtype` or `refuse-rank`."""
     if target == "pyclesperanto":
         if source == "pyclesperanto":
             return "same"
         if layout in PYCLESPERANTO_REFUSES:
-            return "refuse-rank"  # by dtype as well, perhaps: either reason will do
+            return "refuse-rank"  # perhaps by dtype as well: either reason is correct
         return "copy" if dtype in PYCLESPERANTO_DTYPES else "refuse-dtype"
     if layout == "big-endian" and dtype.startswith("float8") and target not in ("numpy", "tensorflow"):
-        return "may"  # ml_dtypes has a ">f1" of single bytes: a view of it is right, and so is a copy
+        return "may"  # ml_dtypes has a ">f1" of single bytes: a view of it and a copy are both correct
     if numpy_dtype(dtype).itemsize == 1:  # single bytes have no order and cannot be unaligned
         layout = {"unaligned": "offset", "big-endian": "aligned"}.get(layout, layout)
     outcome = _TABLE[source][layout][FRAMEWORKS.index(target)]
     if outcome in ("share", "may") and target == "tensorflow" and dtype.startswith("float8"):
-        # TensorFlow's DLPack and bitcast leave float8 out: tf.constant() is the one way in, and it copies.
+        # TensorFlow's DLPack and bitcast do not support float8: tf.constant() works, and it copies.
         return "copy"
     if target == "jax" and layout in ("fortran", "transposed") and _jax_forgets_strides():
         return "copy" if outcome == "share" else outcome
     if (source, target) == ("jax", "numpy") and layout in ("fortran", "transposed"):
-        # np.asarray() copies what is not in C order, and NumPy's DLPack knows no extension dtype.
+        # np.asarray() copies arrays that are not in C order, and NumPy's DLPack does not support extension
+        # dtypes.
         return "may" if dtype in EXTENSION_DTYPES else outcome
     return outcome
 
 
 def _jax_forgets_strides() -> bool:
-    """Whether this is a JAX that takes every import for C-contiguous: 0.7 does, 0.10 does not."""
+    """Return whether JAX assumes that imports are C-contiguous, as in 0.7 but not 0.10."""
     import jax
 
     return tuple(map(int, jax.__version__.split(".")[:2])) < (0, 8)
@@ -163,7 +164,7 @@ def _jax_forgets_strides() -> bool:
 
 @dataclass
 class Source:
-    """An array, the C-order bytes of its values, and a way to change it where there is one."""
+    """An array, the C-order bytes of its values, and a function that changes it, if possible."""
 
     array: Any
     values: bytes
@@ -185,7 +186,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def random_bits(dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-    """`count` elements of random bits: NaN payloads, infinities, subnormals and extremes among them."""
+    """Return `count` elements of random bits, including NaN payloads, infinities, subnormals and extremes."""
     raw = np.random.default_rng(count).integers(0, 256, count * dtype.itemsize, dtype=np.uint8)
     if dtype == np.bool_:
         raw &= 1
@@ -193,7 +194,7 @@ def random_bits(dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
 
 
 def _on_numpy(flat: np.ndarray[Any, Any], layout: str) -> np.ndarray[Any, Any]:
-    """The layout as a NumPy view of a flat array; the size of each base is in `_COUNT`."""
+    """Return the layout as a NumPy view of a flat array; the size of each base is in `_COUNT`."""
     match layout:
         case "fortran":
             return flat.reshape(3, 4, 2, order="F")
@@ -223,18 +224,18 @@ _COUNT = {"strided": 144, "broadcast": 6, "zero-size": 0, "0-d": 1}
 
 
 def _on_torch(flat: Any, layout: str) -> Any:
-    """The same view of a flat tensor, by its strides in elements."""
+    """Return the same view of a flat tensor, by strides in elements."""
     view = _on_numpy(np.zeros(flat.numel(), np.uint8), layout)
     return flat.as_strided(view.shape, view.strides, flat.storage_offset())
 
 
 def byte_offset(layout: str, itemsize: int) -> int:
-    """How far from a 64-byte boundary the layout begins."""
+    """Return the offset of the layout from a 64-byte boundary."""
     return {"C": 16, "offset": itemsize, "unaligned": 1}.get(layout, 0)
 
 
 def aligned_bytes(count: int, offset: int = 0) -> np.ndarray[Any, Any]:
-    """`count` bytes of NumPy's, `offset` bytes after a 64-byte boundary."""
+    """Return `count` bytes of NumPy memory, `offset` bytes after a 64-byte boundary."""
     raw = np.zeros(count + 128, np.uint8)
     start = -raw.__array_interface__["data"][0] % 64 + offset
     return raw[start : start + count]
@@ -252,7 +253,7 @@ def _build_numpy(layout: str, dtype: str, flat: np.ndarray[Any, Any]) -> Built:
     base[...] = np.frombuffer(flat.tobytes(), np.uint8)
     memory = base.view(flat.dtype)
     if layout == "big-endian":
-        # Of bfloat16, byteswap() swaps nothing with NumPy 1.26 and ml_dtypes 0.5.1.
+        # byteswap() does not swap bfloat16 with NumPy 1.26 and ml_dtypes 0.5.1.
         swapped = memory if memory.dtype.kind != "V" else memory.view(f"u{memory.dtype.itemsize}")
         base[...] = swapped.byteswap().view(np.uint8)
         memory = base.view(flat.dtype.newbyteorder(">"))
@@ -320,7 +321,7 @@ def _build_pyclesperanto(layout: str, dtype: str, flat: np.ndarray[Any, Any]) ->
 
 
 def cle_module() -> Any:
-    """Either of the two packages: the one that the process has imported with a device."""
+    """Return the package of the two that the process has imported with a device."""
     module = sys.modules.get("pyclesperanto")
     if module is None or not hasattr(module, "push"):
         module = sys.modules["pyclesperanto_prototype"]
@@ -328,7 +329,7 @@ def cle_module() -> Any:
 
 
 def cle_push(array: np.ndarray[Any, Any]) -> Any:
-    """An array of the package that keeps the dtype; the prototype's own push() makes everything float32."""
+    """Return an array that keeps the dtype; the prototype's push() makes everything float32."""
     if cle_module().__name__ == "pyclesperanto":
         return cle_module().push(array)
     from pyclesperanto_prototype._tier0._pycl import OCLArray
@@ -337,7 +338,7 @@ def cle_push(array: np.ndarray[Any, Any]) -> Any:
 
 
 def x64(jax: Any) -> Any:
-    """A context in which JAX keeps 64 bits, by either of the names that JAX has had for it."""
+    """Return a context in which JAX keeps 64 bits, by either of the names it has had in JAX."""
     enable = getattr(jax, "enable_x64", None)
     if enable is None:
         from jax.experimental import enable_x64 as enable
@@ -354,7 +355,7 @@ _BUILDERS = {
 
 
 def build(framework: str, layout: str, dtype: str) -> Source:
-    """A source of that framework, layout and dtype, with its values as C-order bytes of native byte order."""
+    """Return a source of that framework, layout and dtype, with its values as native C-order bytes."""
     flat = random_bits(numpy_dtype(dtype), _COUNT.get(layout, 24))
     values = _on_numpy(flat, layout)
     array, flip = _BUILDERS[framework](layout, dtype, flat)
@@ -362,7 +363,7 @@ def build(framework: str, layout: str, dtype: str) -> Source:
 
 
 def without_values(source: str) -> dict[str, Any]:
-    """Arrays whose elements are no numbers, or that have no dense, concrete ones."""
+    """Return arrays with non-numeric elements, or without dense, concrete elements."""
     if source == "numpy":
         return {
             "masked": np.ma.masked_array(np.arange(3, dtype=np.float32), [True, False, False]),
@@ -389,7 +390,7 @@ def without_values(source: str) -> dict[str, Any]:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch announces beta and deprecated layouts
+        warnings.simplefilter("ignore")  # PyTorch warns about beta and deprecated layouts
         return {
             "quantized": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
             "meta": torch.ones(3, device="meta"),
@@ -403,7 +404,7 @@ def without_values(source: str) -> dict[str, Any]:
 
 
 def framework_of(array: Any) -> str:
-    """The framework by the class of the array, spelled out."""
+    """Return the framework by the class of the array."""
     for kind in type(array).__mro__:
         root = kind.__module__.partition(".")[0]
         if root in ("numpy", "torch", "tensorflow"):
@@ -416,7 +417,7 @@ def framework_of(array: Any) -> str:
 
 
 def bits(array: Any) -> bytes:
-    """The values as C-order bytes of native byte order."""
+    """Return the values as C-order bytes of native byte order."""
     match framework_of(array):
         case "numpy":
             return np.asarray(array).astype(array.dtype.newbyteorder("="), copy=False).tobytes()
@@ -447,7 +448,7 @@ def _live_bits_of_jax(array: Any) -> bytes:
 
 
 def address(array: Any) -> int | None:
-    """Where the first element lies on the host; None for memory of a device."""
+    """Return the host address of the first element, or None for device memory."""
     match framework_of(array):
         case "numpy":
             return int(array.__array_interface__["data"][0])
@@ -477,7 +478,7 @@ def dtype_name(array: Any) -> str:
 
 
 def is_in_its_place(array: Any) -> bool:
-    """Whether the array lies where one of the host's goes: on the host, or on the current OpenCL device."""
+    """Return whether the array is on the host, or on the current OpenCL device."""
     match framework_of(array):
         case "numpy":
             return True
@@ -488,7 +489,7 @@ def is_in_its_place(array: Any) -> bool:
         case "tensorflow":
             return bool(array.device.endswith("device:CPU:0"))
         case _:
-            # The arrays of the prototype know a queue, no device.
+            # Arrays of the prototype have a queue, but no device.
             package = cle_module()
             prototype = package.__name__ == "pyclesperanto_prototype"
             return prototype or str(array.device) == str(package.get_device())

@@ -1,4 +1,4 @@
-"""The rules of the house: what an import loads, and that the files around the package agree with it."""
+"""Architecture rules: imports of each module, and files that must agree with the package."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.helpers import SCRIPTS, asked, run_python
 
 CHECKOUT = Path(__file__).parent.parent
 
-# What `import arraybridge` leaves alone: the frameworks, and whatever only a part of the library needs.
+# Packages that `import arraybridge` must not load: the frameworks, and dependencies of optional parts.
 _LAZY = """
     array_api_compat cupy jax jaxlib matplotlib ml_dtypes optree pyclesperanto pyclesperanto_opencl
     pyclesperanto_prototype psutil pynvml pyopencl rich skimage tensorflow torch typer
 """
 LAZY = frozenset(_LAZY.split())
-# What a first conversion does not need, and what together took a third of the time of the import.
+# Modules that a first conversion does not need, and that together took a third of the import time.
 _LATER = """
     hashlib json logging multiprocessing pickle subprocess traceback uuid arraybridge.cli
     arraybridge.decorators.decorated_call arraybridge.decorators.gradient_flow arraybridge.frameworks.torch
@@ -32,7 +32,7 @@ _LATER = """
 """
 
 # Importable, but not in `__all__`: decorators named after a framework, results of calls, rarely needed names.
-_BESIDE = """
+_NOT_IN_ALL = """
     numpy torch jax tensorflow cupy pyclesperanto mlx paddle MemoryType Route TraceLog Timing Comparison
     SizeComparison PipelineReport StageReport FoundDevice MemoryStats MemoryCollector Coexistence
     SharedPoolError PoolLimitError least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu
@@ -40,7 +40,7 @@ _BESIDE = """
     cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
     cleanup_tensorflow_gpu cleanup_torch_gpu
 """
-BESIDE = _BESIDE.split()
+NOT_IN_ALL = _NOT_IN_ALL.split()
 
 
 def read(*parts: str) -> str:
@@ -56,8 +56,10 @@ def tox() -> configparser.ConfigParser:
 # -- the package -------------------------------------------------------------------------------------------
 
 
-def test_importing_arraybridge_loads_numpy_and_takes_only_what_it_needs(tmp_path: Path) -> None:
-    """A quarter of NumPy's import at most, says benchmarks/conversion.py; this is what keeps it there."""
+def test_import_loads_only_required_modules(tmp_path: Path) -> None:
+    """benchmarks/conversion.py requires at most a quarter of NumPy's import time; this check preserves
+    that.
+    """
     lines = "import sys, numpy; before = set(sys.modules)", "import arraybridge; print(*sys.modules)"
     more = "print(*set(sys.modules) - before)", "arraybridge.Pipeline; print(*sys.modules)"
     loaded, own, later = (set(line.split()) for line in asked(*lines, *more).splitlines())
@@ -65,7 +67,7 @@ def test_importing_arraybridge_loads_numpy_and_takes_only_what_it_needs(tmp_path
     assert not loaded & LAZY
     assert not own & {*_LATER.split()}
     assert "arraybridge.parallel.pipeline" in later - loaded
-    # The check can fail: it sees each of these packages. Empty ones, for TensorFlow takes seconds.
+    # Prove that the check can fail, with empty fake packages, since importing TensorFlow takes seconds.
     for name in LAZY:
         (tmp_path / f"{name}.py").touch()
     path = os.pathsep.join([str(tmp_path), str(Path(arraybridge.__file__).parent.parent)])
@@ -73,19 +75,19 @@ def test_importing_arraybridge_loads_numpy_and_takes_only_what_it_needs(tmp_path
     assert set(every.split()) >= LAZY
 
 
-def test_what_needs_no_framework_imports_none() -> None:
-    """Devices, memory, @gpu with small arrays."""
+def test_framework_independent_functions_import_no_framework() -> None:
+    """Check devices, memory, and @gpu with small arrays."""
     done = run_python(str(SCRIPTS / "imports_nothing.py"))
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
-def test_the_public_names_are_few_and_every_one_is_there() -> None:
+def test_public_names_are_few_and_exist() -> None:
     names = arraybridge.__all__
     assert names[0] == "convert"
     assert len(names) == len(set(names)) <= 65
-    assert not set(BESIDE) & set(names)
-    assert [name for name in (*names, *BESIDE) if not hasattr(arraybridge, name)] == []
-    assert {*names, *BESIDE} <= set(dir(arraybridge))
+    assert not set(NOT_IN_ALL) & set(names)
+    assert [name for name in (*names, *NOT_IN_ALL) if not hasattr(arraybridge, name)] == []
+    assert {*names, *NOT_IN_ALL} <= set(dir(arraybridge))
     assert arraybridge.convert is arraybridge.convert_memory
     with pytest.raises(AttributeError, match="no attribute 'pipelnie'"):
         arraybridge.pipelnie  # type: ignore[attr-defined]  # noqa: B018
@@ -105,8 +107,8 @@ def test_a_star_import_brings_the_errors_and_replaces_no_framework() -> None:
     assert asked(*lines) == "True\nTrue []"
 
 
-def test_no_submodule_hides_a_decorator() -> None:
-    """A file arraybridge/torch.py would, once imported, replace the decorator arraybridge.torch."""
+def test_submodules_do_not_hide_decorators() -> None:
+    """Once imported, a file arraybridge/torch.py would replace the decorator arraybridge.torch."""
     installed = Path(arraybridge.__file__).parent
     for name in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle"):
         assert not (installed / f"{name}.py").exists()
@@ -114,7 +116,7 @@ def test_no_submodule_hides_a_decorator() -> None:
     assert (installed / "py.typed").is_file()
 
 
-# -- what stands around it ---------------------------------------------------------------------------------
+# -- files around the package ------------------------------------------------------------------------------
 
 
 def test_version_is_that_of_the_distribution() -> None:
@@ -127,7 +129,7 @@ def test_version_is_that_of_the_distribution() -> None:
     assert f"\nversion: {version}\n" in read("CITATION.cff")
 
 
-def test_the_emulated_gpu_runs_every_file_with_tests_for_a_gpu() -> None:
+def test_emulated_gpu_runs_every_file_with_gpu_tests() -> None:
     places = [CHECKOUT / place for place in tox()["tests"]["gpu"].split()]
     assert all(place.exists() for place in places)
     mark = "pytest.mark." + "gpu"
@@ -137,7 +139,9 @@ def test_the_emulated_gpu_runs_every_file_with_tests_for_a_gpu() -> None:
 
 
 def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
-    """What tox.ini pins in `lowest` is what pyproject.toml promises; torch has no old CPU builds."""
+    """Check that the pins of `lowest` in tox.ini match pyproject.toml; old CPU builds of PyTorch do not
+    exist.
+    """
     project = tomllib.loads(read("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
     names = ("cli", "jax", "pyclesperanto", "plot", "dask", "cpu")

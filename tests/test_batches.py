@@ -1,4 +1,4 @@
-"""Batches are cut into rows and joined again: by key and structure, and never by chance."""
+"""Batches are split into rows and joined again by key and structure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def numbered(rows: int) -> np.ndarray:
 
 
 def by_splitting(fn: Callable[[Any], Any], batch: Any) -> Any:
-    """In four parts, by a lack of memory."""
+    """Run in four parts, by simulated memory limits."""
     with inject_oom("numpy", above_rows=2):
         return split_and_retry(lambda **given: fn(given["batch"]), {"batch": batch})
 
@@ -52,7 +52,7 @@ ways = pytest.mark.parametrize("run", WAYS)
 
 @containers
 @ways
-def test_cut_and_joined(run: Callable[..., Any], make: Callable[[Any, Any], Any]) -> None:
+def test_batches_are_split_and_joined(run: Callable[..., Any], make: Callable[[Any, Any], Any]) -> None:
     x = numbered(8)
     seen = []
 
@@ -106,7 +106,7 @@ def test_dicts_are_joined_by_key(run: Callable[..., Any], make: Callable[..., An
         (lambda x: {"y": None}, lambda x: {"y": x}),
     ],
 )
-def test_results_that_differ_are_refused(
+def test_results_with_different_structures_raise(
     run: Callable[..., Any], one: Callable[[Any], Any], other: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(CannotSplitError) as caught:
@@ -120,13 +120,13 @@ def test_results_that_differ_are_refused(
     "fn",
     [np.sum, len, lambda x: 5, lambda x: True, lambda x: float(x.size), lambda x: {"n": [2.0]}],
 )
-def test_a_number_for_each_part_is_refused(run: Callable[..., Any], fn: Callable[..., Any]) -> None:
+def test_numbers_that_differ_between_parts_raise(run: Callable[..., Any], fn: Callable[..., Any]) -> None:
     with pytest.raises(CannotSplitError, match="cannot be joined"):
         run(fn, np.ones(8))
 
 
 @ways
-def test_what_came_in_may_come_out(run: Callable[..., Any]) -> None:
+def test_arguments_may_be_returned(run: Callable[..., Any]) -> None:
     model, x = object(), numbered(8)
     batch = {"x": x, "scale": 2.5, "flag": True, "model": model, "name": "cell", "none": None}
     result = run(lambda part: {**part, "x": part["x"] * part["scale"]}, batch)
@@ -146,7 +146,7 @@ def test_equal_texts_are_joined_and_other_equal_values_are_not(run: Callable[...
 
 
 @ways
-def test_what_is_marked_as_fixed(run: Callable[..., Any]) -> None:
+def test_fixed_arguments_are_not_split(run: Callable[..., Any]) -> None:
     x, weights = numbered(8), np.eye(8)
 
     def fn(part: Any) -> Any:
@@ -157,12 +157,12 @@ def test_what_is_marked_as_fixed(run: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(result["x"], x)
     assert result["mean"] == 0.5
     assert result["weights"] is weights
-    # Also where nothing is split.
+    # This holds also without a split.
     whole = split_and_retry(lambda x, deep: fn({"x": x, "deep": deep}), {"x": x, "deep": [fixed(weights)]})
     assert whole["mean"] == 0.5
 
 
-def test_a_foreign_array_is_cut() -> None:
+def test_foreign_arrays_are_split() -> None:
     x = numbered(8)
 
     class Offers:
@@ -172,7 +172,7 @@ def test_a_foreign_array_is_cut() -> None:
         np.testing.assert_array_equal(run(lambda part: np.asarray(part) * 2, Offers()), x * 2)
 
 
-def test_masks_stay() -> None:
+def test_masks_are_preserved() -> None:
     x = np.ma.masked_array(np.arange(8.0).astype(">f4"), [0, 1] * 4)
     for way in (by_splitting, by_pipeline):
         result = way(lambda part: part, x)
@@ -183,7 +183,7 @@ def test_masks_stay() -> None:
 
 
 class Batch(list[Any]):
-    """A list with a class of its own."""
+    """A list subclass."""
 
 
 @dataclass
@@ -193,7 +193,7 @@ class Boxes:
 
 
 def boxes(i: int) -> np.ndarray:
-    """Corners of 0 to 2 boxes in image ``i``."""
+    """Return the corners of 0 to 2 boxes in image ``i``."""
     return np.arange(i % 3 * 4.0).reshape(-1, 4) + i
 
 
@@ -217,7 +217,7 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results have the same structure, types, dtypes, shapes and values."""
+    """Return whether two results have the same structure, types, dtypes, shapes and values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -306,7 +306,7 @@ def test_lists_of_other_lengths_are_joined_entry_by_entry(kind: Any) -> None:
         assert same(run(fn, x), fn(x))
 
 
-def test_a_list_that_is_by_chance_as_long_as_a_part_is_joined_by_the_other_parts() -> None:
+def test_ambiguous_lists_are_joined_as_in_the_other_parts() -> None:
     def fn(part: Any) -> Any:
         return [part * 2, {"a": part}]
 
@@ -336,7 +336,7 @@ def test_lists_of_batched_arrays_are_several_results() -> None:
         lambda part: [["a"] * len(part), ["b"] * len(part)],
     ],
 )
-def test_a_list_of_both_readings_is_refused(run: Callable[..., Any], fn: Callable[..., Any]) -> None:
+def test_ambiguous_lists_in_all_parts_raise(run: Callable[..., Any], fn: Callable[..., Any]) -> None:
     with pytest.raises(CannotSplitError, match="return a tuple") as caught:
         run(fn, numbered(8))
     assert len(str(caught.value).split()) < 40
@@ -357,7 +357,7 @@ def test_only_structure_and_row_counts_decide(run: Callable[..., Any]) -> None:
 
 
 @ways
-def test_an_input_list_may_come_out(run: Callable[..., Any]) -> None:
+def test_input_lists_may_be_returned(run: Callable[..., Any]) -> None:
     x, names = numbered(8), ["height", "width"]
     result = run(lambda part: {"x": part["x"], "names": part["names"]}, {"x": x, "names": names})
     assert result["names"] == names
@@ -401,7 +401,7 @@ def test_row_lists_of_other_frameworks() -> None:
 
 
 def random_result(random: Random, depth: int = 0) -> Callable[[Any], Any]:
-    """A row-wise function that returns a random structure."""
+    """Return a row-wise function that returns a random structure."""
     if depth < 3 and random.random() < 0.6:
         inner = [random_result(random, depth + 1) for _ in range(random.randint(1, 4))]
         return random.choice([in_a_tuple, in_a_dict, in_a_list])(inner)
@@ -433,7 +433,7 @@ def in_a_list(inner: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     return lambda part: [part[:, 0], *(make(part) for make in inner)]
 
 
-def test_random_results_equal_those_of_the_whole_or_are_refused() -> None:
+def test_random_results_equal_those_of_the_whole_or_raise() -> None:
     random, joined = Random(41), 0
     for number in range(300):
         fn = random_result(random)
@@ -459,7 +459,7 @@ def split_in_random_parts(random: Random) -> Callable[..., Any]:
     return split
 
 
-# -- what joining must not lose ------------------------------------------------------------------------
+# -- data that joining must preserve -------------------------------------------------------------------
 
 
 @ways
@@ -472,7 +472,7 @@ def test_a_mask_in_one_part_is_not_dropped(run: Callable[..., Any]) -> None:
 
 
 @ways
-def test_carriers_among_the_results_are_refused(run: Callable[..., Any]) -> None:
+def test_carriers_among_the_results_raise(run: Callable[..., Any]) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     with pytest.raises(CannotSplitError, match="a Series has more data than its array"):
         run(lambda part: pandas.Series(part[:, 0]), numbered(8))
@@ -483,7 +483,7 @@ class _WithCount(dict[str, Any]):
 
 
 @ways
-def test_attributes_of_each_part_are_refused(run: Callable[..., Any]) -> None:
+def test_attributes_that_differ_between_parts_raise(run: Callable[..., Any]) -> None:
     def fn(part: Any) -> Any:
         result = _WithCount(x=part)
         result.count = len(part)  # type: ignore[attr-defined]
@@ -695,7 +695,7 @@ def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:
 
 
 def limited(fn: Callable[..., Any], most: int) -> Callable[..., Any]:
-    """A function that runs out of memory with more rows."""
+    """Return a function that runs out of memory with more rows."""
 
     def call(x: np.ndarray, *others: Any) -> Any:
         if len(x) > most:

@@ -1,4 +1,4 @@
-"""benchmark and compare: what is counted, and what is waited for."""
+"""`benchmark` and `compare`: measured calls and synchronization."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 import arraybridge
 from arraybridge import benchmark, compare
-from arraybridge.benchmarking import timing as room
+from arraybridge.benchmarking import timing as margin
 from tests.helpers import require
 
 
-def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only the function moves: its first two calls, for warm-up, are not."""
+def test_warm_up_calls_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a clock that only the function advances: its first two calls, for warm-up, are not counted."""
     now, calls = [0.0], [0]
-    monkeypatch.setattr(room, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(margin, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def first_is_slow() -> None:
         calls[0] += 1
@@ -31,7 +31,7 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_the_computation_of_jax_is_waited_for(returns: bool) -> None:
+def test_jax_computations_are_synchronized(returns: bool) -> None:
     jax = require("jax")
     x = jax.numpy.ones((300, 300))
 
@@ -73,7 +73,7 @@ def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
     return arraybridge.Comparison(timing(cpu), None if gpu is None else timing(gpu), "by hand")
 
 
-def test_compare_says_who_is_faster_and_from_where_on() -> None:
+def test_compare_reports_the_faster_function_and_the_crossover() -> None:
     assert timed(4, 1).speedup == 4
     assert "the GPU is 4 times as fast" in str(timed(4, 1))
     assert "the CPU is 4 times as fast" in str(timed(1, 4))
@@ -81,7 +81,7 @@ def test_compare_says_who_is_faster_and_from_where_on() -> None:
     rows = [("f", size, timed(*both)) for size, both in times.items()]
     rows += [("g", size, timed(1, 2)) for size in times]
     result = arraybridge.SizeComparison(tuple(rows))
-    assert result.crossover() == 10_000  # at 100 it was ahead by chance
+    assert result.crossover() == 10_000  # at 100 it was faster by chance
     assert result.crossover("g") is None
     text = str(result)
     assert "f: 10,000 elements; g: never" in text

@@ -1,4 +1,4 @@
-"""The suite for plug-ins: it passes what is right, and tells broken plug-ins apart."""
+"""The conformance suite for plug-ins: it passes correct plug-ins, and identifies broken ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers import require
 
 
 class Boxes(BoxFramework):
-    """A plug-in that is right."""
+    """A correct plug-in."""
 
     dtypes = frozenset(("bool", "int8", "int32", "int64", "float32", "float64", "complex64"))
 
@@ -41,15 +41,15 @@ class DropsARow(Boxes):
     batching = component(DropsARowBatching)
 
 
-class CopiesInSecret(Boxes):
-    """It says that memory is shared, and shows a copy."""
+class CopiesSilently(Boxes):
+    """A plug-in that claims to share memory, and exposes a copy."""
 
     def host_view(self, x: Any) -> np.ndarray[Any, Any]:
         return np.array(x.memory, order="K", copy=True)
 
 
-class SharesInSecret(Boxes):
-    """It says that it always copies, and keeps what it is given."""
+class SharesSilently(Boxes):
+    """A plug-in that claims to always copy, and stores the given memory."""
 
     alignment = 0
 
@@ -121,14 +121,14 @@ class JoinsOneToItself(Boxes):
 
 
 class Pooled(Box):
-    """Its memory goes back to a pool with it, and the next array writes there."""
+    """An array whose memory returns to a pool with it, where the next array overwrites it."""
 
     def __del__(self) -> None:
         if self.memory.flags.writeable:
             self.memory[...] = 0
 
 
-class LetsMemoryDie(Boxes):
+class FreesMemoryEarly(Boxes):
     def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
         return Pooled(view)
 
@@ -138,12 +138,12 @@ class IsNowhereDevices(Devices):
         return Device("cpu", 7)
 
 
-class IsNowhere(Boxes):
+class HasNoDevice(Boxes):
     devices = component(IsNowhereDevices)
 
 
 class ClaimsTooMuch(Boxes):
-    """It says that it holds float16, and does not."""
+    """A plug-in that claims to support float16, and does not."""
 
     dtypes = Boxes.dtypes | {"float16"}
 
@@ -153,7 +153,7 @@ class ClaimsTooMuch(Boxes):
         return Box(view)
 
 
-def test_a_right_plugin_passes() -> None:
+def test_correct_plugins_pass() -> None:
     made: list[np.ndarray[Any, Any]] = []
 
     def make(values: np.ndarray[Any, Any]) -> Box:
@@ -175,8 +175,8 @@ def test_a_right_plugin_passes() -> None:
         (Narrows, "dtypes", {"layouts", "casts", "splitting"}),
         (Misnames, "names", {"casts", "dtypes", "layouts", "splitting"}),
         (DropsARow, "splitting", set()),
-        (CopiesInSecret, "sharing", set()),
-        (SharesInSecret, "copies", {"sharing", "read_only"}),
+        (CopiesSilently, "sharing", set()),
+        (SharesSilently, "copies", {"sharing", "read_only"}),
         (SharesItsCopies, "copies", set()),
         (SharesItsHostMemory, "copies", set()),
         (CachesItsHostMemory, "copies", set()),
@@ -184,13 +184,13 @@ def test_a_right_plugin_passes() -> None:
         (SharesItsCasts, "casts", set()),
         (SharesItsEmptyMemory, "copies", set()),
         (JoinsOneToItself, "splitting", set()),
-        (LetsMemoryDie, "lifetime", {"casts"}),
-        (IsNowhere, "devices", set()),
+        (FreesMemoryEarly, "lifetime", {"casts"}),
+        (HasNoDevice, "devices", set()),
         (ClaimsTooMuch, "dtypes", {"names", "layouts", "casts", "splitting"}),
     ],
 )
-def test_broken_plugins_are_told_apart(broken: type[Boxes], first: str, also: set[str]) -> None:
-    """Each fails on its own promise, and on no other but those that stand on it."""
+def test_broken_plugins_are_identified(broken: type[Boxes], first: str, also: set[str]) -> None:
+    """Check that each plug-in fails on its own broken promise, and only on others that depend on it."""
     report = check_framework(broken())
     assert first in report.broken, str(report)
     assert set(report.broken) <= {first} | also, str(report)
@@ -198,7 +198,7 @@ def test_broken_plugins_are_told_apart(broken: type[Boxes], first: str, also: se
         report.raise_if_broken()
 
 
-def test_what_fails_is_said_in_words() -> None:
+def test_failures_are_described() -> None:
     report = check_framework(Narrows(), only=("dtypes", "refusals"))
     assert report.broken == ["dtypes"]
     (failure,) = report.verdicts[0].failures
@@ -216,6 +216,6 @@ ALL = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")
 
 
 @pytest.mark.parametrize("name", [*ALL, pytest.param("cupy", marks=pytest.mark.gpu)])
-def test_every_framework_keeps_the_promises(name: str) -> None:
+def test_all_frameworks_conform(name: str) -> None:
     require({"mlx": "mlx.core"}.get(name, name))
     check_framework(name).raise_if_broken()

@@ -1,6 +1,6 @@
-"""What ends or hangs the process, and what loses or corrupts data in silence: each a test.
+"""Mistakes that crash or hang the process, and silent data loss or corruption.
 
-The deadly ones run in processes of their own, as the scripts under tests/crashes.
+Scripts under tests/crashes that could crash run in separate processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ OTHERS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
 def run(script: str, *arguments: str) -> tuple[str, str]:
-    """What a script of tests/crashes printed, and what was wrong with its end ("" for nothing)."""
+    """Return the output of a script in tests/crashes, and a description of an abnormal exit ("" if there
+    was none).
+    """
     try:
         done = run_python("-X", "faulthandler", str(CRASHES / script), *arguments)
     except subprocess.TimeoutExpired as late:
@@ -31,11 +33,11 @@ def run(script: str, *arguments: str) -> tuple[str, str]:
     return done.stdout, wrong
 
 
-# ---- what ends the process ---------------------------------------------------------------------------------
+# ---- crashes and hangs -------------------------------------------------------------------------------------
 
 SCRIPTS = (
-    # First, since it imports them in an order of its own. That and its reverse (below) hold each framework
-    # before and after each other one, and no single order can: two are the fewest.
+    # The first script, since it imports the frameworks in its own order. With its reverse (below), each
+    # framework is imported before and after each other one, which takes at least two orders.
     "import_order",
     *("misaligned_tensorflow", "strange_tensors", "high_rank", "resized_source", "read_only_pages"),
     *("poisoned_scalar", "unaligned_complex", "freed_storage"),
@@ -44,9 +46,10 @@ SCRIPTS = (
 
 @pytest.fixture(scope="module")
 def together() -> dict[str, str]:
-    """What each script printed, which one process runs in turn: it imports TensorFlow once.
+    """Return the output of each script; one process runs them in turn, to import TensorFlow once.
 
-    It ends while all their arrays are alive. After a script that ends it the rest run in another.
+    It exits while all their arrays are alive. After a script that crashes it, the rest run in another
+    process.
     """
     for name in OTHERS:
         require(name)
@@ -60,9 +63,9 @@ def together() -> dict[str, str]:
     return printed
 
 
-@pytest.mark.timeout(1800)  # the first one waits for all
+@pytest.mark.timeout(1800)  # the first test waits for all scripts
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_ends_the_process(script: str, together: dict[str, str]) -> None:
+def test_scripts_do_not_crash(script: str, together: dict[str, str]) -> None:
     assert together[script] == "right\n"
 
 
@@ -88,11 +91,11 @@ def test_import_orders(order: tuple[str, ...]) -> None:
     assert run("import_order.py", *order) == ("", "")
 
 
-# ---- what loses or corrupts data in silence ----------------------------------------------------------------
+# ---- silent data loss and corruption -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
-def test_traced_values_of_jax_are_refused(target: str) -> None:
+def test_traced_jax_values_raise(target: str) -> None:
     jax = require("jax")
     require(target)
 
@@ -106,7 +109,7 @@ def test_traced_values_of_jax_are_refused(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
-def test_symbolic_tensors_of_tensorflow_are_refused(target: str) -> None:
+def test_symbolic_tensorflow_tensors_raise(target: str) -> None:
     tf = require("tensorflow")
     require(target)
 

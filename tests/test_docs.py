@@ -1,4 +1,4 @@
-"""Every example runs: those of the pages, page by page from top to bottom, and those of the docstrings."""
+"""Run all examples: those of the pages, from top to bottom, and those of the docstrings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arraybridge.frameworks.registry import framework_names, load_or_none
 from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
-# Those of the README run in test_readme.py; the wheel's tests have no pages beside them.
+# test_readme.py runs those of the README; the wheel's tests have no pages next to them.
 PAGES = sorted(DOCS.glob("*.md"))
 PACKAGE = Path(arraybridge.__file__).parent
 MODULES = [
@@ -29,7 +29,7 @@ MODULES = [
     if ">>> " in file.read_text(encoding="utf-8")
 ]
 
-#: What the blocks of a page import, so that it is skipped where that is missing.
+#: Packages that the blocks of a page import, without which it is skipped.
 NEEDS = {
     "add-a-framework": ("torch",),
     "api": ("torch",),
@@ -66,7 +66,7 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_each_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sybil = pytest.importorskip("sybil")
     from sybil.parsers.myst import PythonCodeBlockParser
 
@@ -75,7 +75,7 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     if page.stem in ("decorators", "kernels"):
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
     if page.stem.startswith("dask"):
-        # Where there are cards, cluster() would want dask-cuda.
+        # On a machine with GPUs, cluster() would require dask-cuda.
         monkeypatch.setattr(hardware, "gpus", lambda: ())
         from tests.dask.timeouts import let_workers_end
 
@@ -89,7 +89,7 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_run(name: str) -> None:
+def test_examples_of_each_module_run(name: str) -> None:
     own = name.rpartition(".")[2]
     for framework in ("torch", "jax", *({own} & {"mlx", "paddle"})):  # most examples show the first two
         require(framework)

@@ -70,7 +70,7 @@ def test_every_page_is_in_the_table_of_contents_and_in_llms_txt() -> None:
     assert links == entries
 
 
-def test_the_benchmarks_page_is_right_about_missed_targets() -> None:
+def test_benchmarks_page_lists_missed_targets() -> None:
     results = CHECKOUT / "benchmarks" / "results"
     if not results.is_dir():
         pytest.skip("no benchmarks in this distribution")

@@ -1,4 +1,4 @@
-"""Every error: what it derives from, what it carries, and whether its message helps."""
+"""All errors: base classes, attributes, and helpful messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
 
 
 @pytest.mark.parametrize("cls", BASES)
-def test_an_error_is_what_its_handlers_expect_and_survives_pickling(cls: Any) -> None:
+def test_errors_have_their_base_classes_and_pickle(cls: Any) -> None:
     assert all(issubclass(cls, base) for base in BASES[cls])
     bare = cls("text")
     assert (bare.source_type, bare.target_type, bare.method, bare.reason) == ("", "", "", "text")
@@ -65,7 +65,7 @@ def parts(error: MemoryConversionError) -> tuple[str, str, str]:
     return error.place, error.problem, error.advice
 
 
-def test_a_message_is_made_of_its_parts() -> None:
+def test_messages_consist_of_their_parts() -> None:
     error = MemoryConversionError("It has a mask.", advice=Advice("Pass {}.", ("{x}.filled(0)",)))
     assert str(error) == "It has a mask. Pass x.filled(0)."
     error.add_path("[0]")
@@ -96,7 +96,7 @@ def test_the_four_parts_of_earlier_releases() -> None:
         assert (error.source_type, error.reason, error.place) == ("numpy", "it is odd", "")
 
 
-def test_a_name_with_braces_stays_in_the_advice() -> None:
+def test_names_with_braces_appear_in_the_advice() -> None:
     x = np.zeros(2, [("{a}", "i4")])
     with pytest.raises(DtypeNotSupportedError) as caught:
         convert_memory({"scan": x}["scan"], "torch")
@@ -113,7 +113,7 @@ NO_DTYPE = "torch has no dtype float128; nothing was converted, because any othe
 
 
 @pytest.mark.skipif(np.dtype("g").name != "float128", reason="long double is float64 here")
-def test_the_advice_about_a_dtype_fits_the_place() -> None:
+def test_dtype_advice_fits_the_call() -> None:
     require("torch")
     x = np.zeros(2, "g")
     by_argument = arraybridge.torch(of_plain_arrays)
@@ -138,7 +138,7 @@ def test_the_advice_about_a_dtype_fits_the_place() -> None:
         assert (parts(twin), str(twin), twin.cast) == (parts(error), str(error), error.cast)
 
 
-def test_the_advice_about_a_declared_source_fits_the_place() -> None:
+def test_declared_source_advice_fits_the_call() -> None:
     torch = require("torch")
     strict = arraybridge.torch(input_type="numpy", strict=True)(of_plain_arrays)
     with pytest.raises(SourceMismatchError) as converted:
@@ -150,7 +150,7 @@ def test_the_advice_about_a_declared_source_fits_the_place() -> None:
     assert converted.value.code == called.value.code == Reason.OTHER_SOURCE
 
 
-# ---- each error as a user meets it -----------------------------------------------------------------------
+# ---- errors as users see them ----------------------------------------------------------------------------
 
 
 def to(target: str, x: Any, **options: Any) -> Callable[[], Any]:
@@ -160,7 +160,7 @@ def to(target: str, x: Any, **options: Any) -> Callable[[], Any]:
 X = np.zeros((2, 3))
 DTYPE, REFUSED, DEVICE = DtypeNotSupportedError, ArrayNotSupportedError, DeviceNotFoundError
 CL = "pyclesperanto"
-#: Words of a heading on the page on troubleshooting: what raises it, the error, and a part of what to do.
+#: Part of a heading on the troubleshooting page: a call, its error, and a part of the advice.
 EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "NumPy arrays are always in host memory": (lambda: arraybridge.to_gpu(X), DEVICE, '(x, "cupy", 0)'),
     "an object of type list is not an array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
@@ -200,7 +200,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
 
 
 @pytest.mark.parametrize("words", MET)
-def test_a_message_says_what_why_and_what_to_do_and_the_page_has_it(words: str) -> None:
+def test_messages_have_cause_and_fix_and_are_documented(words: str) -> None:
     for framework in ("torch", "pyclesperanto"):
         require(framework)
     call, cls, advice = MET[words]

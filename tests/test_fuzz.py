@@ -1,4 +1,4 @@
-"""Random shapes, strides, dtypes, byte orders and pairs: the bits arrive, and explain() tells the truth."""
+"""Random shapes, strides, dtypes, byte orders and pairs: values are preserved, and explain() is correct."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytest.importorskip("ml_dtypes")
 from hypothesis import HealthCheck, event, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-#: An array, its values packed in native byte order, and the bytes that it lies in, where we know them.
+#: An array, its values packed in native byte order, and the bytes of its memory if they are known.
 Made = tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any] | None]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to lay out an array in a buffer, told in words that NumPy and torch both understand."""
+    """The layout of an array in a buffer, described in terms that NumPy and PyTorch share."""
 
     dtype: str
     #: For each axis of the buffer: extent of the result, first index, and step.
@@ -32,7 +32,7 @@ class Recipe:
     permutation: tuple[int, ...]
     #: Extents that axes of length one are broadcast to, after the permutation.
     broadcast: tuple[int, ...]
-    #: Where the buffer begins, in bytes after a 64-byte boundary.
+    #: The start of the buffer, in bytes after a 64-byte boundary.
     offset: int
     swapped: bool
     read_only: bool
@@ -49,7 +49,9 @@ class Recipe:
         return self.dtype in data.PYCLESPERANTO_DTYPES and 1 <= len(self.shape) <= 3 and 0 not in self.shape
 
     def buffer(self, offset: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Random bits that begin so many bytes after a 64-byte boundary, and the array of them all."""
+        """Return random bits that start this many bytes after a 64-byte boundary, and the array of all of
+        them.
+        """
         dtype = data.numpy_dtype(self.dtype)
         shape = tuple(first + extent * abs(step) for extent, first, step in self.axes)
         count = int(np.prod(shape, dtype=int))
@@ -58,7 +60,7 @@ class Recipe:
         return memory, memory.view(dtype).reshape(shape)
 
     def slices(self, backwards: bool) -> tuple[Any, ...]:
-        """Of the buffer's axes; the dots behind them keep a 0-d array from turning into a scalar."""
+        """Return slices of the buffer's axes; the ellipsis prevents a 0-d array from becoming a scalar."""
         slices = []
         for extent, first, step in self.axes:
             last = first + extent * abs(step)
@@ -105,7 +107,7 @@ def as_numpy(recipe: Recipe) -> Made:
 
 
 def as_torch(recipe: Recipe) -> Made:
-    """The same layout by torch's own calls, forwards, and aligned to the element as torch wants it."""
+    """Return the same layout by PyTorch's own calls, with positive strides and element alignment."""
     torch = require("torch")
     size = data.numpy_dtype(recipe.dtype).itemsize
     memory, array = recipe.buffer(-(-recipe.offset // size) * size)
@@ -132,7 +134,7 @@ def build(framework: str, recipe: Recipe) -> Made:
 
 
 def bits(array: Any) -> bytes:
-    """The values as C-order bytes; to torch, an axis of length one may have any stride and be contiguous."""
+    """Return the values as C-order bytes; in PyTorch, axes of length one may have any stride."""
     if data.framework_of(array) == "torch":
         import torch
 

@@ -1,4 +1,4 @@
-"""tools/gpu_check.sh without a GPU: verdicts and errors."""
+"""tools/gpu_check.sh without a GPU: its verdicts and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ gpu_run = tool("gpu_check_run")
         ('<skipped message="x" /><error message="at the end" />', ("failed", "")),
     ],
 )
-def test_a_skip_is_no_pass(words: str, expected: tuple[str, str]) -> None:
+def test_skips_do_not_count_as_passes(words: str, expected: tuple[str, str]) -> None:
     case = ET.fromstring(f'<testcase name="a">{words}</testcase>')  # noqa: S314
     assert gpu_run.result_of(case) == expected
 
@@ -36,7 +36,7 @@ def test_a_skip_is_no_pass(words: str, expected: tuple[str, str]) -> None:
         (10, ["a" * 100, "b" * 100], 5, "FAILED: a", 1),
     ],
 )
-def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code: int) -> None:
+def test_verdicts(ran: int, failed: list[str], not_run: int, word: str, code: int) -> None:
     out = gpu_run.Outcome()
     out.ran, out.failed, out.not_run = ran, failed, not_run
     words, found = out.verdict()
@@ -44,8 +44,8 @@ def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code:
     assert (len(words) < 200, found) == (True, code)
 
 
-def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in the folder is importable in every process that is started; the path of before stays."""
+def test_packages_are_sent_as_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that processes can import packages from the folder, and that the previous path remains."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "brought_along-1.0-py3-none-any.whl", "w") as wheel:

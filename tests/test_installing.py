@@ -1,4 +1,4 @@
-"""Installing: what pages and messages say of it, and that there is what the project asks for."""
+"""Installation: consistent names in pages and messages, and available requirements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["p
 WRONG = re.compile(r"\barraybridge\[(?!\.)|pip install (?:--?\w\S* )*[\"']?arraybridge\b")
 
 
-def test_nobody_is_sent_to_the_other_library() -> None:
+def test_messages_do_not_install_the_other_library() -> None:
     assert WRONG.search('pip install "arraybridge[torch,jax]"')
     assert WRONG.search("pip install --force-reinstall arraybridge")
     assert not WRONG.search('pip install ".[torch]" in a checkout of arraybridge')
@@ -41,12 +41,12 @@ def test_the_extras_are_those_of_the_project() -> None:
 
 # ---- Python 3.14 -----------------------------------------------------------------------------------------
 
-# What has no wheels for it so far, and what brings gigabytes of CUDA.
+# Packages that have no wheels for it so far, and packages that install gigabytes of CUDA.
 LEFT_OUT = {"tensorflow", "paddle", "dask-cuda12x", "dask-cuda13x", "cupy-cuda12x", "pyclesperanto-prototype"}
 
 
 def requirements(extra: str, python: str) -> list[str]:
-    """What an extra asks for on that Python, those of the extras in it included."""
+    """Return the requirements of an extra on that Python, including nested extras."""
     lines = []
     for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
         if requirement.marker and not requirement.marker.evaluate({"python_version": python, "extra": extra}):
@@ -57,7 +57,7 @@ def requirements(extra: str, python: str) -> list[str]:
     return lines
 
 
-def test_what_has_no_release_for_a_python_is_left_out_there() -> None:
+def test_packages_without_a_release_for_a_python_are_omitted() -> None:
     assert "Programming Language :: Python :: 3.14" in PROJECT["classifiers"]
     assert any(line.startswith("tensorflow-cpu") for line in requirements("cpu", "3.13"))
     assert not any(line.startswith("tensorflow") for line in requirements("cpu", "3.14"))
@@ -66,7 +66,7 @@ def test_what_has_no_release_for_a_python_is_left_out_there() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", sorted({"", *PROJECT["optional-dependencies"]} - LEFT_OUT))
 def test_each_extra_resolves_on_python_3_14(extra: str) -> None:
-    """Of wheels alone, by the package index; nothing is installed."""
+    """Resolve wheels only, from the package index, without installing them."""
     wanted = PROJECT["dependencies"] + (requirements(extra, "3.14") if extra else [])
     command = [
         *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),

@@ -1,6 +1,6 @@
 """Every ordered pair of host frameworks, dtype and layout, against the hand-written table in matrix_data.
 
-An id reads `torch-jax-float32`; a failure names the layout and the `copy=` it was seen with.
+A test ID is such as `torch-jax-float32`; a failure names the layout and the value of `copy=`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ pairs = pytest.mark.parametrize("target", data.FRAMEWORKS)
 sources = pytest.mark.parametrize("source", data.FRAMEWORKS)
 
 FIELDS = ("source", "target", "method", "device", "shares_memory", "copies", "nbytes", "reason")
-# How a case may go wrong: everything else is a mistake of the tests.
+# Expected failures of a case; all others are mistakes of the tests.
 WRONG = (AssertionError, ValueError, TypeError, RuntimeError, BufferError, AttributeError)
 METHODS = ("same", "view", "dlpack", "device", "host")
 
-# What copy=None and copy=False may lead to, by the word of the table: True shares, False copies, None raises.
+# Allowed outcomes of copy=None and copy=False for each entry of the table: True shares, False copies, None
+# raises.
 BY_DEFAULT_AND_NEVER_COPYING: dict[str, tuple[set[Any], set[Any]]] = {
     "same": ({True}, {True}),
     "share": ({True}, {True}),
@@ -41,7 +42,7 @@ def build_or_none(source: str, layout: str, dtype: str) -> data.Source | None:
 
 
 def check_refused(made: data.Source, names: tuple[str, ...], outcome: str, **options: Any) -> None:
-    """The conversion and its explanation both end in the typed error."""
+    """Check that the conversion and its explanation both raise the typed error."""
     wanted = DtypeNotSupportedError if outcome == "refuse-dtype" else MemoryConversionError
     for call in (arraybridge.convert_memory, arraybridge.explain):
         with pytest.raises(wanted) as caught:
@@ -50,7 +51,7 @@ def check_refused(made: data.Source, names: tuple[str, ...], outcome: str, **opt
 
 
 def check_value(result: Any, made: data.Source, target: str, dtype: str) -> None:
-    """Framework, dtype, shape, device and every bit."""
+    """Check framework, dtype, shape, device and every bit."""
     assert data.framework_of(result) == target, f"arrived as {type(result)}"
     assert data.dtype_name(result) == dtype, f"dtype {data.dtype_name(result)}"
     assert tuple(result.shape) == made.shape, f"shape {tuple(result.shape)}, not {made.shape}"
@@ -59,7 +60,7 @@ def check_value(result: Any, made: data.Source, target: str, dtype: str) -> None
 
 
 def is_shared(result: Any, made: data.Source, same: bool) -> bool:
-    """Whether the result lies in the source's memory; what must hold of it in any case is asserted."""
+    """Return whether the result shares the source's memory, after checks that hold in any case."""
     assert (result is made.array) == same, "the same framework and device must give the very object"
     address = data.address(result)
     shared = same or (address is not None and address == data.address(made.array))
@@ -68,8 +69,10 @@ def is_shared(result: Any, made: data.Source, same: bool) -> bool:
     return shared
 
 
-def check_told(error_text: Any, made: data.Source, pair: tuple[str, str], result: Any, shared: bool) -> None:
-    """What explain() said before is true of the result."""
+def check_explanation(
+    error_text: Any, made: data.Source, pair: tuple[str, str], result: Any, shared: bool
+) -> None:
+    """Check that the previous explain() is correct for the result."""
     size = len(made.values)
     assert (str(error_text.source), str(error_text.target)) == pair, f"{error_text!r}"
     assert error_text.method in METHODS, error_text.method
@@ -85,7 +88,7 @@ def check_told(error_text: Any, made: data.Source, pair: tuple[str, str], result
 
 
 def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | None) -> None:
-    """One cell of the matrix; an AssertionError says what is wrong with it."""
+    """Check one cell of the matrix; an AssertionError describes the mistake."""
     made = build_or_none(source, layout, dtype)
     if made is None:
         return
@@ -94,7 +97,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
         offset = data.byte_offset(layout, data.numpy_dtype(dtype).itemsize)
         assert data.address(made.array) % 64 == offset, "the source is not what the table is about"
     outcome = data.expected(source, target, layout, dtype)
-    options = {} if copy is None else {"copy": copy}  # as most calls are written; the shortest path is theirs
+    options = {} if copy is None else {"copy": copy}  # the most common call, which takes the shortest path
     if outcome.startswith("refuse"):
         check_refused(made, (target,), outcome, copy=copy)
         check_refused(made, (source, target), outcome, **options, dtype=dtype, grad="detach")
@@ -109,7 +112,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
             with pytest.raises(CopyRequiredError):
                 arraybridge.convert_memory(made.array, target, copy=copy, **more)
         return
-    # A trace takes a path of its own, and so do options that change nothing, and a call that came before.
+    # A trace uses another code path, as do options without an effect, and a call that follows another.
     place = {"dtype": dtype, "device": predicted.device, "grad": "detach"}
     results = [arraybridge.convert_memory(made.array, target, **options)]
     with arraybridge.trace() as log:
@@ -136,7 +139,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
                 assert data.bits(result) == made.flipped, "a change of the source does not show"
             else:
                 assert data.bits(result) == made.values, "a change of the source shows through a copy"
-    check_told(predicted, made, (source, target), results[0], shared)
+    check_explanation(predicted, made, (source, target), results[0], shared)
     assert len(log.records) == 1, f"{len(log.records)} records of one conversion"
     for field in FIELDS:
         before, after = getattr(predicted, field), getattr(log.records[0], field)
@@ -145,7 +148,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
     left = made.flipped if made.flip is not None and shared and not same else made.values
     del made
     gc.collect(0)
-    litter = [np.full(24 + n, 7, np.float32) for n in range(16)]  # what a freed block would be given to
+    litter = [np.full(24 + n, 7, np.float32) for n in range(16)]  # which would reuse a freed block
     assert [data.bits(result) for result in results] == [left] * len(results), "it went with its source"
     del litter
 
@@ -157,12 +160,12 @@ def _line(*case: object) -> str:
 
 
 def failures_of(source: str, target: str, dtype: str) -> list[str]:
-    """One line for each wrong cell of this pair and dtype."""
+    """Return one line for each wrong cell of this pair and dtype."""
     failures = []
     for layout in data.LAYOUTS:
         for copy in (None, True, False):
             if copy and source == target == "tensorflow" and layout in ("offset", "unaligned"):
-                continue  # a wrong step here ends the process: tests/crashes/misaligned_tensorflow.py
+                continue  # a mistake here would crash the process: tests/crashes/misaligned_tensorflow.py
             try:
                 check_case(source, target, layout, dtype, copy)
             except (*WRONG, MemoryConversionError, pytest.fail.Exception) as error:
@@ -192,14 +195,14 @@ COUNT = 16 * 2**20 // 4
     [("aligned", True), ("offset", True), ("offset", None), ("negative", None), ("big-endian", None)],
 )
 @pairs
-@pytest.mark.parametrize("source", ["numpy", "torch"])  # those whose arrays can be written to
+@pytest.mark.parametrize("source", ["numpy", "torch"])  # those whose arrays are writable
 def test_a_copy_is_complete_when_the_call_returns(
     source: str, target: str, layout: str, copy: bool | None
 ) -> None:
-    """Of 16 MiB that are overwritten at once."""
+    """Overwrite 16 MiB immediately after the copy."""
     require(target)
     if data.inexpressible(source, layout, "float32") or (source == target and copy is None):
-        return  # there is no such array, or it is the very object
+        return  # no such array exists, or it is the same object
     memory = data.aligned_bytes(4 * COUNT, 4 if layout == "offset" else 0).view(np.float32)
     memory[...] = values = np.arange(COUNT, dtype=np.float32)
     array: Any = memory[::-1] if layout == "negative" else memory
@@ -227,7 +230,7 @@ CAST_FROM = {
 
 
 def _native_cast(target: str, values: np.ndarray[Any, Any], dtype: str) -> bytes:
-    """The cast by the target framework's own call."""
+    """Cast by the target framework's own call."""
     match target:
         case "numpy":
             return values.astype(dtype).tobytes()

@@ -23,8 +23,8 @@ PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encodi
 IMAGE = np.arange(6, dtype=np.uint8).reshape(2, 3)
 
 
-def test_what_is_called_the_same_is_the_same() -> None:
-    """The rest of what the page calls so has its test where it stands in the package."""
+def test_unchanged_names_are_equivalent() -> None:
+    """Modules of the package test the other names that the page lists."""
     require("torch")
     with arraybridge.settings(missing_gpu="host"), warnings.catch_warnings():
         warnings.simplefilter("ignore", arraybridge.MissingGpuWarning)
@@ -34,7 +34,7 @@ def test_what_is_called_the_same_is_the_same() -> None:
     assert MemoryType("torch") is MemoryType.TORCH
     dtypes = {"preserve": None, "native": None, "uint8": np.uint8, "float64": np.float64}
     assert {name: DtypeConversion(name).numpy_dtype for name in dtypes} == dtypes
-    # Without a card they do nothing; by its new name a card that is missing is an error.
+    # Without a GPU they do nothing; under the new name, a missing GPU raises.
     assert arraybridge.cleanup_all_gpu_frameworks(device_id=0) >= 0
     for name in ("torch", "cupy", "jax", "tensorflow", "pyclesperanto"):
         assert getattr(arraybridge, f"cleanup_{name}_gpu")(device_id=0) >= 0
@@ -63,7 +63,7 @@ assert later()(np.arange(3), MemoryType.NUMPY).tolist() == [0, 1, 2]
 
 
 @pytest.mark.skipif(shutil.which("sed") is None or sys.platform != "linux", reason="needs GNU sed")
-def test_the_line_that_rewrites_imports(tmp_path: Path) -> None:
+def test_command_that_rewrites_imports(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(OLD_PROGRAM)
     assert "ModuleNotFoundError" in run_python(str(program)).stderr

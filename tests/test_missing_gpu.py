@@ -1,4 +1,4 @@
-"""``settings(missing_gpu="host")``: every call that names a GPU; each line warns once."""
+"""``settings(missing_gpu="host")``: every call that names a GPU, with one warning per line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def three(x: Any, y: Any, *, z: Any) -> Any:
 @contextmanager
 def on_the_host() -> Iterator[list[warnings.WarningMessage]]:
     with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")  # once for each line, as users have it
+        warnings.simplefilter("default")  # once per line, as users have it
         yield seen
 
 
@@ -75,7 +75,7 @@ def test_a_call_warns_once_and_runs_on_the_host(what: str) -> None:
         np.testing.assert_array_equal(ab.to_numpy(result), X)
 
 
-def test_settings_win_over_the_environment_and_end_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_override_the_environment_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     require("torch")
     x = data.aligned_bytes(24).view(np.float32)
     with pytest.raises(DeviceNotFoundError) as caught:

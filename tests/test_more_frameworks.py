@@ -1,4 +1,4 @@
-"""MLX and PaddlePaddle with NumPy, torch and JAX: every pair and dtype, bit for bit; and what is theirs."""
+"""MLX and PaddlePaddle with NumPy, PyTorch and JAX: every pair and dtype bit for bit, and special cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arraybridge import ArrayNotSupportedError, convert_memory, explain, to_nump
 from arraybridge.testing.conformance import DTYPES, LAYOUTS, sample
 from tests.helpers import require
 
-# By their documentation. Paddle's uint16 is its name for bfloat16.
+# According to their documentation. Paddle's uint16 is its name for bfloat16.
 LACKS = {"mlx": {"complex128", "float8_e4m3fn", "float8_e5m2"}, "paddle": {"uint16"}}
 
 
@@ -28,7 +28,7 @@ def needed(name: str) -> Any:
 
 
 def bits(x: Any) -> bytes:
-    """The values of an array of any framework, read by way of NumPy."""
+    """Return the values of an array of any framework, read through NumPy."""
     host: np.ndarray[Any, Any] = to_numpy(x, copy=True)
     return host.astype(host.dtype.newbyteorder("="), copy=False).tobytes()
 
@@ -60,20 +60,20 @@ def test_every_pair(name: str, other: str, dtype: str) -> None:
 # -- MLX ---------------------------------------------------------------------------------------------------
 
 
-def test_mlx_settles_what_is_lazy_and_numpys_view_is_read_only() -> None:
+def test_mlx_evaluates_lazy_arrays_and_numpy_views_are_read_only() -> None:
     mx = needed("mlx")
     assert to_numpy(mx.arange(4) * 2).tolist() == [0, 2, 4, 6]
     x = mx.array([1.0, 2.0])
     assert explain(x, "numpy").shares_memory
     view = to_numpy(x)
     assert not view.flags.writeable
-    x[0] = 5.0  # gives the array other memory
+    x[0] = 5.0  # allocates other memory for the array
     mx.eval(x)
     del x
     assert view.tolist() == [1.0, 2.0]
 
 
-def test_mlx_of_another_thread_and_traced_values_are_refused_with_advice() -> None:
+def test_mlx_arrays_of_other_threads_and_traced_values_raise() -> None:
     mx = needed("mlx")
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(lambda: mx.arange(3) + 1).result()
@@ -102,7 +102,7 @@ def test_paddle_shares_both_ways() -> None:
     assert explain(tensor, "torch").shares_memory
 
 
-def test_paddle_refuses_gradients_and_sparse_tensors_and_runs_out_of_memory() -> None:
+def test_paddle_gradients_sparse_tensors_and_oom_raise() -> None:
     paddle = needed("paddle")
     x = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
     with pytest.raises(arraybridge.GradientError, match="grad='detach'"):
@@ -115,7 +115,7 @@ def test_paddle_refuses_gradients_and_sparse_tensors_and_runs_out_of_memory() ->
     assert arraybridge.is_oom_error(caught.value)
 
 
-def test_paddle_takes_memory_of_a_gpu_while_its_owner_has_selected_that_gpu() -> None:
+def test_paddle_imports_gpu_memory_with_its_gpu_selected() -> None:
     needed("paddle")
     log: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Gradients of MLX and PaddlePaddle through other frameworks and back, against torch's and NumPy's."""
+"""Gradients of MLX and PaddlePaddle through other frameworks, compared with PyTorch and NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTIONS = [(a, b) for a in ALL for b in ALL if a != b and {a, b} & {"mlx", "p
 
 
 def namespace(name: str) -> Any:
-    """sin, exp and the like of a framework, or a skip."""
+    """Return sin, exp and similar functions of a framework, or skip."""
     if name == "jax":
         return require("jax").numpy
     return require("torch") if name == "torch" else needed(name)
@@ -31,14 +31,14 @@ def flowing(name: str, fn: Callable[..., Any]) -> Any:
 
 
 def tensors(name: str, *arrays: np.ndarray[Any, Any]) -> list[Any]:
-    """Arrays that torch or Paddle differentiate."""
+    """Return arrays that PyTorch or Paddle differentiate."""
     if name == "torch":
         return [namespace(name).tensor(a, requires_grad=True) for a in arrays]
     return [namespace(name).to_tensor(a, stop_gradient=False) for a in arrays]
 
 
 def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> list[np.ndarray[Any, Any]]:
-    """The derivatives of the sum of ``fn(*arrays)``, by the framework's own means.
+    """Return the derivatives of the sum of ``fn(*arrays)``, by the framework's own functions.
 
     A higher order is that of the sum of the first derivative.
     """
@@ -60,7 +60,7 @@ def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> lis
     for _ in range(order - 1):
         total = summed(total)
     found = derive(total, argnums=tuple(range(len(arrays))))(*(namespace(name).array(a) for a in arrays))
-    # MLX gives a lone gradient by itself.
+    # MLX returns a single gradient without a tuple.
     return [np.asarray(g) for g in (found if isinstance(found, (tuple, list)) else [found])]
 
 
@@ -71,7 +71,7 @@ def wave(name: str) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
 @pytest.mark.parametrize("order", [1, 2])
-def test_gradients_are_bit_for_bit_the_callees_own(caller: str, callee: str, order: int) -> None:
+def test_gradients_equal_the_callees_own_bit_for_bit(caller: str, callee: str, order: int) -> None:
     namespace(caller)
     found = grad(caller, flowing(callee, wave(callee)), X, Y, order=order)
     for a, b in zip(found, grad(callee, wave(callee), X, Y, order=order), strict=True):
@@ -107,12 +107,12 @@ def test_complex_numbers_follow_the_callers_convention(caller: str, callee: str)
     [lambda x: x.scale_(2.0), lambda x: x.reshape([-1]).scale_(2.0), lambda x: x.__setitem__(0, 0.0)],
     ids=["itself", "a view of it", "its elements"],
 )
-def test_paddle_writing_to_an_argument_before_the_backward_is_noticed(write: Callable[[Any], Any]) -> None:
+def test_paddle_writes_to_an_argument_before_the_backward_raise(write: Callable[[Any], Any]) -> None:
     namespace("torch")
     inner = tensors("paddle", X)[0] * 1
     y = flowing("torch", lambda x: x * x)(inner).sum()
     write(inner)
-    # Paddle raises errors of its own for what is raised in a PyLayer.
+    # Paddle raises its own errors for those raised in a PyLayer.
     with pytest.raises(OSError, match=r"GradientError.*writes to an argument"):
         y.backward()
 
@@ -131,7 +131,7 @@ def test_paddle_some_arguments_retained_graphs_hooks_and_no_grad() -> None:
     assert len(seen) == 2
     z.sum().backward(retain_graph=True)
     np.testing.assert_allclose(x.grad.numpy(), 2 * Y * Y, rtol=1e-6)
-    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):  # a second one would end the process
+    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):  # a second one would crash the process
         z.sum().backward()
     (h,) = paddle.grad(f(x, y).sum(), [x], create_graph=True)
     (second,) = paddle.grad(h.sum(), [y])
@@ -142,7 +142,7 @@ def test_paddle_some_arguments_retained_graphs_hooks_and_no_grad() -> None:
     np.testing.assert_allclose(z.numpy(), X * Y * Y, rtol=1e-6)
 
 
-def test_paddle_captured_parameters_and_written_arguments_are_refused() -> None:
+def test_paddle_captured_parameters_and_written_arguments_raise() -> None:
     paddle = needed("paddle")
     layer = paddle.nn.Linear(3, 2)
     (x,) = tensors("torch", X)
@@ -193,7 +193,7 @@ def test_random_numbers_are_the_same_in_the_backward(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", ["mlx", "paddle"])
-def test_under_jax_jit_and_with_arrays_of_two_frameworks_it_is_refused(callee: str) -> None:
+def test_jax_jit_and_arrays_of_two_frameworks_raise(callee: str) -> None:
     namespace(callee)
     jax = require("jax")
     f = flowing(callee, lambda x: x * x)
@@ -205,7 +205,7 @@ def test_under_jax_jit_and_with_arrays_of_two_frameworks_it_is_refused(callee: s
 
 
 @pytest.mark.parametrize("callee", ["torch", "jax"])
-def test_paddle_a_backward_within_a_backward_is_refused(callee: str) -> None:
+def test_paddle_nested_backward_raises(callee: str) -> None:
     paddle = needed("paddle")
     inner = flowing("paddle", lambda x, y: x * x * y)
     outer = flowing(callee, lambda x, y: inner(x, y) * y * x)
@@ -220,7 +220,7 @@ def test_paddle_a_backward_within_a_backward_is_refused(callee: str) -> None:
 
 
 def mlx_double() -> Callable[..., Any]:
-    """A function whose derivative returns an array that it keeps."""
+    """Return a function whose derivative returns an array that it retains."""
     mx = needed("mlx")
     kept = mx.full((4096,), 2.0)
     double = mx.custom_function(lambda x: x * 2)
@@ -245,7 +245,7 @@ def paddle_double() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("callee", ["mlx", "paddle"])
-def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -> None:
+def test_writes_to_the_first_gradient_do_not_change_the_second(callee: str) -> None:
     double = {"mlx": mlx_double, "paddle": paddle_double}[callee]()
     f = flowing(callee, lambda x: double(x))
     (x,) = tensors("torch", np.ones(4096, np.float32))

@@ -1,4 +1,4 @@
-"""Conversions from many threads at once, and what ten thousand of them leave behind."""
+"""Conversions from many threads at the same time, and a leak check of ten thousand conversions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.helpers import run_python
 MANY_CONVERSIONS = Path(__file__).parent / "conversion" / "scripts" / "many_conversions.py"
 
 
-def test_first_calls_from_threads_and_ten_thousand_conversions_leave_nothing_behind() -> None:
-    """Imports, plans and registry meet in the first calls of a process."""
+def test_threads_and_ten_thousand_conversions_leak_nothing() -> None:
+    """Check that imports, plans and the registry are safe in the first concurrent calls of a process."""
     names = ("torch", "jax", "tensorflow", "pyclesperanto")
     installed = [name for name in names if importlib.util.find_spec(name) is not None]
-    # No warning is an error there: what one package tells Python to ignore while it is imported is forgotten
-    # when another one, in another thread, leaves its `warnings.catch_warnings`.
+    # Warnings are not errors there: a package's filters, set during its import, are lost if another package
+    # leaves `warnings.catch_warnings` in another thread.
     done = run_python(str(MANY_CONVERSIONS), *installed, env={"PYTHONWARNINGS": ""})
     assert done.returncode == 0, done.stderr

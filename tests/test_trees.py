@@ -1,4 +1,4 @@
-"""Containers: looked into alike everywhere, rebuilt as they were, and nothing but their arrays changed."""
+"""Containers are traversed consistently, rebuilt faithfully, and only their arrays change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 class Noted:
-    """Something of its own beside the items."""
+    """A list with an extra attribute besides its items."""
 
     def __init__(self, *given: Any, note: str = "") -> None:
         super().__init__(*given)
@@ -43,7 +43,7 @@ class Config(Noted, dict[str, Any]):
 
 
 class Encoding(Noted, UserDict[str, Any]):
-    """As tokenizers have it."""
+    """A mapping like those of tokenizers."""
 
 
 class Rows(list[Any]):
@@ -109,7 +109,7 @@ def items(container: Any) -> list[Any]:
 
 
 @containers
-def test_each_container_is_looked_into_and_stays_what_it_is(make: Callable[[Any, Any], Any]) -> None:
+def test_containers_are_traversed_and_keep_their_type(make: Callable[[Any, Any], Any]) -> None:
     torch = require("torch")
 
     @arraybridge.torch(output_type="numpy")
@@ -129,7 +129,7 @@ def test_each_container_is_looked_into_and_stays_what_it_is(make: Callable[[Any,
 
 
 @containers
-def test_each_container_stays_the_very_object_where_no_array_changes(make: Callable[[Any, Any], Any]) -> None:
+def test_containers_without_changes_are_returned_as_is(make: Callable[[Any, Any], Any]) -> None:
     tree = make(np.ones(2), make("text", {"deep": 1}))
     for one in (tree, make([], {}), {}, [], (), deque(), None):
         assert convert_tree(one, "numpy") is one
@@ -138,13 +138,13 @@ def test_each_container_stays_the_very_object_where_no_array_changes(make: Calla
 
 
 @pytest.mark.parametrize("leaf", [None, 3, "text", b"bytes", object(), {1, 2}, range(3), np.float32(1), int])
-def test_what_is_no_array_stays_the_very_object(leaf: Any) -> None:
+def test_non_arrays_are_returned_as_is(leaf: Any) -> None:
     require("torch")
     assert convert_tree(leaf, "torch") is leaf
     assert convert_tree({"a": (leaf, np.zeros(1))}, "torch")["a"][0] is leaf
 
 
-def test_options_hold_for_every_array() -> None:
+def test_options_apply_to_every_array() -> None:
     require("torch")
     x, y = np.arange(3.0), np.arange(2)
     copied = convert_tree({"x": x, "y": [y]}, "torch", copy=True)
@@ -165,13 +165,13 @@ def test_options_hold_for_every_array() -> None:
         (SimpleNamespace(names=np.array(["a"])), "at .names"),
     ],
 )
-def test_an_error_says_where_in_the_tree(tree: Any, place: str) -> None:
+def test_errors_name_the_path_in_the_tree(tree: Any, place: str) -> None:
     require("torch")
     with pytest.raises(DtypeNotSupportedError, match=re.escape(place)):
         convert_tree(tree, "torch")
 
 
-def test_a_class_that_is_registered_after_its_first_use() -> None:
+def test_classes_registered_after_their_first_use() -> None:
     torch = require("torch")
 
     class Late:
@@ -191,8 +191,8 @@ def test_a_class_that_is_registered_after_its_first_use() -> None:
     assert isinstance(convert_tree([late], "torch")[0].x, torch.Tensor)
 
 
-def test_what_does_not_let_itself_be_rebuilt() -> None:
-    """A subclass stays as it is; a class that somebody registered is an error."""
+def test_containers_that_cannot_be_rebuilt() -> None:
+    """A subclass stays unchanged; a class that a user registered raises."""
     require("torch")
     uncopied = Uncopied(x=np.ones(2))
     assert convert_tree([uncopied], "torch")[0] is uncopied
@@ -246,7 +246,7 @@ class Doubled:
         return self.x * 2
 
 
-def test_classes_that_do_more_where_they_are_read_or_written() -> None:
+def test_classes_with_side_effects_on_access() -> None:
     described = Described(x=np.ones(2))
     assert map_arrays(described, lambda x: x + 1)["x"].tolist() == [2, 2]
     assert list(described) == ["x"]
@@ -263,7 +263,7 @@ def test_classes_that_do_more_where_they_are_read_or_written() -> None:
     assert map_arrays(doubled, lambda x: x + 1).twice.tolist() == [4, 4]
 
 
-def test_a_container_that_contains_itself_is_refused() -> None:
+def test_self_referencing_containers_raise() -> None:
     require("torch")
     circle: list[Any] = [1.0, np.ones(2)]
     circle.append({"again": circle})
@@ -281,7 +281,7 @@ def test_a_container_that_contains_itself_is_refused() -> None:
     assert convert_tree([inner, inner], "numpy")[1] is inner
 
 
-def test_callable_objects_are_no_containers():
+def test_callable_objects_are_not_containers():
     @dataclasses.dataclass
     class Model:
         weight: Any
@@ -445,7 +445,7 @@ def test_objects_that_claim_another_class_stay() -> None:
     assert arraybridge.numpy(lambda x, other: other)(np.ones(2), mock) is mock
 
 
-# -- containers with their own way to copy, and attributes ---------------------------------------------
+# -- containers with a custom copy method, and attributes ----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -505,7 +505,7 @@ def test_items_are_rebuilt_without_the_methods_of_the_class(container: Any) -> N
 
 
 class Output(OrderedDict[str, Any]):
-    """Items that are attributes too, as in Hugging Face's ``ModelOutput``."""
+    """A mapping whose items are attributes as well, as in Hugging Face's ``ModelOutput``."""
 
     def __init__(self, logits: Any) -> None:
         super().__init__(logits=logits)
@@ -589,7 +589,7 @@ class Frozen(OrderedDict[str, Any]):
 
 
 @pytest.mark.parametrize("kind", [Labeled, Measured, Frozen])
-def test_fields_beside_items_are_converted(kind: Any) -> None:
+def test_fields_in_addition_to_items_are_converted(kind: Any) -> None:
     torch = require("torch")
     tree = kind({"mask": [np.ones(2)]})
     key: Any = "mask" if isinstance(tree, dict) else 0  # an item may have the name of a field
@@ -609,7 +609,7 @@ def test_fields_beside_items_are_converted(kind: Any) -> None:
         arraybridge.convert_tree(wrong, "torch")
 
 
-def test_fields_beside_items_are_joined() -> None:
+def test_fields_in_addition_to_items_are_joined() -> None:
     def label(part: Any) -> Any:
         labeled = Labeled(part > 4, "s")
         labeled.append(part * 2)
@@ -661,7 +661,7 @@ class OutputMapping(Mapping[str, Any]):
 
 
 class Named(Mapping[str, Any]):
-    """A mapping whose first parameter is something else than the items."""
+    """A mapping whose first parameter is not its items."""
 
     def __init__(self, name: Any = "", values: dict[str, Any] | None = None) -> None:
         self.name = name
@@ -715,7 +715,7 @@ def test_attributes_and_bounds_of_subclasses_are_kept() -> None:
 
 
 class Logged(dict[str, Any]):
-    """Records each assignment."""
+    """A dict that records each assignment."""
 
     def __init__(self) -> None:
         super().__init__()

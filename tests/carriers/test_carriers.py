@@ -1,4 +1,4 @@
-"""Objects that carry one array: in exactly, and back with all that belongs to them. Real packages."""
+"""Objects that carry one array are converted exactly and restored with their metadata. Uses real packages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def zarr_array(values: Any = VALUES, **options: Any) -> Any:
     return zarr.array(values, chunks=options.pop("chunks", (1, 3, 4)), **options)
 
 
-#: Kind → what carries `VALUES`, or its first plane or row; what it carries; and whether torch shares it.
+#: Kind → the carrier of `VALUES`, or of its first plane or row; the carried values; and whether PyTorch
+#: shares them.
 KINDS: dict[str, tuple[Callable[[Path], Any], Any, bool]] = {
     "DataArray": (lambda _: data_array(VALUES.copy()), VALUES, True),
     "Variable": (lambda _: xarray.Variable(("z", "y", "x"), VALUES.copy()), VALUES, True),
@@ -85,20 +86,20 @@ KINDS: dict[str, tuple[Callable[[Path], Any], Any, bool]] = {
 
 
 def equal(x: Any, expected: Any) -> bool:
-    """Bit for bit, with dtype and shape."""
+    """Compare bit for bit, including dtype and shape."""
     x, expected = np.asarray(x), np.asarray(expected)
     return x.dtype == expected.dtype and x.shape == expected.shape and x.tobytes() == expected.tobytes()
 
 
-# ---- in ----------------------------------------------------------------------------------------------
+# ---- conversion of carriers --------------------------------------------------------------------------
 
 
-#: What torch shares where the user says so, since only its being read-only forbids it.
+#: Arrays that PyTorch shares on request, because only their read-only flag prevents it.
 READ_ONLY = ("Series", "DataFrame", "Index", "polars", "bytes")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_carries_arrives_and_is_shared_as_it_is_told(kind: str, tmp_path: Path) -> None:
+def test_carriers_share_memory_as_explain_predicts(kind: str, tmp_path: Path) -> None:
     make, expected, shares = KINDS[kind]
     x = make(tmp_path)
     route = explain(x, "torch")
@@ -117,13 +118,13 @@ def test_what_it_carries_arrives_and_is_shared_as_it_is_told(kind: str, tmp_path
     assert equal(ab.to_numpy(x), expected) != shares
 
 
-def test_memory_outlives_what_carried_it() -> None:
+def test_memory_outlives_its_carrier() -> None:
     for make in (lambda: data_array(VALUES.copy()), lambda: memoryview(VALUES.copy()), image):
         tensors = [convert_memory(make(), "torch") for _ in range(20)]
         assert all(equal(tensor.numpy(), VALUES) for tensor in tensors)
 
 
-def test_the_image_itself_stays_as_it_was() -> None:
+def test_conversion_does_not_change_the_image() -> None:
     x = image()
     twin = sitk.Image(x)
     assert [ab.explain(x, name).copies for name in ("numpy", "torch")] == [1, 1]
@@ -189,15 +190,15 @@ def test_trees_and_bytes_in_them() -> None:
         (lambda: [1, 2], r"convert_tree"),
     ],
 )
-def test_what_is_refused_says_what_to_write(make: Any, words: str) -> None:
+def test_rejected_carriers_raise_with_advice(make: Any, words: str) -> None:
     if "arraybridge" in words:
         pytest.importorskip("dask")
     with pytest.raises(MemoryConversionError, match=words):
         convert_memory(make(), "torch")
 
 
-def test_a_label_map_is_refused() -> None:
-    """To look at its pixels ends the process."""
+def test_label_maps_raise() -> None:
+    """Reading its pixels crashes the process."""
     lines = (
         "import SimpleITK as sitk, arraybridge as ab",
         "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))",
@@ -206,14 +207,14 @@ def test_a_label_map_is_refused() -> None:
     assert "SimpleITK.LabelMapToLabel(x)" in asked(*lines, env={"PYTHONWARNINGS": ""})
 
 
-def test_a_file_that_is_closed(tmp_path: Path) -> None:
+def test_closed_files_raise(tmp_path: Path) -> None:
     x = dataset(tmp_path)
     x.file.close()
     with pytest.raises(MemoryConversionError, match="open the file again"):
         convert_memory(x, "torch")
 
 
-# ---- through functions, and back -----------------------------------------------------------------------
+# ---- through functions, and restored -------------------------------------------------------------------
 
 
 @ab.torch(output_type="input")
@@ -227,7 +228,7 @@ def summed(x: Any) -> Any:
     return x.sum(0)
 
 
-#: Dtypes for which SimpleITK has pixels.
+#: Dtypes for which SimpleITK has pixel types.
 PIXELS = ("uint8", "int16", "uint16", "int32", "int64", "uint64", "float32", "float64", "complex64")
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "C": lambda x: x,
@@ -239,7 +240,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bool", "float16", *PIXELS])
-def test_any_bits_come_back_with_all_that_belongs_to_them(dtype: str, layout: str) -> None:
+def test_any_bits_are_restored_with_their_metadata(dtype: str, layout: str) -> None:
     """NaNs and signs of zero included."""
     same = ab.torch(output_type="input")(lambda tensor: tensor.clone())
     bits = np.random.default_rng(3).integers(0, 256, 24 * np.dtype(dtype).itemsize, np.uint8)
@@ -269,14 +270,14 @@ def test_any_bits_come_back_with_all_that_belongs_to_them(dtype: str, layout: st
         assert equal(same(column).to_numpy(), x[0, 0])
 
 
-def test_an_xarray_comes_back_without_its_encoding() -> None:
+def test_xarray_results_have_no_encoding() -> None:
     x = data_array()
     x.encoding = {"scale_factor": 0.1}
     assert doubled(x).encoding == {}
     assert isinstance(summed(x), np.ndarray)
 
 
-def test_pandas_comes_back_in_its_own_dtypes_and_as_an_index() -> None:
+def test_pandas_dtypes_and_indexes_are_restored() -> None:
     whole = pandas.Series([1, 2], index=["a", "b"], dtype="Int64")
     pandas.testing.assert_series_equal(doubled(whole), whole * 2)
     index = pandas.Index([1.5, 2.5], name="t")
@@ -284,7 +285,7 @@ def test_pandas_comes_back_in_its_own_dtypes_and_as_an_index() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "CMYK", "F", "I", "1", "YCbCr", "LA", "HSV"])
-def test_pictures_come_back_in_their_mode(mode: str) -> None:
+def test_image_modes_are_restored(mode: str) -> None:
     x = pillow.fromarray(np.uint8(VALUES[0] * 7)).convert("RGB").convert(mode)
     x.info = {"dpi": (300, 300)}
 
@@ -297,19 +298,19 @@ def test_pictures_come_back_in_their_mode(mode: str) -> None:
     assert result.tobytes() == x.tobytes()
 
 
-def test_a_big_endian_picture_keeps_its_mode() -> None:
+def test_big_endian_images_keep_their_mode() -> None:
     x = pillow.frombytes("I;16B", (2, 1), bytes([1, 2, 3, 4]))
     result = ab.torch(output_type="input")(lambda tensor: tensor.clone())(x)
     assert (result.mode, result.tobytes()) == ("I;16B", bytes([1, 2, 3, 4]))
 
 
-def test_files_and_buffers_come_back_as_numpy(tmp_path: Path) -> None:
+def test_files_and_buffers_return_numpy_arrays(tmp_path: Path) -> None:
     for x in (zarr_array(), dataset(tmp_path), memoryview(VALUES)):
         assert equal(doubled(x), VALUES * 2)
         assert type(doubled(x)) is np.ndarray
 
 
-def test_a_file_counts_as_numpy_where_the_source_is_declared(tmp_path: Path) -> None:
+def test_files_match_a_declared_numpy_source(tmp_path: Path) -> None:
     for strict in (True, False):
         double = ab.torch(input_type="numpy", output_type="numpy", strict=strict)(lambda x: x * 2)
         for x in (zarr_array(), dataset(tmp_path / str(strict))):
@@ -318,7 +319,7 @@ def test_a_file_counts_as_numpy_where_the_source_is_declared(tmp_path: Path) -> 
         ab.torch(input_type="jax", strict=True)(lambda x: x)(zarr_array())
 
 
-def test_another_dtype_has_no_such_carrier() -> None:
+def test_unsupported_result_dtypes_return_arrays() -> None:
     @ab.torch(output_type="input")
     def as_complex(x: Any) -> Any:
         return torch.complex(x.double(), x.double())
@@ -332,7 +333,7 @@ def test_another_dtype_has_no_such_carrier() -> None:
     assert as_half(polars.Series("a", [1.0])).dtype == polars.Float16
 
 
-def test_results_in_containers_and_carriers_that_the_function_makes() -> None:
+def test_results_in_containers_and_new_carriers() -> None:
     @ab.torch(output_type="input")
     def both(x: Any) -> Any:
         return {"twice": x * 2, "mean": x.mean()}
@@ -347,8 +348,8 @@ def test_results_in_containers_and_carriers_that_the_function_makes() -> None:
         assert isinstance(result[name], cls)
 
 
-def test_a_result_that_is_scaled_into_a_dtype() -> None:
-    """As `dtype_conversion` asks, and then in a carrier that has room for that dtype."""
+def test_scaled_results_are_restored() -> None:
+    """The result is scaled by `dtype_conversion`, and then restored in a carrier that supports that dtype."""
 
     @ab.torch(output_type="input", dtype_conversion=ab.DtypeConversion.UINT16)
     def unit(x: Any) -> Any:
@@ -364,8 +365,8 @@ def test_a_result_that_is_scaled_into_a_dtype() -> None:
 @pytest.mark.parametrize(
     "dtype", ["float64", "uint32", "int8", "int16", "float16", "int64", "bool", "bfloat16"]
 )
-def test_no_carrier_changes_the_dtype_of_a_result(dtype: str) -> None:
-    """Pillow makes float32 of float64, and pandas sees no numbers in bfloat16: an array comes back then."""
+def test_carriers_do_not_change_the_dtype_of_a_result(dtype: str) -> None:
+    """Pillow would convert float64 to float32, and pandas rejects bfloat16: an array is returned instead."""
     numbers = ab.aligned((2, 3), dtype)
     numbers[...] = [[0, 1, 2], [3, 4, 7]]
     same = ab.numpy(output_type="input")(lambda x: numbers.reshape(x.shape))
@@ -377,7 +378,7 @@ def test_no_carrier_changes_the_dtype_of_a_result(dtype: str) -> None:
         assert (values.dtype, values.tobytes()) == (numbers.dtype, numbers.tobytes()), type(carrier)
 
 
-def test_gpu_gives_carriers_back() -> None:
+def test_gpu_restores_carriers() -> None:
     @ab.gpu
     def plus_one(x: Any) -> Any:
         return x + 1
@@ -387,7 +388,7 @@ def test_gpu_gives_carriers_back() -> None:
     assert equal(result.values, VALUES + 1)
 
 
-def test_numpy_scalars_and_lists_are_no_arrays() -> None:
+def test_numpy_scalars_and_lists_are_not_arrays() -> None:
     @ab.torch
     def kinds_of(x: Any, *others: Any) -> Any:
         return [type(other) for other in others]
@@ -395,7 +396,7 @@ def test_numpy_scalars_and_lists_are_no_arrays() -> None:
     assert kinds_of(data_array(), b"a", bytearray(b"b"), [1, 2], 3.0) == [bytes, bytearray, list, float]
 
 
-def test_a_map_of_a_file_passes_and_is_converted_where_named(tmp_path: Path) -> None:
+def test_file_maps_are_converted_only_if_declared(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     path.write_bytes(bytes(range(16)))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as raw:
@@ -404,10 +405,10 @@ def test_a_map_of_a_file_passes_and_is_converted_where_named(tmp_path: Path) -> 
         assert copied.tolist() == list(range(16))
 
 
-# ---- many, and large ---------------------------------------------------------------------------------
+# ---- many and large carriers -------------------------------------------------------------------------
 
 
-def test_split_recovery_cuts_and_joins_a_carrier() -> None:
+def test_split_recovery_splits_and_joins_carriers() -> None:
     @ab.torch(output_type="input", oom_recovery="split")
     def halved(x: Any) -> Any:
         return x / 2
@@ -468,11 +469,11 @@ def test_chunks_of_files(tmp_path: Path) -> None:
         ab.chunks(tall)
 
 
-# ---- kinds of others -----------------------------------------------------------------------------------
+# ---- third-party kinds ---------------------------------------------------------------------------------
 
 
 class Scan:
-    """Somebody's class."""
+    """A user's class."""
 
     def __init__(self, pixels: Any, patient: str) -> None:
         self.pixels, self.patient = pixels, patient
@@ -489,11 +490,11 @@ class Scans(Carrier):
         return Scan(values, x.patient)
 
 
-def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge.carriers import registry as room
+def test_custom_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge.carriers import registry as buffer
     from arraybridge.types import empty_caches
 
-    monkeypatch.setattr(room, "_registered", [])
+    monkeypatch.setattr(buffer, "_registered", [])
     scan = Scan(np.ones(3), "Ada")
     with pytest.raises(MemoryConversionError):
         convert_memory(scan, "torch")
@@ -507,7 +508,7 @@ def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     empty_caches()
 
 
-def test_an_entry_point_and_that_no_package_is_imported_before_its_objects_come(tmp_path: Path) -> None:
+def test_entry_points_load_when_their_objects_appear(tmp_path: Path) -> None:
     bridge = (
         "import arraybridge",
         "class Scans(arraybridge.Carrier):",
@@ -535,14 +536,14 @@ def test_an_entry_point_and_that_no_package_is_imported_before_its_objects_come(
 
 
 class Nosy(Carrier):
-    """Is asked of nothing that a framework owns."""
+    """A kind that fails the test if it is queried for an array of a framework."""
 
     def carries(self, x: Any) -> bool:
         assert not isinstance(x, np.ndarray | torch.Tensor)
         return False
 
 
-def test_an_array_of_a_framework_is_no_question_for_carriers() -> None:
+def test_carriers_are_not_queried_for_framework_arrays() -> None:
     with registry_kept():
         register_carrier(Nosy())
         for x in (VALUES, torch.ones(2)):
@@ -551,7 +552,7 @@ def test_an_array_of_a_framework_is_no_question_for_carriers() -> None:
             doubled(x)
 
 
-def test_what_a_kind_has_to_say() -> None:
+def test_incomplete_kinds_raise() -> None:
     with pytest.raises(NotImplementedError):
         Carrier().carries(1)
     assert Carrier().rebuild(1, 2) == 2

@@ -1,4 +1,4 @@
-"""What carriers hold: masks, NaN, nulls, units, files that are not read yet, and objects that raise."""
+"""Contents of carriers: masks, NaN, nulls, units, lazily opened files, and objects that raise."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ MASKED = {
 
 
 @pytest.mark.parametrize("kind", MASKED)
-def test_the_mask_of_a_subclass_is_never_dropped(kind: str) -> None:
+def test_masks_of_subclasses_are_not_dropped(kind: str) -> None:
     x = MASKED[kind]()
-    for _ in range(2):  # the second call may have a plan
+    for _ in range(2):  # the second call may use a plan
         with pytest.raises(ab.ArrayNotSupportedError, match="mask would be lost"):
             ab.to_torch(x)
     with pytest.raises(ab.ArrayNotSupportedError, match="mask would be lost"):
@@ -97,7 +97,8 @@ def test_a_mask_inside_xarray() -> None:
 def test_subclasses_without_a_mask_are_converted() -> None:
     assert ab.to_torch(np.arange(3.0).view(WithoutMask)).tolist() == [0, 1, 2]
     fields = np.zeros(2, [("mask", "f4")]).view(np.recarray)
-    with pytest.raises(ab.DtypeNotSupportedError, match="fields"):  # it has a field of that name, and no mask
+    # a field has that name, but it is not a mask
+    with pytest.raises(ab.DtypeNotSupportedError, match="fields"):
         ab.to_torch(fields)
     assert ab.to_torch(fields.mask).tolist() == [0, 0]
 
@@ -131,10 +132,10 @@ def test_nan_stays_nan_in_every_dtype_of_pandas(name: str) -> None:
         "Index": lambda: pandas.Index(series.array, name="i"),
     }
     if name == "float16":
-        del makers["Index"]  # pandas has no such index
+        del makers["Index"]  # pandas has no such index type
     for kind, make in makers.items():
         x = make()
-        for result in (with_nan(x), with_nan(with_nan(x))):  # the next call takes it again
+        for result in (with_nan(x), with_nan(with_nan(x))):  # the result is accepted by the next call
             assert type(result) is type(x), kind
             dtypes = result.dtypes.tolist() if result.ndim == 2 else [result.dtype]
             assert set(dtypes) == {dtype}, kind
@@ -150,7 +151,7 @@ def test_nan_stays_nan_in_every_dtype_of_pandas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*OWN, "Int64", "boolean", "int64[pyarrow]"])
-def test_nulls_are_refused_with_the_expressions_to_use(name: str) -> None:
+def test_nulls_raise_with_working_expressions(name: str) -> None:
     x = pandas.Series([1, None], dtype=require_dtype(name))
     for each in (x, pandas.DataFrame({"a": x}), pandas.Index(x)):
         with pytest.raises(ab.ArrayNotSupportedError, match="nulls") as caught:
@@ -160,7 +161,7 @@ def test_nulls_are_refused_with_the_expressions_to_use(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Int8", "UInt64", "boolean", "int64[pyarrow]", "bool[pyarrow]"])
-def test_integers_and_booleans_come_back_in_their_own_dtype(name: str) -> None:
+def test_integer_and_boolean_dtypes_are_restored(name: str) -> None:
     x = pandas.Series([1, 0, 1], dtype=require_dtype(name), name="s")
     same = ab.torch(output_type="input")(lambda tensor: tensor.clone())
     pandas.testing.assert_series_equal(same(x), x)
@@ -175,7 +176,7 @@ def test_integers_and_booleans_come_back_in_their_own_dtype(name: str) -> None:
 
 
 def test_units_of_astropy_are_not_carried() -> None:
-    """docs/carriers.md says so: the unit of a result is the caller's to state."""
+    """docs/carriers.md states that users set the unit of a result."""
     units = pytest.importorskip("astropy.units", reason="astropy is not installed")
     x = np.arange(3.0) * units.m
     result = ab.torch(output_type="input")(lambda tensor: tensor**2)(x)
@@ -184,7 +185,7 @@ def test_units_of_astropy_are_not_carried() -> None:
     assert ab.to_torch(x).tolist() == [0, 1, 2]
 
 
-# -- files that nobody has read -----------------------------------------------------------------------
+# -- lazily opened files ------------------------------------------------------------------------------
 
 TALL = np.arange(60.0).reshape(20, 3)
 
@@ -211,7 +212,7 @@ def is_read(x: Any) -> bool:
     return bool(getattr(x, "variable", x)._in_memory)
 
 
-def test_a_question_never_reads_a_lazily_opened_variable(opened: Any, tmp_path: Path) -> None:
+def test_queries_do_not_read_lazily_opened_variables(opened: Any, tmp_path: Path) -> None:
     for x in (
         opened["a"],
         opened["a"].variable,
@@ -265,11 +266,11 @@ def test_a_lazily_opened_variable_through_functions(opened: Any, monkeypatch: py
     assert [key[0] if isinstance(key, tuple) else key for key in keys][-2:] == [slice(0, 10), slice(10, 20)]
 
 
-# -- objects that cannot answer -----------------------------------------------------------------------
+# -- objects that raise -------------------------------------------------------------------------------
 
 
 class Raising:
-    """A proxy whose every attribute raises, as one of a web framework does outside of a request."""
+    """A proxy whose every attribute raises, such as one of a web framework outside of a request."""
 
     @property
     def __class__(self) -> Any:  # type: ignore[override]
@@ -313,7 +314,7 @@ BYSTANDERS = {
 
 
 @pytest.mark.parametrize("kind", BYSTANDERS)
-def test_a_bystander_passes_unchanged_and_breaks_no_call(kind: str) -> None:
+def test_raising_objects_pass_as_other_arguments(kind: str) -> None:
     x = BYSTANDERS[kind]()
     converted = ab.convert_tree({"a": np.ones(2), "b": [x]}, "torch")
     assert converted["b"][0] is x
@@ -332,7 +333,7 @@ def test_a_bystander_passes_unchanged_and_breaks_no_call(kind: str) -> None:
     "kind",
     ["proxy", "a dtype without a hash", "dtypes that raise", "a class without a module", "a mixed table"],
 )
-def test_a_bystander_that_is_passed_as_the_array_gives_a_clear_error(kind: str) -> None:
+def test_raising_objects_as_the_array_give_a_clear_error(kind: str) -> None:
     x = BYSTANDERS[kind]()
     for call in (ab.to_torch, ab.detect_memory_type, lambda x: ab.explain(x, "torch"), ab.device_of):
         with pytest.raises(ab.UnknownArrayError, match="is not an array") as caught:
@@ -348,7 +349,7 @@ def test_bytes_are_converted_if_they_are_the_array(make: Any) -> None:
     assert (tensor.dtype, tensor.tolist()) == (torch.uint8, [97, 98])
 
 
-def test_a_carrier_or_a_framework_that_raises_recognizes_nothing() -> None:
+def test_errors_in_carrier_and_framework_checks_are_ignored() -> None:
     class Broken(ab.Carrier):
         def carries(self, x: Any) -> bool:
             raise LookupError("broken")
@@ -366,7 +367,7 @@ def test_a_carrier_or_a_framework_that_raises_recognizes_nothing() -> None:
         assert isinstance(caught.value.__cause__, LookupError)
 
 
-def test_a_buffer_without_axes_carries_no_array() -> None:
+def test_buffers_without_axes_are_not_carriers() -> None:
     x = memoryview(np.array(1.5))
     assert carrier_of(x) is None
     assert ab.convert_tree([x], "torch")[0] is x
@@ -381,6 +382,6 @@ def test_the_first_argument_decides_whether_a_result_is_restored() -> None:
     assert type(add(np.ones(3), labelled)) is np.ndarray
 
 
-def test_the_target_is_an_array_and_never_a_carrier() -> None:
+def test_conversion_targets_are_arrays() -> None:
     assert type(ab.to_numpy(xarray.DataArray(np.ones(3), dims="x"))) is np.ndarray
     assert type(ab.to_numpy(pandas.Series([1.0]))) is np.ndarray

@@ -408,7 +408,7 @@ def run(expression: str, x: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", CORPUS)
-def test_each_expression_of_an_advice_runs_and_its_result_converts(kind: str, tmp_path: Path) -> None:
+def test_expressions_in_advice_run_and_their_results_convert(kind: str, tmp_path: Path) -> None:
     make, count = CORPUS[kind]
     x = make(tmp_path)
     target = "numpy" if type(x).__module__.startswith("torch") else "torch"
@@ -455,7 +455,7 @@ def test_wide_floats_are_cast_to_the_widest() -> None:
             ab.to_torch(np.ones(2, name))
 
 
-def test_a_closed_image_says_to_open_it_again(tmp_path: Path) -> None:
+def test_closed_images_raise_with_advice_to_reopen(tmp_path: Path) -> None:
     pillow, path = package("PIL.Image"), tmp_path / "a.png"
     pillow.fromarray(np.zeros((2, 2), np.uint8)).save(path)
     closed = pillow.open(path)

@@ -174,7 +174,7 @@ COPIED: dict[str, tuple[Callable[[], Any], np.ndarray, Reason]] = {
 
 @pytest.mark.parametrize("kind", COPIED)
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
-def test_all_others_are_joined_once(kind: str, target: str) -> None:
+def test_other_tables_are_copied_once(kind: str, target: str) -> None:
     require(target)
     make, values, reason = COPIED[kind]
     x = make()
@@ -187,7 +187,7 @@ def test_all_others_are_joined_once(kind: str, target: str) -> None:
     for call in (convert_memory, explain):
         with pytest.raises(CopyRequiredError):
             call(x, target, copy=False)
-    if target in ("numpy", "torch"):  # nobody else has the copy
+    if target in ("numpy", "torch"):  # no other object references the copy
         result[...] = 0
         assert equal(x, values)
 
@@ -232,7 +232,7 @@ def schema_of(kind: Any, *, nullable: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrow_comes_back_with_its_schema(dtype: str) -> None:
+def test_arrow_schemas_are_restored(dtype: str) -> None:
     values = np.arange(12).reshape(4, 3).astype(dtype)
     kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
     columns = [pyarrow.array(np.ascontiguousarray(values[:, i])) for i in range(3)]
@@ -257,7 +257,7 @@ def test_arrow_comes_back_with_its_schema(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_polars_comes_back_with_its_schema(dtype: str) -> None:
+def test_polars_schemas_are_restored(dtype: str) -> None:
     values = np.arange(12).reshape(4, 3).astype(dtype)
     frame = polars.DataFrame({name: values[:, i].copy() for i, name in enumerate("bca")})
     arrays = polars.Series("v", values)
@@ -276,7 +276,7 @@ def test_polars_comes_back_with_its_schema(dtype: str) -> None:
     assert half(arrays).dtype == polars.Array(polars.Float16, 3)
 
 
-def test_nan_stays_nan_and_is_no_null() -> None:
+def test_nan_is_not_converted_to_null() -> None:
     values = np.array([[np.nan, 1.0], [-0.0, np.inf]])
     for x in (table(values), table(values).to_batches()[0], arrow(values), polars.DataFrame(values)):
         result = same(x)
@@ -285,7 +285,7 @@ def test_nan_stays_nan_and_is_no_null() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "bfloat16"])
-def test_a_dtype_without_a_column_type_comes_back_as_an_array(dtype: str) -> None:
+def test_dtypes_without_a_column_type_return_an_array(dtype: str) -> None:
     cast = ab.torch(output_type="input")(lambda tensor: tensor.to(getattr(torch, dtype)))
     for x in (table(COLUMNS), arrow(VECTORS), polars.DataFrame({"a": [1.0]}), polars.Series(VECTORS)):
         result = cast(x)
@@ -318,7 +318,7 @@ def test_a_table_is_split_and_joined() -> None:
         assert equal(result, values / 2)
 
 
-# ---- passed through, or refused ------------------------------------------------------------------------
+# ---- other tables --------------------------------------------------------------------------------------
 
 BYSTANDERS: dict[str, Callable[[], Any]] = {
     "Table of several types": lambda: pyarrow.table({"a": [1], "b": [1.5]}),
@@ -339,7 +339,7 @@ BYSTANDERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", BYSTANDERS)
-def test_other_tables_pass_through_and_are_refused_as_the_array(kind: str) -> None:
+def test_other_tables_pass_through_and_raise_as_the_array(kind: str) -> None:
     x = BYSTANDERS[kind]()
     assert ab.convert_tree({"x": x, "y": np.ones(2)}, "torch")["x"] is x
     second = ab.torch(lambda array, other: (type(array), other))

@@ -1,1 +1,1 @@
-"""Tests of arraybridge/conversion: calls, detection, trees, traces and errors."""
+"""Tests of conversions: calls, options, plans and unusual sources."""

@@ -12,7 +12,7 @@ from tests.helpers import require
 
 
 @pytest.mark.parametrize("dtype", ["float32", np.dtype("i2"), "bool", "complex128", "bfloat16", int])
-def test_it_is_aligned_and_shared(dtype: Any) -> None:
+def test_memory_is_aligned_and_shared(dtype: Any) -> None:
     for shape in ((), (0,), (3,), (2, 0, 3), (5, 7), (1 << 10, 1 << 10), 9, np.int64(4), [2, 3]):
         x = aligned(shape, dtype)
         assert (type(x), x.shape) == (np.ndarray, np.empty(shape).shape)
@@ -45,12 +45,12 @@ def test_the_dtype_of_a_framework(framework: str) -> None:
         (2, object, ValueError, "object"),
     ],
 )
-def test_what_makes_no_sense_is_named(shape: Any, dtype: Any, error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_named(shape: Any, dtype: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         aligned(shape, dtype)
 
 
-def test_a_dtype_that_numpy_lacks_is_a_type_error() -> None:
+def test_dtypes_that_numpy_lacks_raise_type_error() -> None:
     with pytest.raises(TypeError, match="qint8"):
         aligned(2, require("torch").qint8)
 

@@ -1,4 +1,4 @@
-"""Every way of calling convert_memory, where the result lives, and what no call may change."""
+"""All call forms of convert_memory, the device of the result, and state that no call may change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.fake_gpu import FakeGpuFramework, GpuDevices
 from tests.helpers import jax_with, registry_kept, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
-# A number that no machine has.
+# A GPU number that no machine has.
 NOWHERE = 99
 
 Call = Callable[..., Any]
@@ -42,15 +42,15 @@ both_calls = pytest.mark.parametrize("call", [convert_memory, explain])
 
 
 def image() -> np.ndarray[Any, Any]:
-    """Six float32 values that every framework holds, 64-byte aligned."""
+    """Return six float32 values that every framework supports, 64-byte aligned."""
     memory: Any = arraybridge.aligned((2, 3), "float32")
     memory[...] = [[0.0, 1.5, -2.0], [3.25, 4.0, 1e-3]]
     return memory
 
 
-# ---- every form of the call ------------------------------------------------------------------------------
+# ---- call forms ------------------------------------------------------------------------------------------
 
-# What stands behind the array, by position and by name; each with the device that it leads to.
+# Arguments after the array, by position and by name, each with the resulting device.
 CPU = (
     *((("torch",), {}), ((MemoryType.TORCH,), {}), ((), {"target": "torch"}), (("torch", None), {})),
     *((("numpy", "torch"), {}), (("numpy",), {"target": "torch"}), (("numpy", "torch", None), {})),
@@ -93,7 +93,7 @@ def test_every_form_that_names_a_gpu() -> None:
 
 
 @both_calls
-def test_what_is_given_twice_or_not_at_all_or_is_no_option_is_refused(call: Call) -> None:
+def test_duplicate_missing_and_unknown_arguments_raise(call: Call) -> None:
     x = image()
     with pytest.raises(TypeError, match="unexpected keyword argument 'copied'"):
         call(x, "numpy", copied=True)
@@ -118,13 +118,13 @@ def test_the_declared_source_is_checked(call: Call) -> None:
         call(x, "torch", "jax")
     assert isinstance(caught.value, (TypeError, ValueError))
     assert (caught.value.source_type, caught.value.target_type) == ("numpy", "jax")
-    convert_memory(x, "numpy")  # also where the pair has a plan already
+    convert_memory(x, "numpy")  # also if the pair has a plan already
     with pytest.raises(SourceMismatchError):
         call(x, source_type=MemoryType.JAX, target_type="numpy", gpu_id=0)
 
 
 @both_calls
-def test_options_that_make_no_sense_are_refused(call: Call) -> None:
+def test_invalid_options_raise(call: Call) -> None:
     ambiguous = np.ones(3)
     for option, values in {
         "copy": ("yes", 2, 1, 0, 1.0, -0.0, float("nan"), np.int64(1), ambiguous),
@@ -133,7 +133,7 @@ def test_options_that_make_no_sense_are_refused(call: Call) -> None:
         "gpu_id": (np.True_, np.float64(1), ambiguous),
     }.items():
         for value in values:
-            for thing in (image(), [1, 2], None):  # options come first, also for what is not an array
+            for thing in (image(), [1, 2], None):  # options are checked first, also for non-arrays
                 with pytest.raises(ValueError, match=f"{option}|not a device"):
                     call(thing, "numpy", **{option: value})
     for dtype in ("object", "str", object, str, "V4", "datetime64[s]", 3):
@@ -143,12 +143,12 @@ def test_options_that_make_no_sense_are_refused(call: Call) -> None:
         call(image(), "numpy", dtype="flaot32")
 
 
-# ---- where the result lives ------------------------------------------------------------------------------
+# ---- device of the result --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "pyclesperanto"])
 @both_calls
-def test_a_gpu_id_that_is_no_number_of_a_gpu(call: Call, target: str) -> None:
+def test_invalid_gpu_ids_raise(call: Call, target: str) -> None:
     require(target)
     for gpu_id in (-1, -7, True, False, 0.0, 1.5, float("nan"), "0", "first", ""):
         with pytest.raises(ValueError, match="gpu_id"):
@@ -161,7 +161,7 @@ def test_a_gpu_id_that_is_no_number_of_a_gpu(call: Call, target: str) -> None:
 
 
 @pytest.mark.parametrize("source", HOST)
-def test_a_gpu_id_beside_numpy_changes_nothing(source: str) -> None:
+def test_gpu_id_is_ignored_for_numpy(source: str) -> None:
     require(source)
     array = data.build(source, "aligned", "float32").array
     for gpu_id in (0, 5, NOWHERE, "auto"):
@@ -170,7 +170,7 @@ def test_a_gpu_id_beside_numpy_changes_nothing(source: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str) -> None:
+def test_invalid_devices_raise_with_advice(target: str) -> None:
     torch = require("torch")
     nonsense: list[Any] = ["", "cpus", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1"]
     nonsense += [3, 0, 1.5, True, ("gpu", 0), object(), np.zeros(2), torch.float32, torch.device("meta")]
@@ -180,7 +180,7 @@ def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str) -> Non
                 call(words)
 
 
-def test_words_for_one_kind_of_accelerator() -> None:
+def test_device_strings_of_one_accelerator_kind() -> None:
     for words in ("cuda", "mps", "xpu", "tpu", "rocm"):
         assert Device.parse(words) == Device("gpu", 0)
         assert Device.parse(f"{words}:1") == Device("gpu", 1)
@@ -223,7 +223,7 @@ def test_native_devices_are_read_and_place_an_array() -> None:
         *((d, str(Device.parse(d.name))) for d in tf.config.list_logical_devices("CPU")),
         *(("/CPU:0", "cpu"), ("/job:localhost/replica:0/task:0/device:GPU:1", "gpu:1")),
     ]
-    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # without a driver it cannot even be made
+    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # which cannot be created without a driver
         natives.append((cupy.cuda.Device(1), "gpu:1"))
     for native, words in natives:
         assert str(Device.parse(native)) == words, native
@@ -238,7 +238,7 @@ def test_native_devices_are_read_and_place_an_array() -> None:
 
 @both_calls
 @pytest.mark.parametrize("target", HOST)
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(target: str, call: Call) -> None:
+def test_missing_devices_raise_with_the_available_ones(target: str, call: Call) -> None:
     require(target)
     for kind in ("gpu", "cuda", "opencl", "cpu"):
         with pytest.raises(DeviceNotFoundError) as caught:
@@ -251,8 +251,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(target: str, 
         assert (caught.value.source_type, caught.value.target_type) == ("numpy", target)
 
 
-def test_data_stays_where_it_is_and_goes_where_it_is_told() -> None:
-    """On the CPU devices of JAX and TensorFlow, and from there to a framework that has but one."""
+def test_data_stays_on_its_device_unless_one_is_given() -> None:
+    """Use the CPU devices of JAX and TensorFlow, and frameworks that have only one."""
     jax, tf = jax_with(3), require("tensorflow")
     require("torch")
     x = image().astype(np.float64)
@@ -299,11 +299,11 @@ def test_opencl_devices() -> None:
     assert device_of(convert_memory(x, "pyclesperanto", "auto")) in framework.devices.available()
 
 
-# ---- nothing else changes --------------------------------------------------------------------------------
+# ---- unchanged state -------------------------------------------------------------------------------------
 
 
 def state() -> dict[str, Any]:
-    """All that a conversion could change behind the user's back, in a form that compares."""
+    """Return all state that a conversion could change unnoticed, in comparable form."""
     jax, tf, torch = (importlib.import_module(name) for name in ("jax", "tensorflow", "torch"))
     cle = arraybridge.framework("pyclesperanto")
     generator = np.random.get_state()  # noqa: NPY002  # the global state is what is guarded
@@ -328,11 +328,11 @@ def state() -> dict[str, Any]:
 
 
 def _zeros(framework: str, layout: str, dtype: str) -> Any:
-    """An array of that layout with values that every cast can take."""
+    """Return an array of that layout with values that every cast accepts."""
     return convert_memory(np.zeros_like(data.build("numpy", layout, dtype).array), framework)
 
 
-def test_no_call_changes_anything_else() -> None:
+def test_calls_do_not_change_global_state() -> None:
     for name in ("torch", "jax", "tensorflow", "pyclesperanto"):
         require(name)
     sources = [
@@ -345,7 +345,7 @@ def test_no_call_changes_anything_else() -> None:
         *({}, {"copy": True}, {"copy": False}, {"dtype": "float32"}, {"device": "cpu:1"}),
         *({"gpu_id": 0}, {"gpu_id": 1}, {"gpu_id": NOWHERE}, {"dtype": "nonsense"}),
     )
-    state()  # opens what is opened late
+    state()  # initializes everything that is initialized lazily
     before = state()
     done = failed = 0
     for source in sources:
@@ -366,8 +366,8 @@ def test_no_call_changes_anything_else() -> None:
 # ---- dtype= ----------------------------------------------------------------------------------------------
 
 
-def test_a_cast_happens_where_the_values_still_are_whole() -> None:
-    """OpenCL has neither 64-bit integers nor doubles: the cast comes before, on the host."""
+def test_casts_happen_before_values_are_narrowed() -> None:
+    """OpenCL has neither 64-bit integers nor doubles, so the cast happens on the host before the transfer."""
     require("pyclesperanto")
     wide = np.array([2**40 + 3, -(2**33)])
     with pytest.raises(DtypeNotSupportedError, match="no dtype int64"):
@@ -381,7 +381,7 @@ def test_a_cast_happens_where_the_values_still_are_whole() -> None:
 
 
 @both_calls
-def test_what_is_no_number_is_not_cast(call: Call) -> None:
+def test_non_numeric_arrays_are_not_cast(call: Call) -> None:
     structured = np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")])
     for x in (np.array(["1", "2"]), structured, np.array([1, None], object)):
         with pytest.raises(DtypeNotSupportedError):
@@ -389,7 +389,7 @@ def test_what_is_no_number_is_not_cast(call: Call) -> None:
 
 
 @pytest.mark.parametrize("call", [convert_memory, explain, arraybridge.to_torch])
-def test_a_dtype_stands_behind_its_name(call: Call) -> None:
+def test_dtype_must_be_passed_by_name(call: Call) -> None:
     torch = require("torch")
     named = () if call is arraybridge.to_torch else ("torch",)
     for dtype in ("float32", np.float32, torch.float32):
@@ -411,12 +411,12 @@ def test_dtypes_may_be_given_as_any_framework_writes_them(target: str) -> None:
         convert_memory(x, target, dtype="float16", copy=False)
 
 
-# ---- gradients, and the short forms ----------------------------------------------------------------------
+# ---- gradients and short functions -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["numpy", "jax", "tensorflow", "pyclesperanto"])
-def test_a_graph_is_never_cut_unasked(target: str) -> None:
-    """Nor where none is recorded at the time, and whatever was converted before."""
+def test_graphs_are_detached_only_on_request(target: str) -> None:
+    """Check also that none is recorded at the time, after any other conversions."""
     torch = require("torch")
     require(target)
     leaf = torch.ones(2, 3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Two frameworks with two cards each, which share their memory."""
+"""Two fake frameworks with two GPUs each, which share their memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RedInterchange(GpuInterchange):
 
 
 class Red(FakeGpuFramework):
-    """Two cards whose memory it shares with blue, and arrays on the host."""
+    """A framework with two GPUs, whose memory it shares with blue, and arrays on the host."""
 
     name, modules, array, has_host = "red", ("redcards",), RedGpu, True
 
@@ -103,7 +103,7 @@ def backwards() -> np.ndarray[Any, Any]:
 
 # fmt: off
 TRAVELS = [
-    # source, target, gpu_id      method   device  copies  what red or blue did
+    # source, target, gpu_id      method   device  copies  calls on red or blue
     (values(), "red", 0,          "device", "gpu:0", 1, ["to gpu:0"]),
     (values(), "red", 1,          "device", "gpu:1", 1, ["to gpu:1"]),
     (values(), "red", "auto",     "device", "gpu:1", 1, ["to gpu:1"]),
@@ -120,7 +120,7 @@ TRAVELS = [
 
 
 @pytest.mark.parametrize(("x", "target", "gpu_id", "method", "device", "copies", "done"), TRAVELS)
-def test_an_array_travels(
+def test_conversions_between_gpus(
     red: Red, x: Any, target: str, gpu_id: Any, method: str, device: str, copies: int, done: list[str] | None
 ) -> None:
     if target not in ("red", "blue"):
@@ -150,7 +150,7 @@ def test_an_array_travels(
         assert not np.shares_memory(convert_memory(x, target, gpu_id, copy=True).values, source)
 
 
-def test_words_for_gpus_and_gpus_that_are_missing(red: Red) -> None:
+def test_gpu_device_strings_and_missing_gpus(red: Red) -> None:
     x = values()
     for words in ("gpu:1", "cuda:1", Device("gpu", 1)):
         assert device_of(convert_memory(x, "red", device=words)) == "gpu:1"
@@ -170,10 +170,10 @@ def test_to_cpu_and_to_gpu_on_gpus(red: Red) -> None:
     gpu = RedGpu(values(), 0)
     assert arraybridge.to_gpu(gpu) is gpu
     assert arraybridge.to_gpu(gpu, 1).gpu == arraybridge.to_gpu(gpu, "auto").gpu == 1
-    home = arraybridge.to_cpu(gpu)
-    assert (type(home), home.gpu) == (RedGpu, -1)
-    assert arraybridge.to_gpu(home, 1).gpu == 1
-    assert arraybridge.to_cpu(home) is home
+    on_host = arraybridge.to_cpu(gpu)
+    assert (type(on_host), on_host.gpu) == (RedGpu, -1)
+    assert arraybridge.to_gpu(on_host, 1).gpu == 1
+    assert arraybridge.to_cpu(on_host) is on_host
 
 
 def test_casts_on_gpus(red: Red) -> None:

@@ -1,6 +1,6 @@
-"""What has to be refused or looked at with care is, whatever plans other arrays of its type have left.
+"""Arrays that must be rejected or inspected, with any plans left by other arrays of their type.
 
-That a plain array ends as `explain` foretold, however and after whatever it is called, the matrix shows.
+test_matrix.py checks that plain arrays always end as `explain` predicts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def needing_care(source: str) -> dict[str, Any]:
-    """Arrays that only some targets take, or not as they are."""
+    """Return arrays that only some targets accept, or only after a change."""
     module = require(source)
     if source == "numpy":
         x = np.arange(6, dtype=np.float32).reshape(2, 3)
         return {
             "subclass": x.view(type("Sub", (np.ndarray,), {})),
             "overlapping": np.lib.stride_tricks.as_strided(x, (2, 2), (4, 4)),
-            "high rank": np.ones((1,) * 32),  # NumPy 1 has no more
+            "high rank": np.ones((1,) * 32),  # NumPy 1 does not have it
             "borrowed": np.frombuffer(bytes(8), np.float32),
         }
     if source == "torch":
@@ -60,11 +60,11 @@ def needing_care(source: str) -> dict[str, Any]:
 
 
 def values(x: Any) -> Any:
-    """What compares: the bytes, or a word for what has no plain ones."""
+    """Return comparable values: the bytes, or a text for arrays without plain ones."""
     if hasattr(x, "resolve_conj"):
         x = x.resolve_conj().resolve_neg()
     if data.dtype_name(x) == "int4":
-        x = np.asarray(x).astype(np.int8)  # what lies beside its bits is nobody's
+        x = np.asarray(x).astype(np.int8)  # padding bytes next to its bits are undefined
     try:
         return data.bits(x)
     except (RuntimeError, AttributeError, TypeError):  # sparse tensors, variables and random keys
@@ -72,7 +72,7 @@ def values(x: Any) -> Any:
 
 
 def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a call returns, or ``(class, message)`` of what it raises."""
+    """Return the result of a call, or ``(class, message)`` of its exception."""
     try:
         return call(*arguments, **options)
     except (MemoryConversionError, ValueError, TypeError) as error:
@@ -82,7 +82,7 @@ def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:.*[Cc]omplex")
 @pytest.mark.parametrize("target", data.FRAMEWORKS)
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax", "tensorflow"])
-def test_what_needs_care_ends_as_foretold_whatever_was_called_before(source: str, target: str) -> None:
+def test_unusual_arrays_end_as_explained_after_any_call(source: str, target: str) -> None:
     require(source)
     require(target)
     valueless = data.without_values(source)
@@ -109,8 +109,8 @@ def test_what_needs_care_ends_as_foretold_whatever_was_called_before(source: str
                 assert (data.address(x) == data.address(result)) == route.shares_memory, where
 
 
-def test_equal_options_are_no_trap() -> None:
-    """1 equals True and ``tf.float32``, and 0.0 equals 0: what is refused at first is refused later."""
+def test_equal_options_of_other_types_are_distinguished() -> None:
+    """1 equals True and ``tf.float32``, and 0.0 equals 0: invalid values keep raising."""
     torch, tf = require("torch"), require("tensorflow")
     x = np.arange(3.0)
     refused: tuple[dict[str, Any], ...] = (
@@ -135,7 +135,7 @@ def test_equal_options_are_no_trap() -> None:
                     call(x, "torch", dtype=dtype)
 
 
-def test_options_that_cannot_be_keys_and_classes_made_in_a_loop() -> None:
+def test_unhashable_options_and_classes_made_in_a_loop() -> None:
     x = np.arange(3.0)
     unhashable = type("Unhashable", (str,), {"__hash__": None})("error")
     assert convert_memory(x, "numpy", grad=unhashable) is x

@@ -1,4 +1,6 @@
-"""JAX arrays over several devices: replicated ones are one array, and no view of a replica is writable."""
+"""JAX arrays on several devices: replicated ones are treated as one array, and views of a replica are
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ VALUES = np.arange(64, dtype="float32").reshape(8, 8)
 
 
 def placed(*axes: str | None, values: Any = VALUES) -> Any:
-    """The values over all CPU devices of JAX (a mesh with axes x and y), split along these axes."""
+    """Return the values on all CPU devices of JAX (a mesh with axes x and y), split along these axes."""
     jax = require("jax")
     devices = jax.devices("cpu")
     if len(devices) < 4:
@@ -69,7 +71,7 @@ def test_replicated_arrays_of_any_shape(values: Any) -> None:
         assert result.tobytes() == values.tobytes()
 
 
-def test_tensorflow_shares_a_replica_and_hands_on_no_writable_view() -> None:
+def test_tensorflow_shares_a_replica_without_writable_views() -> None:
     require("torch")
     require("tensorflow")
     x = placed()
@@ -144,7 +146,7 @@ def test_rows_of_arrays_over_several_devices_are_split_and_joined(axes: Any) -> 
     assert unchanged(x)
 
 
-def test_decorated_functions_write_to_no_replica() -> None:
+def test_decorated_functions_do_not_write_to_replicas() -> None:
     require("torch")
     x = placed()
 

@@ -1,4 +1,4 @@
-"""Sources that are not what they seem: without memory of their own, with less of it, or with another's."""
+"""Unusual sources: arrays without their own memory, with less of it, or with that of another object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ of_torch = pytest.mark.parametrize("target", ["numpy", "jax", "tensorflow"])
 
 
 def refusal(x: Any, target: str, **options: Any) -> str:
-    """What both calls say of an array that they refuse."""
+    """Return the error that both calls raise for a rejected array."""
     message = ""
     for call in (convert_memory, explain, convert_memory):
         with pytest.raises(MemoryConversionError) as caught:
@@ -33,12 +33,12 @@ def refusal(x: Any, target: str, **options: Any) -> str:
     return message
 
 
-# ---- torch: storage that is missing, or was taken away ---------------------------------------------------
+# ---- PyTorch: storage that is missing or was freed -------------------------------------------------------
 
 
 @of_torch
-def test_tensors_without_memory_are_refused_by_name(target: str) -> None:
-    """Under functionalize, as fakes, and those whose storage was taken away."""
+def test_tensors_without_memory_raise(target: str) -> None:
+    """Check tensors under functionalize, fake tensors, and tensors whose storage was freed."""
     torch = require("torch")
     require(target)
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -67,7 +67,7 @@ def test_tensors_without_memory_are_refused_by_name(target: str) -> None:
         convert_memory(x, "torch", copy=True)
 
 
-def test_a_tensor_that_is_spread_over_processes_is_named() -> None:
+def test_distributed_tensors_raise() -> None:
     torch = require("torch")
     distributed = pytest.importorskip("torch.distributed")
     tensors = pytest.importorskip("torch.distributed.tensor")
@@ -88,7 +88,7 @@ def test_a_tensor_that_is_spread_over_processes_is_named() -> None:
 
 
 @targets
-def test_nobody_resizes_what_a_consumer_reads(target: str) -> None:
+def test_shared_sources_cannot_be_resized(target: str) -> None:
     torch = require("torch")
     require(target)
     if target != "numpy":
@@ -110,7 +110,7 @@ def test_nobody_resizes_what_a_consumer_reads(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["torch", "jax", "tensorflow"])
-def test_c_types_of_one_size_are_one(target: str) -> None:
+def test_c_types_of_equal_size_are_equivalent(target: str) -> None:
     require(target)
     for code in ("longlong", "ulonglong", "long", "ulong"):
         array = np.arange(5, dtype=code) + np.array(2**62, code)
@@ -120,7 +120,7 @@ def test_c_types_of_one_size_are_one(target: str) -> None:
 
 
 @targets
-def test_scalars_of_numpy_are_arrays_without_axes(target: str) -> None:
+def test_numpy_scalars_are_0d_arrays(target: str) -> None:
     require(target)
     for scalar in (np.float32(3), np.int8(-3), np.uint64(2**63), np.bool_(True), np.complex64(1 - 2j)):
         assert arraybridge.detect_memory_type(scalar) == "numpy"
@@ -136,7 +136,7 @@ def test_scalars_of_numpy_are_arrays_without_axes(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
-def test_a_deleted_array_goes_nowhere_and_is_refused_by_name(target: str) -> None:
+def test_deleted_arrays_raise(target: str) -> None:
     jnp = require("jax").numpy
     require(target)
 
@@ -157,7 +157,7 @@ def test_a_deleted_array_goes_nowhere_and_is_refused_by_name(target: str) -> Non
 
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("device", ["cpu:0", "cpu", "cpu:1"])
-def test_a_sharded_array_stays_unless_it_is_asked_for_elsewhere(device: str, replicated: bool) -> None:
+def test_sharded_arrays_stay_unless_a_device_is_given(device: str, replicated: bool) -> None:
     jax = jax_with(2)
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
     spec = jax.sharding.PartitionSpec(None if replicated else "x")
@@ -177,7 +177,7 @@ def test_a_sharded_array_stays_unless_it_is_asked_for_elsewhere(device: str, rep
 
 
 @targets
-def test_rare_float8_types_travel_wherever_both_ends_have_them(target: str) -> None:
+def test_rare_float8_types_convert_if_both_frameworks_have_them(target: str) -> None:
     require(target)
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for dtype in ("float8_e4m3fnuz", "float8_e5m2fnuz"):

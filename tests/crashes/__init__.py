@@ -1,4 +1,4 @@
-"""Scripts that would end or hang the process if arraybridge were wrong; what else is wrong, they assert.
+"""Scripts that would crash or hang the process if arraybridge were wrong; they assert other mistakes.
 
-test_crashes.py runs each in a process of its own.
+test_crashes.py runs each one in a separate process.
 """

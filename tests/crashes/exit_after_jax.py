@@ -1,4 +1,4 @@
-"""The process ends right after misaligned memory went to JAX: its client must not hang in its destructor."""
+"""Exit right after JAX imported misaligned memory: its client must not hang in its destructor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor whose storage was freed or shrunk, as FSDP does, and views of it: copies and casts are refused."""
+"""Tensors whose storage was freed or shrunk, as by FSDP, and views of them: copies and casts raise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from arraybridge import ArrayNotSupportedError, convert_memory
 
 
 def tensors() -> dict[str, tuple[Any, Any]]:
-    """Each tensor with the one that owns its storage."""
+    """Return each tensor with the one that owns its storage."""
     flat = torch.arange(40_000, dtype=torch.float32)
     short = torch.zeros(40_000, dtype=torch.bfloat16)
     pairs = torch.zeros(40_000, dtype=torch.complex64)
@@ -39,7 +39,7 @@ for target in ("numpy", "jax", "tensorflow", "torch"):
         *([{}, {"copy": False}] if target != "torch" else []),
     ):
         for name in tensors():
-            check(name, target, 0, options)  # not planned yet
+            check(name, target, 0, options)  # without a plan so far
             convert_memory(tensors()[name][0].clone(), target, grad="detach", dtype="complex128")
             check(name, target, 0, options)
 for options in ({"copy": True}, {"dtype": "complex128"}):

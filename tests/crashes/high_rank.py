@@ -1,4 +1,4 @@
-"""A tensor of rank 255 or more aborts TensorFlow; NumPy ends at 64. Right, or refused: never the end."""
+"""Tensors of rank 255 or more abort TensorFlow, and NumPy supports 64: convert or raise, never crash."""
 
 from __future__ import annotations
 

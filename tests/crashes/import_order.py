@@ -1,7 +1,7 @@
-"""The frameworks imported in the order of the arguments, then one array sent round through all of them.
+"""Import the frameworks in the order of the arguments, then convert one array through all of them.
 
-As one of several scripts (together.py), which has to be the first of them, it takes an order of its own.
-Nothing is set in the environment: an OpenCL driver that came as a wheel is found by the library.
+If it runs with other scripts (together.py), it must be the first and chooses its own order. No environment
+variable is set: the library finds an OpenCL driver that was installed from a wheel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.matrix_data import bits, framework_of
 order = sys.argv[1:] if __name__ == "__main__" else ["pyclesperanto", "torch", "jax", "tensorflow"]
 assert not {"torch", "jax", "tensorflow"} & set(sys.modules)
 for name in order:
-    if name != "pyclesperanto":  # imported by the library, when its turn comes
+    if name != "pyclesperanto":  # imported by the library on first use
         importlib.import_module(name)
     else:
         arraybridge.convert_memory(np.ones((4, 4), np.float32), "pyclesperanto")

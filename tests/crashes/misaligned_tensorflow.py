@@ -1,4 +1,4 @@
-"""TensorFlow imports memory of any alignment and then aborts in most operations: convert, then compute."""
+"""TensorFlow imports memory of any alignment, but aborts in most operations: convert, then compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.matrix_data import aligned_bytes, bits
 
 
 def compute(tensor: Any) -> float:
-    """A few of the operations that check the alignment of their operands."""
+    """Run a few operations that check the alignment of their operands."""
     kernel = tf.matmul(tf.reshape(tensor, (1, -1)), tf.reshape(tensor, (-1, 1)))
     return float(tf.reduce_sum(tensor * 2.0 + tensor)) + 0.0 * float(kernel[0, 0])
 
@@ -36,7 +36,7 @@ for start in (1, 3, 4, 15, 17):
 
 
 def misaligned() -> tuple[Any, Any]:
-    """A TensorFlow tensor on memory that its kernels abort on, as any DLPack import may bring it."""
+    """Return a TensorFlow tensor on memory that its kernels abort on, as any DLPack import may create it."""
     whole = torch.zeros(COUNT + 1)
     whole[1:] = torch.arange(COUNT)
     tensor = tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(whole[1:]))

@@ -1,4 +1,4 @@
-"""TensorFlow caches its scalars: what is written through a tensor made of one must not reach the cache."""
+"""TensorFlow caches its scalars: writes through a converted tensor must not reach the cache."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import tensorflow as tf
 from arraybridge import convert_memory
 
 scalar = jnp.float32(4.0)
-for lent in (tf.constant(2.0), scalar, convert_memory(tf.constant(2.0), "jax")):
-    convert_memory(lent, "torch").fill_(99.0)
-    array = convert_memory(lent, "numpy")
+for exported in (tf.constant(2.0), scalar, convert_memory(tf.constant(2.0), "jax")):
+    convert_memory(exported, "torch").fill_(99.0)
+    array = convert_memory(exported, "numpy")
     if array.flags.writeable:
         array[...] = 99.0
 assert (float(tf.constant(2.0)), float(tf.constant(2.0) + tf.constant(2.0))) == (2.0, 4.0)

@@ -1,4 +1,4 @@
-"""The page of a read-only map cannot be written: the tensor made of it can, because it is a copy."""
+"""The page of a read-only map cannot be written; its converted tensor can, because it is a copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frozen_array() -> np.ndarray:
 
 
 def frozen_bytes() -> np.ndarray:
-    """A part of a bytes object that begins where JAX and TensorFlow share memory."""
+    """Return a part of a bytes object that starts at an address that JAX and TensorFlow share."""
     array = np.frombuffer(b"\x00\x00\x80\x3f" * 4096, np.float32)
     start = -array.ctypes.data % 64 // 4
     return array[start:]
@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
     tensor.add_(1.0)
     assert float(tensor[0]) == 1.0
 
-    window = np.asarray(mapped)[10:20]  # a plain view of the map: no memmap any more, and still read-only
+    window = np.asarray(mapped)[10:20]  # a plain view of the map: not a memmap any more, and still read-only
     tensor = convert_memory(window, "torch")
     tensor.zero_()
     assert float(tensor.sum()) == 0.0
@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
     tensor.mul_(2.0)
     assert (float(tensor.sum()), float(frozen.sum())) == (16.0, 8.0)
 
-    # JAX and TensorFlow share such memory, which is copied on its way from there to torch.
+    # JAX and TensorFlow share such memory, and converting it from there to PyTorch copies it.
     for name, source in (("memmap", mapped), ("array", frozen_array()), ("bytes", frozen_bytes())):
         before = bits(source)
         for frameworks in (["jax"], ["tensorflow"], ["jax", "tensorflow"], ["tensorflow", "jax"]):
@@ -54,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
             for framework in frameworks:
                 assert explain(array, framework).shares_memory
                 array = convert_memory(array, framework)
-            for _ in range(3):  # the first one decides, the next ones go by what was decided
+            for _ in range(3):  # the first call makes the plan that the next ones use
                 assert not explain(array, "torch").shares_memory, f"{name} through {frameworks}"
                 convert_memory(array, "torch").add_(1.0)
             assert bits(source) == before, f"{name} through {frameworks}"

@@ -1,4 +1,4 @@
-"""A source resized or released after the conversion: the resize is refused, or the result stays as it was."""
+"""Resize or release a source after the conversion: the resize raises, or the result is unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.matrix_data import bits
 
 
 def check(source: Any, target: str, resize: Callable[[], object]) -> None:
-    """Convert, resize, reuse what may have been freed, and look at the result again."""
+    """Convert, resize, reuse possibly freed memory, and check the result again."""
     values = bits(source)
     result = convert_memory(source, target)
     with contextlib.suppress(RuntimeError, ValueError, BufferError):

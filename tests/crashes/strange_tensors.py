@@ -1,4 +1,4 @@
-"""`__dlpack__` of a TensorFlow string, resource or variant tensor aborts: each is refused, to each target."""
+"""`__dlpack__` of a TensorFlow string, resource or variant tensor aborts: all conversions raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the scripts named as arguments one after the other in one process, and says how each went."""
+"""Run the scripts named as arguments one after the other in one process, and print the outcome of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ for name in sys.argv[1:]:
     print(f"#### {name}", flush=True)
     try:
         importlib.import_module(f"tests.crashes.{name}")
-    except Exception:  # noqa: BLE001  # whatever it is, it is reported, and the next script runs
+    except Exception:  # noqa: BLE001  # any exception is reported, and the next script runs
         traceback.print_exc(file=sys.stdout)
     else:
         print("right", flush=True)

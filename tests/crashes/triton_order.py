@@ -1,7 +1,7 @@
-"""Import packages in the order of the arguments, then use what could import Triton late.
+"""Import packages in the order of the arguments, then use functions that could import Triton late.
 
-Triton, which PyTorch's CUDA build installs, crashes the process if it is imported after TensorFlow.
-"ours" stands for a conversion to TensorFlow, which imports it.
+Triton, which PyTorch's CUDA build installs, crashes the process if it is imported after TensorFlow. "ours"
+means a conversion to TensorFlow, which imports it.
 """
 
 from __future__ import annotations

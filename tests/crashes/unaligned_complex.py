@@ -1,4 +1,4 @@
-"""Use complex128 arrays in torch that lie where NumPy puts them: 8-byte aligned is aligned to NumPy."""
+"""Use complex128 arrays in PyTorch at NumPy's addresses: 8-byte alignment is sufficient for NumPy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tests.matrix_data import aligned_bytes
 for offset in (8, 4, 1):
     array = aligned_bytes(48 * 16, offset).view(np.complex128)
     for view in (array, array[::3], array.reshape(6, 8).T, array[1:2]):
-        for _ in range(2):  # the second call has a plan
+        for _ in range(2):  # the second call uses a plan
             view[...] = np.arange(view.size).reshape(view.shape) * (1 + 2j)
             tensor = convert_memory(view, "torch")
-            # Each of these operations ends the process on memory that torch thinks is aligned to 16 bytes.
+            # Each of these operations crashes the process on memory that PyTorch assumes to be 16-byte
+            # aligned.
             assert tensor.clone().tolist() == view.tolist(), offset
             assert tensor.flatten()[-1].item() == view.ravel()[-1], offset
             assert convert_memory(tensor, "torch", dtype="complex64").tolist() == view.tolist(), offset

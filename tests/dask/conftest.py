@@ -1,4 +1,4 @@
-"""What holds for all tests with Dask, and the one cluster that serves them."""
+"""Fixtures of all Dask tests, including one shared cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ let_workers_end()
 
 @pytest.fixture(scope="package")
 def two_workers() -> Iterator[Client]:
-    """Worker processes of `cluster`, in which warnings are errors, and a client that is nobody's default."""
+    """Return worker processes of `cluster` in which warnings are errors, and a client that is not the
+    default.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONWARNINGS", "error")
         workers = cluster(2, gpus=False, **QUIET)

@@ -1,4 +1,4 @@
-"""Functions that worker processes import, and what the tests of this folder share."""
+"""Functions that worker processes import, and helpers for the tests in this folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from arraybridge.testing import inject_oom
 from tests import matrix_data as data
 from tests.helpers import require
 
-#: Of clusters. Port 0: two runs at a time must not quarrel about 8787, which None stands for.
+#: Options of clusters. Port 0, because two concurrent runs must not compete for 8787, the meaning of None.
 QUIET: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
 
-#: float32, 13 × 10, no two values alike; no chunk of it is like another.
+#: float32, 13 × 10, all values distinct, and all chunks different.
 IMAGE = (np.random.default_rng(7).permutation(130).astype("float32") / 4).reshape(13, 10)
 CHUNKS = ((5, 5, 3), (4, 6))
 
@@ -32,15 +32,15 @@ CHUNKS = ((5, 5, 3), (4, 6))
 
 
 @arraybridge.numpy
-def normalise(x: Any) -> Any:
-    """Mean 0 and standard deviation 1."""
+def normalize(x: Any) -> Any:
+    """Normalize to mean 0 and standard deviation 1."""
     assert detect_memory_type(x) == "numpy"
     return (x - x.mean()) / x.std()
 
 
 @arraybridge.torch
 def torch_mean(x: Any) -> Any:
-    """Mean of 3 × 3."""
+    """Return the 3 × 3 mean."""
     torch = importlib.import_module("torch")
     assert detect_memory_type(x) == "torch"
     return torch.nn.functional.avg_pool2d(x[None, None], 3, stride=1, padding=1)[0, 0]
@@ -48,14 +48,14 @@ def torch_mean(x: Any) -> Any:
 
 @arraybridge.jax
 def jax_stretch(x: Any) -> Any:
-    """Its range becomes 0 to 1."""
+    """Stretch the range to 0 to 1."""
     assert detect_memory_type(x) == "jax"
     return (x - x.min()) / (x.max() - x.min())
 
 
 @arraybridge.tensorflow
 def tensorflow_mean(x: Any) -> Any:
-    """Mean of 3 × 3."""
+    """Return the 3 × 3 mean."""
     tf = importlib.import_module("tensorflow")
     assert detect_memory_type(x) == "tensorflow"
     return tf.nn.avg_pool2d(x[None, :, :, None], 3, 1, "SAME")[0, :, :, 0]
@@ -63,14 +63,14 @@ def tensorflow_mean(x: Any) -> Any:
 
 @arraybridge.pyclesperanto
 def clesperanto_gaussian(x: Any) -> Any:
-    """A Gaussian blur."""
+    """Apply a Gaussian blur."""
     assert detect_memory_type(x) == "pyclesperanto"
     package = sys.modules.get("pyclesperanto_prototype") or importlib.import_module("pyclesperanto")
     return package.gaussian_blur(x, sigma_x=1, sigma_y=1)
 
 
 FILTERS = {
-    "numpy": normalise,
+    "numpy": normalize,
     "torch": torch_mean,
     "jax": jax_stretch,
     "tensorflow": tensorflow_mean,
@@ -79,13 +79,13 @@ FILTERS = {
 
 
 def blockwise(fn: Any, image: np.ndarray, chunks: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    """The plain call of ``fn`` on each chunk of a 2-D image, put together by hand."""
+    """Apply ``fn`` to each chunk of a 2-D image, and concatenate the results."""
     rows, columns = (np.cumsum(sizes)[:-1] for sizes in chunks)
     parts = [np.split(row, columns, axis=1) for row in np.split(image, rows)]
     return np.block([[convert_memory(fn(part.copy()), "numpy") for part in row] for row in parts])
 
 
-# -- what happens on workers ----------------------------------------------------------------------------
+# -- functions that run on workers ----------------------------------------------------------------------
 
 
 class Model:
@@ -99,7 +99,7 @@ class Model:
 
 @arraybridge.torch
 def sum_of_nine(x: Any) -> Any:
-    """Sum of 3 × 3 of whole numbers; what lies outside the block counts as 0."""
+    """Return the 3 × 3 sum of integers; elements outside the block count as 0."""
     padded = importlib.import_module("torch").nn.functional.pad(x, (1, 1, 1, 1))
     height, width = x.shape
     return sum(padded[i : i + height, j : j + width] for i in range(3) for j in range(3))
@@ -132,33 +132,33 @@ def plus_one(x: Any) -> Any:
 
 @arraybridge.pyclesperanto(gpu_id=1)
 def number_of_second(x: Any) -> Any:
-    """The number of the accelerator on which it runs."""
+    """Return the number of the accelerator on which the function runs."""
     return np.full(x.shape, device_of(x).index, np.float32)
 
 
-_rehearsal = ExitStack()
+_simulation = ExitStack()
 
 
 def begin_simulation(rows: int) -> dict[str, int]:
-    """From now on this process has memory for so many rows; returns what it recovered from before."""
-    _rehearsal.enter_context(inject_oom("torch", above_rows=rows))
+    """Limit this process to this many rows, and return the previous recoveries."""
+    _simulation.enter_context(inject_oom("torch", above_rows=rows))
     return recoveries()
 
 
 def end_simulation() -> dict[str, int]:
-    """Return what this process has recovered from."""
-    _rehearsal.close()
+    """Return the recoveries of this process."""
+    _simulation.close()
     return recoveries()
 
 
 def made(framework: str, place: str = "itself") -> Any:
-    """A large array of a framework, or a small one, itself or inside of something."""
+    """Return a large array of a framework, or a small one, possibly inside another object."""
     x = convert_memory(np.arange(10 if place == "small" else 1 << 18, dtype=np.float64), framework)
     return {"in a dict": {"x": [x]}, "in an object": SimpleNamespace(x=[x])}.get(place, x)
 
 
 def used(value: Any) -> tuple[np.ndarray, bool, bool]:
-    """The values of what `made` made; whether they lie in shared memory, and may be written to."""
+    """Return the values of an object from `made`, and whether they are in shared memory and writable."""
     value = value["x"][0] if isinstance(value, dict) else value
     values = convert_memory(value.x[0] if isinstance(value, SimpleNamespace) else value, "numpy")
     is_shared = False
@@ -174,7 +174,7 @@ def environment() -> dict[str, str]:
 
 
 def loaded(*names: str) -> list[str]:
-    """Which of these modules the process has imported."""
+    """Return which of these modules the process has imported."""
     return [name for name in names if name in sys.modules]
 
 
@@ -182,16 +182,16 @@ def only_gpu() -> int | None:
     return importlib.import_module("arraybridge.conversion.placement").only_gpu
 
 
-# -- what tests begin and end with ------------------------------------------------------------------------
+# -- creating and checking blocks -------------------------------------------------------------------------
 
 
 def numbers() -> Any:
-    """Whole numbers, float64: [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], in blocks of 2 × 2."""
+    """Return float64 integers [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] in blocks of 2 × 2."""
     return to_dask(np.arange(12.0).reshape(3, 4), chunks=(2, 2))
 
 
 def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:
-    """The values, which NumPy arrays of the declared dtype and shape hold."""
+    """Return the values, checking that NumPy arrays of the declared dtype and shape hold them."""
     result = array.compute(scheduler=scheduler)
     assert isinstance(result, np.ndarray | np.generic)
     assert result.dtype == array.dtype
@@ -204,7 +204,9 @@ def check_equal(result: np.ndarray, expected: np.ndarray) -> None:
 
 
 def built(framework: str, layout: str, dtype: str) -> data.Source:
-    """A source made without arraybridge, of random bits: NaN payloads, subnormals and extremes among them."""
+    """Return a source made without arraybridge, of random bits that include NaN payloads, subnormals and
+    extremes.
+    """
     require(framework)
     if dtype in data.EXTENSION_DTYPES:
         pytest.importorskip("ml_dtypes")
@@ -212,7 +214,7 @@ def built(framework: str, layout: str, dtype: str) -> data.Source:
 
 
 def bits(x: Any) -> bytes:
-    """The values as bytes. JAX's own copies, as its pickle makes them, are not complete before one waits."""
+    """Return the values as bytes. JAX's own copies, as in its pickle, are incomplete until synchronized."""
     if hasattr(x, "block_until_ready"):
         x.block_until_ready()
     return data.bits(x)

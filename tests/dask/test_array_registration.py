@@ -1,4 +1,4 @@
-"""What Dask learns of arrays: their sizes, their tokens, and how they travel and spill."""
+"""Dask's handling of arrays: their sizes, tokens, transfer and spilling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
 def pairs(layouts: tuple[str, ...], dtypes: tuple[str, ...] = data.DTYPES) -> list[Any]:
-    """Every framework with every dtype and each of the layouts that it can have."""
+    """Return every framework with each dtype and layout that it supports."""
     return [
         pytest.param(framework, layout, dtype, id=f"{framework}-{layout}-{dtype}")
         for framework in FRAMEWORKS
@@ -44,12 +44,12 @@ def pairs(layouts: tuple[str, ...], dtypes: tuple[str, ...] = data.DTYPES) -> li
 
 
 def float32(framework: str, *shape: int) -> Any:
-    """An array of 0, 1, 2, … made by the framework itself."""
+    """Return an array of 0, 1, 2, … created by the framework itself."""
     return own_array(framework, np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
 
 
 def own_array(framework: str, values: np.ndarray[Any, Any]) -> Any:
-    """These values in an array that the framework's own call makes."""
+    """Return these values in an array created by the framework's own call."""
     module = require(framework)
     match framework:
         case "torch":
@@ -63,15 +63,15 @@ def own_array(framework: str, values: np.ndarray[Any, Any]) -> Any:
 
 
 def through_the_wire(x: Any, split: int | None = None) -> Any:
-    """What arrives of an object: as bytes in pieces, as a socket carries them."""
+    """Return an object as a receiver gets it after serialization into frames of bytes."""
     options = {} if split is None else {"frame_split_size": split}
     frames = dumps({"x": to_serialize(x)}, **options)
-    # A socket knows bytes alone, and hands out memory of its own.
+    # A socket only carries bytes, and the receiver allocates new memory.
     return loads([bytearray(memoryview(frame).tobytes()) for frame in frames])["x"]
 
 
 def same_array(array: Any, source: data.Source) -> bool:
-    """Whether framework, dtype, shape and every bit are as expected."""
+    """Return whether framework, dtype, shape and every bit are as expected."""
     return (
         data.framework_of(array) == data.framework_of(source.array)
         and data.dtype_name(array) == data.dtype_name(source.array)
@@ -81,7 +81,7 @@ def same_array(array: Any, source: data.Source) -> bool:
 
 
 class Measurement:
-    """An object of the user's own that holds arrays."""
+    """A user's object that holds arrays."""
 
     def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
@@ -91,7 +91,7 @@ class Measurement:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_array_of_forty_megabytes_has_forty_megabytes(framework: str) -> None:
+def test_sizeof_reports_the_bytes_of_an_array(framework: str) -> None:
     array = float32(framework, 1000, 10_000)
     assert sizeof(array) == pytest.approx(40_000_000, rel=0.01)
     assert sizeof({"a": (array, [array])}) == pytest.approx(80_000_000, rel=0.01)
@@ -105,7 +105,7 @@ def test_sizes_of_torch_views() -> None:
     assert sizeof(torch.nn.Parameter(torch.zeros(1000))) == 4000
 
 
-def test_size_and_token_of_what_has_no_dense_bytes() -> None:
+def test_size_and_token_of_arrays_without_dense_bytes() -> None:
     torch, tf = require("torch"), require("tensorflow")
     for odd in (torch.eye(3).to_sparse(), torch.zeros(3, device="meta"), tf.constant(["a"])):
         assert sizeof(odd) > 0
@@ -113,8 +113,8 @@ def test_size_and_token_of_what_has_no_dense_bytes() -> None:
     assert tokenize(tf.constant(["a"])) != tokenize(tf.constant(["b"]))
 
 
-def test_what_dask_knows_where_nobody_has_imported_arraybridge() -> None:
-    """And once somebody has, although Dask's own answers are in use then."""
+def test_dask_registration_without_importing_arraybridge() -> None:
+    """Check also a later import, after Dask has used its own functions."""
     torch = require("torch")
     sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
     lines = (
@@ -148,7 +148,7 @@ def test_only_equal_arrays_have_equal_tokens(framework: str) -> None:
     assert tokenize(values) not in tokens
 
 
-def test_tokens_mind_gradients_attributes_and_devices_and_not_strides() -> None:
+def test_tokens_depend_on_gradients_attributes_and_devices() -> None:
     torch, jax = require("torch"), require("jax")
     x = torch.arange(12.0).reshape(3, 4)
     assert tokenize(x.T.contiguous().T) == tokenize(x)
@@ -167,7 +167,7 @@ def test_tokens_mind_gradients_attributes_and_devices_and_not_strides() -> None:
     assert through_the_wire(jax.device_put(ramp, last)).devices() == {last}
 
 
-# -- how they travel ---------------------------------------------------------------------------------
+# -- transfer ----------------------------------------------------------------------------------------
 
 
 LAYOUTS = ("C", "fortran", "transposed", "strided", "broadcast", "offset", "unaligned", "size-one")
@@ -177,7 +177,7 @@ LAYOUTS = ("C", "fortran", "transposed", "strided", "broadcast", "offset", "unal
     ("framework", "layout", "dtype"),
     [*pairs(("aligned", "0-d", "zero-size", "5-D")), *pairs(LAYOUTS, ("float32", "complex128", "bfloat16"))],
 )
-def test_every_dtype_is_known_and_travels_bit_for_bit(framework: str, layout: str, dtype: str) -> None:
+def test_every_dtype_travels_bit_for_bit(framework: str, layout: str, dtype: str) -> None:
     source = built(framework, layout, dtype)
     if layout not in LAYOUTS:
         assert sizeof(source.array) == len(source.values)
@@ -190,8 +190,8 @@ def test_every_dtype_is_known_and_travels_bit_for_bit(framework: str, layout: st
     assert tokenize(array) == token
 
 
-def test_64_bits_of_jax_travel_where_x64_is_off() -> None:
-    """Also inside of an object: JAX's own pickle narrows them."""
+def test_64_bit_jax_arrays_travel_while_x64_is_off() -> None:
+    """Check also arrays inside an object: JAX's own pickle narrows them."""
     jax = require("jax")
     values = [2**64 - 1, 2**32 + 5]
     with data.x64(jax):
@@ -211,7 +211,7 @@ def test_gradients_travel() -> None:
     back = through_the_wire({"leaf": leaf})["leaf"]
     assert back.grad.tolist() == [3.0, 5.0]
     assert back.grad.dtype == torch.bfloat16
-    (back * 2).sum().backward()  # it can be trained on
+    (back * 2).sum().backward()  # the parameter is still trainable
     assert back.grad.tolist() == [5.0, 7.0]
     assert leaf.grad.tolist() == [3.0, 5.0], "the original is untouched"
     result = through_the_wire(leaf * 2)
@@ -221,8 +221,8 @@ def test_gradients_travel() -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_arrays_travel_inside_any_object_and_in_frames_that_are_split(framework: str) -> None:
-    # Not by arraybridge: pickle asks the array itself, and no more than that is promised.
+def test_arrays_travel_inside_objects_and_split_frames(framework: str) -> None:
+    # arraybridge does not handle these: pickle uses the arrays' own methods, and only this is guaranteed.
     dtypes = ("float32",) if framework == "pyclesperanto" else ("float32", "bfloat16", "complex64")
     sources = [built(framework, "aligned", dtype) for dtype in dtypes]
     back = through_the_wire(Measurement(*(source.array for source in sources)))
@@ -235,7 +235,7 @@ def test_arrays_travel_inside_any_object_and_in_frames_that_are_split(framework:
         assert bits(copy) == np.arange(60_000, dtype=np.float32).tobytes()
 
 
-def test_what_arrives_may_be_written_to() -> None:
+def test_received_arrays_are_writable() -> None:
     array = float32("torch", 64, 64)
     header, frames = serialize(array)
     back = deserialize(header, [bytearray(memoryview(frame).tobytes()) for frame in frames])
@@ -243,13 +243,13 @@ def test_what_arrives_may_be_written_to() -> None:
     assert (array[0, 1], back[0, 1]) == (1.0, 2.0)
 
 
-def test_a_device_that_is_not_there_is_replaced() -> None:
+def test_missing_devices_are_replaced() -> None:
     header, frames = save(float32("torch", 3))
     assert load({**header, "device": "gpu:97"}, frames).tolist() == [0.0, 1.0, 2.0]
 
 
-def test_what_only_pickle_can_carry_is_left_to_pickle() -> None:
-    """Without arraybridge these travel, by pickle; so they do with it."""
+def test_objects_that_need_pickle_travel_by_pickle() -> None:
+    """These objects travel by pickle without arraybridge, and also with it."""
     tf, jax = require("tensorflow"), require("jax")
     assert through_the_wire(tf.constant(["a", "b"])).numpy().tolist() == [b"a", b"b"]
     key = jax.random.key(7)
@@ -260,13 +260,13 @@ def test_what_only_pickle_can_carry_is_left_to_pickle() -> None:
     assert variable.numpy().tolist() == [1.0, 2.0]
 
 
-# -- a worker spills ---------------------------------------------------------------------------------
+# -- spilling ----------------------------------------------------------------------------------------
 
 
-def test_a_worker_spills_arrays_and_reads_them_back() -> None:
-    """100 MB for a worker that may keep 20 MB: Dask sees by the sizes alone that it has to spill."""
+def test_workers_spill_arrays_and_read_them_back() -> None:
+    """Send 100 MB to a worker limited to 20 MB: Dask decides only by the sizes to spill."""
     require("torch")
-    # What the whole process holds decides nothing here: the frameworks' libraries alone are large.
+    # The memory of the whole process is ignored, because the frameworks' libraries are large.
     memory = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
     with (
         dask.config.set({f"distributed.worker.memory.{key}": value for key, value in memory.items()}),

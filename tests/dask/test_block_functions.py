@@ -1,4 +1,4 @@
-"""map_blocks and map_overlap: margins, what is declared, and bad input; in and out of Dask."""
+"""`map_blocks` and `map_overlap`: margins, declarations, invalid input, and conversion to and from Dask."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ def _in_this_thread() -> Any:
         yield
 
 
-# -- the bits of the plain call ------------------------------------------------------------------------
+# -- results equal to the plain call -------------------------------------------------------------------
 
-# What workers import of other frameworks takes long and proves nothing more.
+# Workers need long to import other frameworks, which would not test more.
 PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
 
 @pytest.mark.parametrize(("name", "scheduler"), PLACES)
-def test_the_bits_of_the_plain_call(name: str, scheduler: Any, request: pytest.FixtureRequest) -> None:
-    """Of a filter, on each chunk; and of another one after it."""
+def test_results_equal_the_plain_call(name: str, scheduler: Any, request: pytest.FixtureRequest) -> None:
+    """Check one filter on each chunk, and a second filter after it."""
     require(name)
     scheduler = request.getfixturevalue("two_workers") if scheduler == "cluster" else scheduler
     filtered = functions.blockwise(FILTERS[name], IMAGE, CHUNKS)
     assert not np.array_equal(filtered, IMAGE)
     check_equal(computed(map_blocks(FILTERS[name], image()), scheduler), filtered)
-    both = map_blocks(functions.normalise, map_blocks(FILTERS[name], image()))
-    check_equal(computed(both, scheduler), functions.blockwise(functions.normalise, filtered, CHUNKS))
+    both = map_blocks(functions.normalize, map_blocks(FILTERS[name], image()))
+    check_equal(computed(both, scheduler), functions.blockwise(functions.normalize, filtered, CHUNKS))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "int64", "uint64"])
 def test_a_jax_function_keeps_64_bit_blocks(dtype: str) -> None:
-    """JAX narrows them by default; map_blocks declares the dtype of the array."""
+    """JAX narrows them by default, and map_blocks declares the dtype of the array."""
     require("jax")
 
     def shifted(x: Any) -> Any:
         return x + x[:1] - 1
 
-    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # which 32 bits do not hold
+    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # which need more than 32 bits
     expected = functions.blockwise(shifted, values, ((3, 3), (2,)))
     for fn in (arraybridge.jax(shifted), functools.partial(arraybridge.jax(shifted))):
         result = map_blocks(fn, to_dask(values, (3, 2))).compute()
@@ -77,7 +77,7 @@ def test_a_jax_function_keeps_64_bit_blocks(dtype: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
 def test_a_jax_function_with_a_declared_dtype() -> None:
-    """A declared 32-bit dtype is computed as JAX is set, and a declared 64-bit one as NumPy has it."""
+    """A declared 32-bit dtype is computed with JAX's setting, and a declared 64-bit one with x64 on."""
     jax = require("jax")
     seen: list[bool] = []
 
@@ -100,7 +100,7 @@ def test_a_jax_function_with_a_declared_dtype() -> None:
         counts = map_blocks(positive, one, dtype="int64", drop_axis=1).compute()
         assert counts.dtype == "int64"
         assert counts.tolist() == [1, 2]
-    assert jax.numpy.zeros(1).dtype == "float32"  # outside nothing has changed
+    assert jax.numpy.zeros(1).dtype == "float32"  # the caller's setting is unchanged
 
 
 def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
@@ -109,7 +109,7 @@ def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
 
     @arraybridge.torch
     def by_value(x: Any, factor: float = 1) -> Any:
-        """It travels with its framework, its closure and its defaults."""
+        """Return a function that travels with its framework, its closure and its defaults."""
         return torch.multiply(x, float(weights[1]) * factor)
 
     for fn in (
@@ -123,8 +123,10 @@ def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
         check_equal(computed(map_blocks(fn, numbers()), two_workers), WHOLE * 2)
 
 
-def test_the_scheduler_needs_no_framework() -> None:
-    """What it opens of a graph mentions torch nowhere, not even where a function does."""
+def test_scheduler_does_not_import_frameworks() -> None:
+    """The parts of a graph that the scheduler deserializes do not mention PyTorch, even for nested
+    functions.
+    """
     torch = require("torch")
     (array,) = dask.optimize(map_blocks(arraybridge.torch(lambda x: torch.add(x, 1)), numbers()))
     carried = cloudpickle.dumps(dict(array.__dask_graph__()))
@@ -132,10 +134,10 @@ def test_the_scheduler_needs_no_framework() -> None:
     assert asked(*lines) == "False"
 
 
-# -- with a margin -------------------------------------------------------------------------------------
+# -- overlap -------------------------------------------------------------------------------------------
 
 BOUNDARIES = {
-    "none": {"mode": "constant"},  # what the function itself takes for its edges
+    "none": {"mode": "constant"},  # the function's own boundary mode
     "reflect": {"mode": "symmetric"},
     "periodic": {"mode": "wrap"},
     "nearest": {"mode": "edge"},
@@ -156,7 +158,7 @@ def inner(b: Any) -> Any:
     return b[1:-1]
 
 
-def test_a_filter_that_cuts_its_margins_off_itself() -> None:
+def test_filters_may_trim_their_own_margins() -> None:
     x, whole = to_dask(np.arange(10.0), 4), np.arange(10.0)
     options: dict[str, Any] = {"depth": 1, "boundary": "reflect", "trim": False, "name": "mine"}
     for fn in (inner, arraybridge.numpy(inner)):
@@ -170,7 +172,7 @@ def test_a_filter_that_cuts_its_margins_off_itself() -> None:
             map_overlap(wrong, x, **options).compute()
 
 
-def test_chunks_whose_sizes_nobody_knows() -> None:
+def test_chunks_of_unknown_size() -> None:
     require("torch")
     x = numbers()
     rows = x[x[:, 0] > 3]
@@ -193,7 +195,9 @@ def test_arguments_of_the_function() -> None:
 
     @arraybridge.torch
     def less_sum(b: Any, table: Any) -> Any:
-        """A literal array is handed whole, also one of the same shape: only Dask arrays come in blocks."""
+        """Check that NumPy arrays are passed whole, even with the same shape: only Dask arrays are split
+        into blocks.
+        """
         assert table.shape == (3, 4)
         return b - table.sum()
 
@@ -215,17 +219,17 @@ def test_several_arrays() -> None:
     arrays = to_dask(a, (2, 2)), to_dask(b, 2), to_dask(c, (2, 1))
     product = arraybridge.numpy(lambda a, b, c: a * b + c)
     check_equal(computed(map_blocks(product, *arrays)), a * b + c)
-    # Of equally many blocks of other sizes: they meet by their numbers, as in Dask.
+    # With equally many blocks of different sizes, blocks are matched by index, as in Dask.
     x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((3, 1),))
     check_equal(computed(map_blocks(lambda a, b: a + b.mean(), x, y)), np.array([1.0, 2.0, 5.0, 6.0]))
     with pytest.raises(BlockError, match="expected"):
         map_blocks(lambda a, b: b + a.sum(), x, y).compute()
 
 
-# -- what is declared ----------------------------------------------------------------------------------
+# -- declarations --------------------------------------------------------------------------------------
 
 
-def test_nothing_is_called_before_it_is_computed() -> None:
+def test_functions_run_only_on_compute() -> None:
     calls: list[tuple[int, ...]] = []
 
     def noted(*blocks: Any) -> Any:
@@ -247,7 +251,7 @@ def test_nothing_is_called_before_it_is_computed() -> None:
         assert len(array.dask) > 0
     assert calls == []
     check_equal(computed(arrays[0]), WHOLE * 2)
-    # Each block once, and no empty one to find out about its dtype.
+    # Each block once, and no empty block to infer the dtype.
     assert sorted(calls) == [(1, 2), (1, 2), (2, 2), (2, 2)]
 
 
@@ -272,14 +276,15 @@ def test_dtypes_and_names() -> None:
     floats = arraybridge.torch(lambda b: b.float() / 2)
     for declared in ({"dtype": "float32"}, {"meta": np.empty(0, np.float32)}):
         check_equal(computed(map_blocks(floats, x, **declared)), np.array([0, 0.5, 1, 1.5], np.float32))
-    # Those of the decorator: floating → integer fills the range of the dtype, block by block.
+    # As in the decorator: floating → integer fills the range of the dtype, block by block.
     for conversion, values, dtype in (
         (DtypeConversion.FLOAT32, [0, 0.5, 1, 1.5], np.float32),
         (DtypeConversion.PRESERVE_INPUT, [-32768, 32767] * 2, np.int16),
     ):
         halved = arraybridge.torch(dtype_conversion=conversion)(lambda b: b.double() / 2)
         check_equal(computed(map_blocks(halved, x)), np.array(values, dtype))
-    # Byte order is no other dtype: FITS images are big-endian, and what is computed from them is not.
+    # Byte order does not make another dtype: FITS images are big-endian, and results computed from them are
+    # not.
     big = np.arange(12, dtype=">f4").reshape(3, 4)
     np.testing.assert_array_equal(map_blocks(functions.twice, to_dask(big, (2, 2))).compute(), big * 2)
     name = map_blocks(functions.twice, x).name
@@ -288,7 +293,7 @@ def test_dtypes_and_names() -> None:
     assert map_overlap(functions.twice, x, depth=1, boundary="none", name="mine").name == "mine"
 
 
-# What a function gives back, what is declared, and what the error says.
+# The returned value, the declaration, and the error message.
 WRONG_BLOCKS = {
     "shape": (lambda b: b[:1], {}, ("(1, 2)", "(2, 2)", "chunks=, drop_axis= or new_axis=")),
     "rank": (lambda b: b[0], {}, ("(2,)", "drop_axis=")),
@@ -304,13 +309,13 @@ WRONG_BLOCKS = {
 
 
 @pytest.mark.parametrize("kind", WRONG_BLOCKS)
-def test_blocks_that_were_not_declared(kind: str) -> None:
+def test_blocks_that_differ_from_the_declaration_raise(kind: str) -> None:
     wrong, declared, words = WRONG_BLOCKS[kind]
 
     def culprit(b: Any) -> Any:
         return wrong(b)
 
-    # One block that gives itself away, before Dask puts several together.
+    # A single block raises immediately, before Dask concatenates several.
     x = numbers()[:2, :2]
     for fn in (culprit, arraybridge.numpy(culprit)):
         with pytest.raises(BlockError) as caught:
@@ -320,7 +325,7 @@ def test_blocks_that_were_not_declared(kind: str) -> None:
             assert word in str(caught.value)
 
 
-# -- what workers say ----------------------------------------------------------------------------------
+# -- errors on workers ---------------------------------------------------------------------------------
 
 ERRORS: dict[str, tuple[type[Exception], str, str]] = {
     "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", "numpy"),
@@ -343,11 +348,11 @@ def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> N
         map_blocks(failing, numbers()).compute(scheduler=two_workers)
 
 
-# -- bad input, and odd arrays -------------------------------------------------------------------------
+# -- invalid input and unusual arrays ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", [map_blocks, functools.partial(map_overlap, depth=1)])
-def test_what_is_no_function_or_no_dask_array(function: Any) -> None:
+def test_non_functions_and_non_dask_arrays_raise(function: Any) -> None:
     require("torch")
     with pytest.raises(TypeError, match=r"expected a Dask array.*ndarray.*to_dask\(x, chunks\)"):
         function(functions.twice, np.zeros(3))
@@ -361,11 +366,11 @@ def test_what_is_no_function_or_no_dask_array(function: Any) -> None:
         function(functions.twice, numbers(), meta=convert_memory(np.empty(0), "torch"))
 
 
-# -- in and out ----------------------------------------------------------------------------------------
+# -- conversion to and from Dask -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_there_and_back(name: str) -> None:
+def test_conversion_to_dask_and_back(name: str) -> None:
     require(name)
     array = to_dask(convert_memory(IMAGE, name), chunks=(5, 6))
     assert (array.dtype, array.shape, array.chunks) == (np.float32, (13, 10), ((5, 5, 3), (6, 4)))
@@ -381,7 +386,7 @@ def test_odd_arrays() -> None:
     require("torch")
     empty = to_dask(np.zeros((0, 4), np.float32), chunks=(1, 2))
     check_equal(computed(map_blocks(functions.twice, empty)), np.zeros((0, 4), np.float32))
-    # NumPy makes a scalar of a block without axes.
+    # NumPy turns a 0-d block into a scalar.
     result = computed(map_blocks(arraybridge.numpy(lambda b: b * 2), to_dask(np.array(3.0), chunks=())))
     check_equal(np.asarray(result), np.array(6.0))
     masked = da.ma.masked_array(numbers(), numbers() > 3)
@@ -389,7 +394,7 @@ def test_odd_arrays() -> None:
         map_blocks(functions.twice, masked).compute()
 
 
-def test_later_writes_change_nothing() -> None:
+def test_later_writes_to_the_source_have_no_effect() -> None:
     for chunks in (3, 6):
         x = np.arange(6.0)
         array = to_dask(x, chunks)
@@ -397,7 +402,7 @@ def test_later_writes_change_nothing() -> None:
         check_equal(computed(array), np.arange(6.0))
 
 
-def test_what_cannot_enter_or_leave() -> None:
+def test_arrays_that_cannot_be_converted_raise() -> None:
     torch = require("torch")
     for thing in ([1, 2], 3.0):
         with pytest.raises(UnknownArrayError, match="is not an array"):

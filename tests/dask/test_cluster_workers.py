@@ -1,4 +1,4 @@
-"""Workers: how they are prepared, what they lack and what they tell; what travels between them."""
+"""Workers: their preparation, missing frameworks, errors, and data that travels between them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ GPU = hardware.Gpu(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
-# -- how they are prepared -----------------------------------------------------------------------------
+# -- preparation ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
-    """A worker process as on a machine without cards; what it had imported at first, and its environment."""
+    """Start a worker process as on a machine without GPUs; return its first imports and its environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "gpus", lambda: ())
         for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"):
@@ -52,7 +52,7 @@ def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
         yield client, first, environment
 
 
-def test_a_worker_is_prepared_before_a_framework_is_there(worker: Any) -> None:
+def test_workers_are_prepared_before_importing_a_framework(worker: Any) -> None:
     client, first, environment = worker
     assert type(client.cluster) is LocalCluster
     assert (len(client.nthreads()), set(client.nthreads().values())) == (1, {1})
@@ -63,17 +63,17 @@ def test_a_worker_is_prepared_before_a_framework_is_there(worker: Any) -> None:
     assert set(client.run(functions.only_gpu).values()) == {None}
 
 
-def test_every_number_means_the_gpu_of_the_worker(worker: Any) -> None:
-    """With OpenCL, which has two devices without a card. A function that has run before is no exception."""
+def test_gpu_ids_refer_to_the_gpu_of_the_worker(worker: Any) -> None:
+    """Use OpenCL, which has two devices without a GPU. Functions that ran before are no different."""
     require("pyclesperanto")
     client, *_ = worker
     rows = to_dask(np.zeros((2, 2), np.float32), chunks=1)
     assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {1}
-    prepare(client, own_gpu=True)  # the last word counts
+    prepare(client, own_gpu=True)  # the last setting applies
     assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {0}
 
 
-def test_a_worker_without_the_framework(worker: Any) -> None:
+def test_workers_without_the_framework_raise(worker: Any) -> None:
     torch = require("torch")
     client, *_ = worker
 
@@ -91,21 +91,21 @@ def test_a_worker_without_the_framework(worker: Any) -> None:
     assert "No module named 'torch'" in caught.value.reason
     with pytest.raises(ImportError, match="No module named 'torch'"):
         map_blocks(mentions_torch, numbers()).compute(scheduler=client)
-    # The worker goes on with what it has.
+    # The worker continues with its settings.
     check_equal(computed(map_blocks(lambda b: b + 1, numbers()), client), WHOLE + 1)
 
 
 class LocalCUDACluster(LocalCluster):
-    """What stands in for the class of that name: its workers are threads of this process."""
+    """A replacement for the class of that name, whose workers are threads of this process."""
 
     def __init__(self, n_workers: int | None = None, **options: Any) -> None:
-        assert n_workers is None, "a worker for each card"
+        assert n_workers is None, "one worker per GPU"
         super().__init__(n_workers=1, processes=False, **options)
 
 
 @pytest.fixture
 def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dask-cuda and a card, as it seems; and what workers of this process change is put back."""
+    """Simulate dask-cuda and a GPU; settings that workers change in this process are restored."""
     module = ModuleType("dask_cuda")
     module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
@@ -116,7 +116,7 @@ def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("dask_cuda")
-def test_where_there_are_gpus_each_has_a_worker() -> None:
+def test_each_gpu_has_a_worker() -> None:
     with cluster(env={"OF_THE_CALLER": "1"}, fraction=0.5, **QUIET) as started:
         assert type(started) is LocalCUDACluster
         assert COEXISTENCE.items() <= os.environ.items()
@@ -128,13 +128,14 @@ def test_where_there_are_gpus_each_has_a_worker() -> None:
 
 
 @pytest.mark.usefixtures("dask_cuda")
-def test_a_cluster_that_was_started_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that dask-cuda started has a card of its own; what is prepared twice is so once."""
+def test_clusters_started_by_dask_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dask-cuda's workers have one GPU each, and preparing them twice has no further effect."""
     with (
         LocalCluster(n_workers=1, processes=False, **QUIET) as started,
         Client(started, set_as_default=False) as client,
     ):
-        check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)  # needs no plugin
+        # no plugin is needed
+        check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)
         assert placement.only_gpu is None
         meant = {}
         for own_gpu in (None, False, True):
@@ -149,7 +150,7 @@ def test_a_cluster_that_was_started_otherwise(monkeypatch: pytest.MonkeyPatch) -
         assert [name for name in started.workers[0].plugins if name == "arraybridge"] == ["arraybridge"]
 
 
-def test_what_no_cluster_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_cluster_options_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(LocalCluster._instances)
     for fraction in (0, 1.5, -1):
         with pytest.raises(ValueError, match="out of range"):
@@ -168,7 +169,7 @@ def test_what_no_cluster_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one for one in open_now if one not in before] == []
 
 
-def test_without_dask() -> None:
+def test_cluster_without_dask_raises() -> None:
     lines = (
         "from tests.conversion.scripts.blocker import hide",
         "hide('cloudpickle')",
@@ -181,7 +182,7 @@ def test_without_dask() -> None:
         arraybridge.dask.map_block  # noqa: B018
 
 
-# -- what they send and tell ---------------------------------------------------------------------------
+# -- transfers and messages ----------------------------------------------------------------------------
 
 
 def facts(x: Any) -> tuple[str, str, tuple[int, ...], bytes]:
@@ -197,7 +198,7 @@ def first_of(items: list[Any]) -> Any:
     return items[0]
 
 
-# Of all frameworks and dtypes test_arrays.py says the same, without processes.
+# test_array_registration.py checks all frameworks and dtypes without processes.
 @pytest.mark.parametrize(("framework", "dtype"), [("torch", "bfloat16"), ("jax", "uint64")])
 def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: Client) -> None:
     source = built(framework, "aligned", dtype)
@@ -208,7 +209,7 @@ def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: 
     on_the_other = two_workers.submit(facts, kept, workers=[second], pure=False)
     assert on_the_other.result() == expected
     assert facts(kept.result()) == expected
-    # What a worker made, inside a list, and the other one used.
+    # An array that one worker made inside a list, and that the other one used.
     made = two_workers.submit(make, framework, dtype, workers=[first], pure=False)
     moved = two_workers.submit(first_of, made, workers=[second], pure=False)
     assert facts(moved.result()) == expected
@@ -216,10 +217,8 @@ def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mappings are counted in /proc")
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
-def test_large_values_travel_between_workers_by_memory_that_both_map(
-    framework: str, two_workers: Client
-) -> None:
-    """Itself, in containers and in objects; small ones go Dask's way."""
+def test_large_values_travel_between_workers_in_shared_memory(framework: str, two_workers: Client) -> None:
+    """Check arrays, containers and objects; small values use Dask's own transfer."""
     require(framework)
     first, second = two_workers.scheduler_info()["workers"]
     whole = np.arange(1 << 18, dtype=np.float64)
@@ -228,7 +227,8 @@ def test_large_values_travel_between_workers_by_memory_that_both_map(
         moved = two_workers.submit(functions.used, made, workers=[second], pure=False)
         values, is_shared, is_writable = moved.result()
         np.testing.assert_array_equal(values, whole[: len(values)])
-        by_torch = (framework, place) == ("torch", "in an object")  # its own pickle, which is copied out
+        # its own pickle, from which the value is copied
+        by_torch = (framework, place) == ("torch", "in an object")
         is_copied = place == "small" or by_torch
         assert (len(values), is_shared) == (10 if place == "small" else 1 << 18, not is_copied)
         assert is_writable == (framework != "jax")
@@ -246,8 +246,8 @@ LARGE = np.ones(1 << 20)
 
 
 @pytest.mark.usefixtures("no_exchange")
-def test_memory_that_is_not_given_back_is_lent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reader may have been killed; one that only takes its time asks again."""
+def test_unreturned_memory_is_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader may have been killed; a slow reader requests the memory again."""
     one, two = (array_registration.import_exported(*array_registration.export(LARGE)) for _ in range(2))
     one[:] = 0
     assert one.sum() == 0
@@ -266,7 +266,7 @@ def test_memory_that_is_not_given_back_is_lent_no_more(monkeypatch: pytest.Monke
     assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"
 
 
-def test_workers_out_of_reach_get_the_bytes() -> None:
+def test_workers_on_other_hosts_receive_bytes() -> None:
     worker = SimpleNamespace(rpc=SimpleNamespace(deserializers=None))
     array_registration.register_memory(worker, {"arraybridge-elsewhere"})
     assert worker.rpc.deserializers is None
@@ -282,7 +282,7 @@ def test_workers_out_of_reach_get_the_bytes() -> None:
         deserialize(header, frames, worker.rpc.deserializers)
 
 
-def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -> None:
+def test_blocks_that_do_not_fit_are_split_on_the_worker(two_workers: Client) -> None:
     require("torch")
     whole = np.arange(64, dtype=np.float32).reshape(32, 2)
     before = two_workers.run(functions.begin_simulation, 2)

@@ -1,4 +1,4 @@
-"""Clusters of the tests may take as long to close as a busy machine wants."""
+"""Timeouts of test clusters, which may close slowly on a busy machine."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from distributed import Nanny
 
 
 def let_workers_end() -> None:
-    """Let a worker process take two minutes to end; Dask waits 5 seconds, kills it, and may raise then."""
+    """Let a worker process take two minutes to end. Dask waits 5 seconds, kills the process, and may then
+    raise.
+    """
     Nanny.close.__defaults__ = (120, "nanny-close")

@@ -1,4 +1,4 @@
-"""Decorated functions that other processes import, and what the tests of this folder share."""
+"""Decorated functions that other processes import, and helpers for the tests in this folder."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def identity(x: Any, *_: Any, **__: Any) -> Any:
 
 
 def decorator(name: str) -> Any:
-    """The decorator of that name, as users import it."""
+    """Return the decorator of that name, as users import it."""
     return getattr(arraybridge, name)
 
 
 def image(framework: str) -> Any:
-    """`IMAGE` as an array of a framework."""
+    """Return `IMAGE` as an array of a framework."""
     return convert_memory(IMAGE, framework)
 
 
 def values(x: Any) -> list[Any]:
-    """The elements of an array of any framework, nested as NumPy nests them."""
+    """Return the elements of an array of any framework, nested as in NumPy."""
     nested: list[Any] = convert_memory(x, "numpy").tolist()
     return nested
 
@@ -46,7 +46,7 @@ def framework_of(x: Any) -> str:
 
 @arraybridge.torch(output_type="numpy")
 def doubled(x: Any) -> Any:
-    """Twice the values, computed by torch."""
+    """Double the values in PyTorch."""
     assert detect_memory_type(x) == "torch"
     return x + x
 
@@ -64,18 +64,18 @@ class Model:
 
 
 def run_in_worker(x: Any) -> Any:
-    """What a spawned worker does: a function by reference and a method."""
+    """Run in a spawned worker: a function pickled by reference and a method."""
     return doubled(x), Model().doubled(x)
 
 
 @arraybridge.torch(grad="flow")
 def squared(x: Any) -> Any:
-    """The square, through which gradients flow."""
+    """Return the square, which supports gradients."""
     return x * x
 
 
 class Box:
-    """An array of a framework that only the tests know."""
+    """An array of a framework that only these tests know."""
 
     def __init__(self, memory: np.ndarray[Any, Any]) -> None:
         self.memory = memory
@@ -101,6 +101,6 @@ class BoxFramework(Framework):
 
 @contextlib.contextmanager
 def registered(framework: Framework) -> Iterator[Framework]:
-    """The framework, known inside the block alone."""
+    """Register the framework inside a with block."""
     yield arraybridge.register(framework)
     registry.unregister(framework.name)

@@ -1,4 +1,4 @@
-"""How arguments come to the framework of a decorated function."""
+"""Conversion of arguments to the framework of a decorated function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.helpers import require
 @pytest.mark.parametrize("output", ["its own", "input", "numpy", "jax"])
 @pytest.mark.parametrize("target", FRAMEWORKS)
 @pytest.mark.parametrize("source", FRAMEWORKS)
-def test_any_array_comes_in_and_goes_out_as_asked(source: str, target: str, output: str) -> None:
+def test_arrays_are_converted_as_requested(source: str, target: str, output: str) -> None:
     require(source)
     require(target)
     require("jax")
@@ -49,7 +49,7 @@ def test_any_array_comes_in_and_goes_out_as_asked(source: str, target: str, outp
         assert device_of(result) == device_of(brought)
 
 
-def test_the_very_object_arrives_and_comes_back() -> None:
+def test_native_arrays_pass_through_unchanged() -> None:
     torch = require("torch")
     seen = []
     tensor = torch.ones(3)
@@ -65,7 +65,7 @@ def test_the_very_object_arrives_and_comes_back() -> None:
     assert shared.data_ptr() == IMAGE.__array_interface__["data"][0]
 
 
-def test_containers_are_looked_into_and_the_callers_own_are_left_alone() -> None:
+def test_containers_are_traversed_and_not_modified() -> None:
     torch = require("torch")
     a = np.ones(1)
     tree = {"z": a, "a": [a, 1]}
@@ -77,7 +77,7 @@ def test_containers_are_looked_into_and_the_callers_own_are_left_alone() -> None
     assert log == ["seen"], "a container without arrays is the caller's own"
 
 
-def test_what_is_no_array_passes_as_it_is() -> None:
+def test_non_arrays_pass_unchanged() -> None:
     torch = require("torch")
     model = torch.nn.Linear(2, 2)
     plain = (1, 2.5, 1j, "text", b"b", None, True, [])
@@ -87,7 +87,7 @@ def test_what_is_no_array_passes_as_it_is() -> None:
 
 
 def second_device(name: str) -> tuple[str, Any]:
-    """A device of the host other than the first where there is one, in words, and as the framework has it."""
+    """Return a second host device if there is one, as a device string and as the framework's object."""
     require(name)
     words = "cpu" if name == "torch" else "cpu:1"
     if arraybridge.Device.parse(words) not in arraybridge.framework(name).devices.available():
@@ -97,9 +97,7 @@ def second_device(name: str) -> tuple[str, Any]:
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", ["jax", "tensorflow", "torch"])
-def test_a_device_is_for_all_arrays_and_without_any_for_those_that_the_function_makes(
-    name: str, native: bool
-) -> None:
+def test_device_applies_to_all_arrays_or_to_new_ones(name: str, native: bool) -> None:
     words, own = second_device(name)
     module = require(name)
     make = module.numpy.zeros if name == "jax" else module.zeros
@@ -113,7 +111,7 @@ def test_a_device_is_for_all_arrays_and_without_any_for_those_that_the_function_
     assert device_of(next(arraybridge.device_map(functools.partial(run), [IMAGE]))[0]) == words
 
 
-def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
+def test_strict_rejects_arrays_of_undeclared_types() -> None:
     torch = require("torch")
 
     @arraybridge.torch(input_type="numpy", strict=True, output_type="numpy")
@@ -121,7 +119,7 @@ def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
         return picture * 2
 
     for _ in range(3):
-        arraybridge.torch(identity)(torch.ones(2))  # which has a plan from now on
+        arraybridge.torch(identity)(torch.ones(2))  # which is in the plan cache from now on
         assert double(np.ones(2)).tolist() == [2.0, 2.0]
         with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
             double(torch.ones(2))
@@ -131,7 +129,9 @@ def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
 
 
 class Table:
-    """What pandas, xarray and h5py have: an array can be made of it, and it is none."""
+    """An object like those of pandas, xarray and h5py, which can be converted to an array without being
+    one.
+    """
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.ones((2, 2), dtype)
@@ -147,7 +147,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_table_is_refused_without_an_array_and_by_strict_always(name: str, call: str) -> None:
+def test_tables_raise_without_an_array_and_always_with_strict(name: str, call: str) -> None:
     require(name)
     args, kwargs, where = CALLS[call]
     ran: list[Any] = []
@@ -222,9 +222,7 @@ class Sealed(list[Any]):
         ("frozenset", lambda _: [frozenset({require("torch").ones(2)})]),
     ],
 )
-def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
-    name: str, make: Callable[[Any], Any]
-) -> None:
+def test_strict_rejects_arrays_in_untraversed_collections(name: str, make: Callable[[Any], Any]) -> None:
     require("torch")
     options = {"input_type": "numpy", "output_type": "numpy"}
     value = make(np.ones(2))
@@ -238,8 +236,8 @@ def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
 
 
 @pytest.mark.parametrize("others", [(), (IMAGE,)], ids=["alone", "beside an array"])
-def test_arrays_in_a_container_that_cannot_be_rebuilt_stay(others: tuple[Any, ...]) -> None:
-    """With a CUDA build of PyTorch, a call looks for the stream of its first array."""
+def test_arrays_in_containers_that_cannot_be_rebuilt_stay(others: tuple[Any, ...]) -> None:
+    """With a CUDA build of PyTorch, a call queries the stream of its first array."""
     require("torch")
     sealed = Sealed([np.ones(2)])
     f = arraybridge.torch(
@@ -270,7 +268,7 @@ def test_strict_passes_objects_without_arrays_as_items(value: Any) -> None:
 @pytest.mark.parametrize("source", HOST)
 @pytest.mark.parametrize("target", FRAMEWORKS)
 @pytest.mark.parametrize("dtype", ["float64", "int16", "bool", "float32"])
-def test_dtype_casts_arrays_on_their_way_in(source: str, target: str, dtype: str) -> None:
+def test_dtype_casts_arguments(source: str, target: str, dtype: str) -> None:
     require(source)
     require(target)
     seen: list[str] = []
@@ -289,7 +287,7 @@ def test_dtype_casts_arrays_on_their_way_in(source: str, target: str, dtype: str
     assert result.tolist() == IMAGE.astype(dtype).astype(np.float32).tolist()
 
 
-def test_dtype_keeps_the_graph_inside_torch() -> None:
+def test_dtype_preserves_the_torch_graph() -> None:
     torch = require("torch")
     x = torch.ones(2, dtype=torch.float64, requires_grad=True)
     arraybridge.torch(dtype="float32")(lambda x: x * 2)(x).sum().backward()
@@ -305,7 +303,7 @@ def test_dtype_keeps_the_graph_inside_torch() -> None:
         ("complex64", "has no complex dtype"),
     ],
 )
-def test_the_advice_to_cast_is_an_option_of_the_decorator_and_keeps_the_kind(dtype: str, advice: str) -> None:
+def test_cast_advice_is_a_decorator_option_and_keeps_the_kind(dtype: str, advice: str) -> None:
     require("pyclesperanto")
     with pytest.raises(DtypeNotSupportedError, match=rf"argument 'x': .* no dtype {dtype}.*{advice}"):
         arraybridge.pyclesperanto(identity)(np.zeros((2, 2), dtype))
@@ -434,14 +432,14 @@ BYSTANDER_CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("kind", [Unbound, Closed])
 @pytest.mark.parametrize("call", BYSTANDER_CALLS)
-def test_an_object_that_does_not_tell_its_class_breaks_no_call(call: str, kind: Any) -> None:
+def test_objects_with_a_failing_class_attribute_pass(call: str, kind: Any) -> None:
     require("torch")
     other = kind()
     assert BYSTANDER_CALLS[call](np.arange(4.0), other) is other
 
 
 @pytest.mark.parametrize("kind", [Unbound, Closed])
-def test_an_object_that_does_not_tell_its_class_has_a_signature(kind: Any) -> None:
+def test_objects_with_a_failing_class_attribute_have_a_signature(kind: Any) -> None:
     x = np.ones(3)
     other = kind()
     assert signature_of([x, other]) == signature_of([x, other])

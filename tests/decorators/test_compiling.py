@@ -24,7 +24,7 @@ def test_jax_transformations_around_a_jax_function() -> None:
     assert float(one_constant(x)) == 5.0
 
 
-def test_jax_jit_around_another_framework_is_refused_clearly() -> None:
+def test_jax_jit_around_another_framework_raises() -> None:
     jax = require("jax")
     require("torch")
     for refusing in (
@@ -50,7 +50,7 @@ def test_tf_function_and_gradients_around_a_tensorflow_function() -> None:
         tf.function(refused, autograph=False)(tf.constant([2.0]))
 
 
-def test_training_in_torch_goes_as_without_the_decorator() -> None:
+def test_torch_training_is_unchanged_by_the_decorator() -> None:
     torch = require("torch")
     x = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
     models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
@@ -94,7 +94,7 @@ def test_torch_compile_breaks_its_graph_at_a_decorated_function(options: Any) ->
         compiled(f, fullgraph=True)(weights)
 
 
-def test_torch_compile_compiles_what_is_around_a_decorated_function() -> None:
+def test_torch_compile_compiles_code_around_a_decorated_function() -> None:
     torch = require("torch")
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     around = compiled(lambda x: f(x.cos()) * 2)
@@ -103,7 +103,7 @@ def test_torch_compile_compiles_what_is_around_a_decorated_function() -> None:
     assert compiled(f)(np.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_a_decorated_function_of_a_compiled_one_is_called_by_other_compiled_ones() -> None:
+def test_compiled_functions_share_a_decorated_compiled_function() -> None:
     torch = require("torch")
     f = arraybridge.torch(output_type="numpy")(compiled(lambda x: x * 2))
     assert isinstance(compiled(lambda x: f(x))(torch.ones(2)), np.ndarray)

@@ -1,4 +1,4 @@
-"""What a call of a decorated function does between its arguments and its results."""
+"""The steps of a decorated call between its arguments and its results."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("framework", HOST)
-def test_a_warm_call_gives_what_the_first_one_gave(framework: str) -> None:
-    """Whatever arrays were brought in between, and with each option."""
+def test_repeated_calls_return_the_same_results(framework: str) -> None:
+    """Check each option, with other arrays passed between the two calls."""
     require(framework)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     frozen, unaligned = x.copy(), np.zeros(25, np.uint8)[1:].view(np.float32)
@@ -92,8 +92,8 @@ def test_pickles_by_reference_and_by_value() -> None:
         assert again.execution_memory_type == "torch"
 
 
-def test_dill_carries_functions_of_a_script_by_value(tmp_path: Path) -> None:
-    """As Hugging Face's datasets do, which make a fingerprint of it."""
+def test_dill_pickles_script_functions_by_value(tmp_path: Path) -> None:
+    """Hash the function as Hugging Face datasets do."""
     pytest.importorskip("dill")
     require("torch")
     script = tmp_path / "script.py"
@@ -111,7 +111,7 @@ def test_dill_carries_functions_of_a_script_by_value(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n[3.0, 3.0]\n"), done.stderr
 
 
-def test_a_spawned_worker_runs_a_decorated_function() -> None:
+def test_spawned_worker_runs_decorated_functions() -> None:
     require("torch")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         both = pool.apply(cases.run_in_worker, (np.ones(2),))
@@ -119,7 +119,7 @@ def test_a_spawned_worker_runs_a_decorated_function() -> None:
 
 
 @pytest.mark.parametrize("name", HOST)
-def test_eight_threads(name: str) -> None:
+def test_eight_threads_call_one_function(name: str) -> None:
     require(name)
     barrier = threading.Barrier(8)
     run = decorator(name)(output_type="numpy")(lambda x: x + x)
@@ -133,7 +133,7 @@ def test_eight_threads(name: str) -> None:
         assert all(pool.map(work, range(8)))
 
 
-def test_errors_of_the_function_pass_untouched() -> None:
+def test_errors_of_the_function_propagate_unchanged() -> None:
     error = ArrayNotSupportedError("my own")
 
     @arraybridge.numpy
@@ -146,8 +146,8 @@ def test_errors_of_the_function_pass_untouched() -> None:
     assert str(error) == "my own"
 
 
-def test_streams_are_entered_around_the_function_alone() -> None:
-    """A framework that plays a card: its device and its streams are entered for the function."""
+def test_streams_are_entered_only_around_the_function() -> None:
+    """Use a fake GPU framework, whose device and streams are entered around the function."""
     events: list[str] = []
 
     class Side(Streams):
@@ -181,7 +181,7 @@ def test_streams_are_entered_around_the_function_alone() -> None:
 
 
 @pytest.mark.parametrize("target", FRAMEWORKS)
-def test_slice_by_slice_feeds_planes(target: str) -> None:
+def test_slice_by_slice_passes_planes(target: str) -> None:
     require(target)
     shapes = []
 
@@ -204,7 +204,7 @@ def test_slice_by_slice_feeds_planes(target: str) -> None:
 
 
 class Hungry:
-    """Runs out of memory while a batch is larger than it bears."""
+    """A function that runs out of memory if a batch exceeds its limit."""
 
     def __init__(self, failures: int = 0, rows: int = 10**9) -> None:
         self.failures, self.rows, self.calls = failures, rows, 0
@@ -217,10 +217,10 @@ class Hungry:
 
 
 @pytest.mark.parametrize("target", HOST)
-def test_oom_recovery_tries_again_and_splits(target: str) -> None:
+def test_oom_recovery_retries_and_splits(target: str) -> None:
     require(target)
     hungry = Hungry(failures=2)
-    # A keyword of the function may be called like an option of the recovery.
+    # A parameter of the function may have the same name as an option of the recovery.
     run = decorator(target)(oom_recovery=True, output_type="numpy")(hungry)
     assert run(IMAGE, max_retries=2.0).tolist() == (2 * IMAGE).tolist()
     assert hungry.calls == 3
@@ -237,7 +237,7 @@ def test_oom_recovery_tries_again_and_splits(target: str) -> None:
 
 
 @pytest.mark.parametrize("recovery", [True, "split"])
-def test_nothing_of_an_attempt_stays_until_the_next(recovery: Any) -> None:
+def test_failed_attempts_are_freed_before_the_next(recovery: Any) -> None:
     require("torch")
     brought: list[Any] = []
     alive: list[bool] = []
@@ -245,9 +245,9 @@ def test_nothing_of_an_attempt_stays_until_the_next(recovery: Any) -> None:
     class Net(np.ndarray):
         @arraybridge.torch(oom_recovery=recovery, output_type="numpy")
         def work(self, x: Any) -> Any:
-            assert self.shape == (8,)  # self is never cut
+            assert self.shape == (8,)  # self is never split
             alive.extend(ref() is not None for ref in brought)
-            made = x + 1  # what an attempt has made
+            made = x + 1  # arrays that an attempt has made
             brought.extend((weakref.ref(x), weakref.ref(made)))
             if len(brought) < 4 or (recovery == "split" and len(x) > 2):
                 raise MemoryError
@@ -255,16 +255,14 @@ def test_nothing_of_an_attempt_stays_until_the_next(recovery: Any) -> None:
 
     x = np.arange(4.0)
     for _ in range(2):
-        arraybridge.torch(identity)(x)  # from now on its arrays have a plan
+        arraybridge.torch(identity)(x)  # from now on the plan cache contains its arrays
     assert np.ones(8).view(Net).work(x).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert alive
     assert not any(alive)
 
 
 @pytest.mark.parametrize("recovery", [True, "split"])
-def test_memory_that_runs_out_in_a_conversion_is_recovered_from(
-    recovery: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oom_in_a_conversion_is_recovered(recovery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     numpy = arraybridge.framework("numpy")
     cast, failures, sizes = numpy.cast, [0], []
 
@@ -277,7 +275,7 @@ def test_memory_that_runs_out_in_a_conversion_is_recovered_from(
 
     fn = arraybridge.numpy(dtype="float64", oom_recovery=recovery)(lambda x: x + 1)
     for _ in range(2):
-        fn(np.arange(4, dtype=np.float32))  # from now on its arrays have a plan
+        fn(np.arange(4, dtype=np.float32))  # from now on the plan cache contains its arrays
     monkeypatch.setattr(numpy, "cast", scarce)
     failures[0] = 2 if recovery is True else 0
     assert fn(np.arange(4, dtype=np.float32)).tolist() == [1.0, 2.0, 3.0, 4.0]

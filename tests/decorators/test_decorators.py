@@ -1,4 +1,4 @@
-"""The decorators: every kind of function, and what can be read on it."""
+"""The decorators on every kind of function, and the attributes of decorated functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.decorators.cases import IMAGE, identity
 from tests.helpers import require
 
 
-def test_name_docstring_signature_and_hints_stay() -> None:
+def test_name_docstring_signature_and_hints_are_preserved() -> None:
     def segment(image: np.ndarray, sigma: float = 1.0, *, mask: Any = None) -> np.ndarray:
         """Finds the cells."""
         return image
@@ -45,7 +45,7 @@ def test_memory_types_are_readable() -> None:
     assert arraybridge.jax(device="cpu:1")(identity).device == "cpu:1"
 
 
-def test_memory_types_only_declares() -> None:
+def test_memory_types_declares_without_converting() -> None:
     torch = require("torch")
 
     @memory_types("numpy", MemoryType.TORCH, contract=lambda r: r is not None)
@@ -83,7 +83,7 @@ class Model:
     __call__ = arraybridge.torch(output_type="numpy")(weighted)
 
 
-def test_methods_of_every_kind() -> None:
+def test_all_kinds_of_methods() -> None:
     torch = require("torch")
     x, model = np.ones(1), Model()
     assert isinstance(model.bare(x), torch.Tensor)
@@ -95,7 +95,7 @@ def test_methods_of_every_kind() -> None:
         assert run(x).tolist() == [3.0]
 
 
-def test_generators_are_refused_and_coroutines_where_calls_are_repeated() -> None:
+def test_generators_raise_and_coroutines_raise_with_recovery() -> None:
     def generator(x: Any) -> Iterator[Any]:
         yield x
 
@@ -114,7 +114,7 @@ def test_generators_are_refused_and_coroutines_where_calls_are_repeated() -> Non
             arraybridge.numpy(**option)(coroutine)
 
 
-def test_partials_and_objects_that_can_be_called() -> None:
+def test_partials_and_callable_objects() -> None:
     torch = require("torch")
 
     def scale(x: Any, factor: float) -> Any:
@@ -147,7 +147,7 @@ def test_partials_and_objects_that_can_be_called() -> None:
         (property(identity), "Put @property above"),
     ],
 )
-def test_what_is_no_function_is_refused(what: Any, advice: str) -> None:
+def test_non_callables_raise(what: Any, advice: str) -> None:
     for decorate in (arraybridge.torch, arraybridge.torch(), memory_types("numpy", "torch")):
         with pytest.raises(TypeError, match=advice):
             decorate(what)
@@ -159,6 +159,6 @@ def test_what_is_no_function_is_refused(what: Any, advice: str) -> None:
         arraybridge.torch.zeros  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_gpu_names_its_options_for_an_unknown_one():
+def test_gpu_lists_its_options_for_an_unknown_one():
     with pytest.raises(TypeError, match=r"no option 'device'.*gpu_id=0"):
         arraybridge.gpu(device=0)  # type: ignore[call-overload]

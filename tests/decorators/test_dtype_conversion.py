@@ -1,4 +1,4 @@
-"""DtypeConversion: the rule, at its edges, in every framework."""
+"""`DtypeConversion`: the conversion rule and its edge cases in every framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTEGERS = ["uint8", "uint16", "uint32", "int8", "int16", "int32", "uint64", "in
 
 
 def converted(x: np.ndarray[Any, Any], target: str, dtype: str) -> np.ndarray[Any, Any]:
-    """Convert the dtype in a framework; back in NumPy."""
+    """Convert the dtype in a framework, and return a NumPy array."""
     result = convert_dtype(convert_memory(x, target), dtype)
     assert framework_of(result) == target
     back = convert_memory(result, "numpy")
@@ -29,7 +29,7 @@ def converted(x: np.ndarray[Any, Any], target: str, dtype: str) -> np.ndarray[An
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("source", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("target", HOST)
-def test_floating_numbers_fill_the_range_of_the_dtype(target: str, source: str, dtype: str) -> None:
+def test_floats_are_scaled_to_the_range_of_the_dtype(target: str, source: str, dtype: str) -> None:
     require(target)
     info = np.iinfo(dtype)
     result = converted(np.array([[-1.0, 0.0], [3.0, 1.0]], source), target, dtype)
@@ -39,7 +39,7 @@ def test_floating_numbers_fill_the_range_of_the_dtype(target: str, source: str, 
     assert abs(int(result[0, 1]) - quarter) <= max(0.5, 2.0**-52 * abs(quarter))
 
 
-#: Dtype, numbers and the dtype asked for; and the numbers that come out, or why there are none.
+#: Dtype, values and requested dtype; and the resulting values, or the reason why there are none.
 RULE: list[tuple[str, list[Any], str, Any]] = [
     ("float64", [2, 2.2, 2.25, 3], "uint16", [0, 13107, 16384, 65535]),
     ("float32", [3.5, 3.5], "uint8", [0, 0]),
@@ -73,7 +73,7 @@ RULE: list[tuple[str, list[Any], str, Any]] = [
 
 @pytest.mark.parametrize(("source", "numbers", "dtype", "outcome"), RULE)
 @pytest.mark.parametrize("target", FRAMEWORKS)
-def test_the_rule(target: str, source: str, numbers: list[Any], dtype: str, outcome: Any) -> None:
+def test_conversion_rule(target: str, source: str, numbers: list[Any], dtype: str, outcome: Any) -> None:
     require(target)
     has = arraybridge.framework(target).dtypes
     if has is not None and source not in has:
@@ -95,7 +95,7 @@ def test_arrays_without_elements_or_axes(target: str, dtype: str) -> None:
         assert converted(np.zeros(shape), target, dtype).shape == shape
 
 
-def test_the_members_of_dtype_conversion() -> None:
+def test_members_of_dtype_conversion() -> None:
     preserve = arraybridge.numpy(dtype_conversion=DtypeConversion.PRESERVE_INPUT)
     sums = preserve(lambda x, *rest: x.astype(np.int64) + 1)
     assert sums(np.array([1, 2], np.uint16), np.ones(2)).dtype == np.uint16
@@ -120,7 +120,7 @@ def test_names_of_conversions_are_accepted(member: DtypeConversion) -> None:
     np.testing.assert_array_equal(*results)
 
 
-def test_a_misspelled_conversion_is_corrected() -> None:
+def test_misspelled_conversion_raises_with_a_suggestion() -> None:
     with pytest.raises(ValueError, match="did you mean 'uint8'"):
         arraybridge.numpy(dtype_conversion="unit8")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="expects a DtypeConversion or its name, got int"):

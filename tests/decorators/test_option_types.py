@@ -1,4 +1,4 @@
-"""`DecoratorKeywords`, which editors read, and `DecoratorOptions`, which the code reads, state the same."""
+"""`DecoratorKeywords` for editors and `DecoratorOptions` for the code declare the same options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the decorators that make no sense."""
+"""Invalid options of the decorators."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from arraybridge import UnknownFrameworkError
         ({"grad": "detatch"}, ValueError, r"did you mean 'detach'"),
     ],
 )
-def test_wrong_options_fail_at_decoration(options: Any, error: type[Exception], message: str) -> None:
+def test_invalid_options_raise_at_decoration(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         arraybridge.torch(**options)
 
 
 @pytest.mark.parametrize("dtype", ["flaot32", object, "U3"])
-def test_a_dtype_that_is_none_is_refused_at_decoration(dtype: Any) -> None:
+def test_invalid_dtype_raises_at_decoration(dtype: Any) -> None:
     with pytest.raises(arraybridge.DtypeNotSupportedError, match="dtype="):
         arraybridge.torch(dtype=dtype)

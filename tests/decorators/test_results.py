@@ -1,4 +1,4 @@
-"""How results of a decorated function go back to its caller."""
+"""Conversion of a decorated function's results for its caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.decorators.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework
 from tests.helpers import jax_with, require
 
 
-def test_output_type_input_follows_the_first_array_also_within_a_container() -> None:
+def test_output_type_input_follows_the_first_array() -> None:
     torch = require("torch")
     require("jax")
     mixed = arraybridge.jax(output_type="input")(lambda *args, **kwargs: kwargs["mask"] + 1)
@@ -24,7 +24,7 @@ def test_output_type_input_follows_the_first_array_also_within_a_container() -> 
     assert isinstance(made, torch.Tensor), "without an array the result stays as it is"
 
 
-def test_output_type_input_goes_back_to_the_device() -> None:
+def test_output_type_input_restores_the_device() -> None:
     jax_with(2)
     require("torch")
     x = convert_memory(IMAGE, "jax", device="cpu:1")
@@ -33,7 +33,7 @@ def test_output_type_input_goes_back_to_the_device() -> None:
     assert values(result)[1] == [6.0, 8.0, 10.0]
 
 
-def test_contract_checks_what_the_caller_gets() -> None:
+def test_contract_checks_the_converted_result() -> None:
     require("torch")
 
     def is_flat(result: Any) -> bool:
@@ -50,7 +50,7 @@ def test_contract_checks_what_the_caller_gets() -> None:
         checked(np.zeros(2))
 
 
-def test_a_tensor_that_requires_grad_follows_grad() -> None:
+def test_tensors_that_require_grad_follow_the_grad_option() -> None:
     torch = require("torch")
     require("jax")
     tensor = torch.ones(2, requires_grad=True)
@@ -76,7 +76,7 @@ def test_dtype_conversion_on_request(target: str) -> None:
     assert to_uint16(IMAGE).tolist() == [[0, 13107, 26214], [39321, 52428, 65535]]
 
 
-def test_a_result_gets_back_a_dtype_that_its_framework_lacks() -> None:
+def test_results_restore_a_dtype_that_the_framework_lacks() -> None:
     require("pyclesperanto")
     f = arraybridge.pyclesperanto(
         dtype="float32", output_type="input", dtype_conversion=DtypeConversion.PRESERVE_INPUT
@@ -101,7 +101,7 @@ def test_numpy_scalars_among_results_are_converted(target: str, scalar: Any) -> 
             assert arraybridge.framework(target).shape(x) == ()
 
 
-def test_numpy_scalars_go_back_to_what_was_brought_or_stay() -> None:
+def test_numpy_scalars_are_converted_to_the_input_type_or_stay() -> None:
     torch = require("torch")
     f = arraybridge.numpy(output_type="input")(lambda x: (x.sum(), np.float32(2)))
     total, two = f(torch.ones(3))
@@ -109,14 +109,14 @@ def test_numpy_scalars_go_back_to_what_was_brought_or_stay() -> None:
     assert [type(x) for x in f(np.ones(3))] == [np.float64, np.float32]
     for scalar in (np.datetime64("2024-01-01"), np.str_("words"), np.timedelta64(3, "D")):
         assert arraybridge.torch(lambda x, s=scalar: s)(IMAGE) is scalar
-    require("pyclesperanto")  # which has no arrays without axes
+    require("pyclesperanto")  # which does not support 0-d arrays
     number = np.float64(2)
     assert arraybridge.pyclesperanto(lambda x: number)(IMAGE) is number
     image, mean = arraybridge.numpy(dtype_conversion=DtypeConversion.UINT8)(lambda x: (x, x.mean()))(IMAGE)
     assert (image.max(), mean) == (255, 2.5)  # a scalar is not scaled
 
 
-def test_a_result_that_cannot_be_converted_is_named() -> None:
+def test_errors_name_results_that_cannot_be_converted() -> None:
     require("pyclesperanto")
 
     @arraybridge.numpy(output_type="pyclesperanto")

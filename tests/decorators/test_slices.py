@@ -40,7 +40,7 @@ def test_stack_and_unstack(source: str, target: str) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "int32", "float32", "int64", "complex128"])
 @pytest.mark.parametrize("target", FRAMEWORKS)
 def test_every_value_of_a_dtype_survives(target: str, dtype: str) -> None:
-    """The copying kernels of pyclesperanto compute in float32, which has no 2**24 + 1."""
+    """Pyclesperanto's copy kernels compute in float32, which cannot represent 2**24 + 1."""
     require(target)
     if dtype in ("int64", "complex128") and target == "pyclesperanto":
         pytest.skip(f"pyclesperanto has no {dtype}")
@@ -55,7 +55,7 @@ def test_every_value_of_a_dtype_survives(target: str, dtype: str) -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
 def test_slices_have_two_axes(target: str, shape: tuple[int, ...]) -> None:
     require(target)
-    # 0-d and 4-D arrays pyclesperanto does not have at all.
+    # pyclesperanto does not support 0-d and 4-D arrays.
     with pytest.raises((ValueError, ArrayNotSupportedError), match="axes"):
         stack_slices([np.ones(shape, np.float32)] * 2, target)
     wrong = np.ones((2, *shape, 4) if len(shape) == 3 else shape, np.float32)
@@ -64,7 +64,7 @@ def test_slices_have_two_axes(target: str, shape: tuple[int, ...]) -> None:
             refused()
 
 
-def test_slices_of_several_frameworks_and_devices_make_one_stack() -> None:
+def test_slices_from_several_frameworks_and_devices_are_stacked() -> None:
     require("torch")
     require("jax")
     planes = [STACK[0], convert_memory(STACK[1], "torch"), convert_memory(STACK[2], "jax")]
@@ -74,7 +74,7 @@ def test_slices_of_several_frameworks_and_devices_make_one_stack() -> None:
     planes = [convert_memory(STACK[i], "pyclesperanto", min(i, last)) for i in range(2)]
     whole = stack_slices(planes, "pyclesperanto")
     assert (device_of(whole), values(whole)) == ("opencl:0", STACK[:2].tolist())
-    # gpu_id says where the stack and its planes live.
+    # gpu_id selects the device of the stack and its planes.
     assert device_of(stack_slices(list(STACK), "pyclesperanto", gpu_id=last)) == f"opencl:{last}"
     planes = unstack_slices(STACK, "pyclesperanto", gpu_id=last)
     assert {str(device_of(plane)) for plane in planes} == {f"opencl:{last}"}
@@ -102,7 +102,7 @@ def test_planes_of_numpy_and_torch_are_views() -> None:
         ([STACK, STACK], "pyclesperanto", ArrayNotSupportedError, "axes"),
     ],
 )
-def test_what_cannot_be_stacked_is_refused(
+def test_slices_that_cannot_be_stacked_raise(
     slices: list[Any], target: str, error: type[Exception], message: str
 ) -> None:
     if target == "pyclesperanto":
@@ -126,7 +126,7 @@ def test_process_slices_stacks_within_tuples_and_dicts() -> None:
     assert nothing is None
 
 
-def test_process_slices_refuses_what_differs_from_plane_to_plane() -> None:
+def test_process_slices_rejects_results_that_differ_between_planes() -> None:
     with pytest.raises(ValueError, match="slice 1 has"):
         process_slices(STACK, lambda plane: plane[: int(plane[0, 0]) // 6 + 1])
     with pytest.raises(ValueError, match="is not an array"):

@@ -1,6 +1,6 @@
-"""What type checkers must accept and refuse; read by mypy and pyright with the package, never run.
+"""Code that type checkers must accept or reject; checked by mypy and pyright with the package, never run.
 
-Each refusal is marked as expected; both checkers report a mark that is not needed.
+Rejections have an ignore comment; both checkers report unused ones.
 """
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
@@ -23,11 +23,11 @@ from arraybridge.tracing.events import Event
 
 
 class Tensor:
-    """Stands for the arrays of the decorator's framework."""
+    """A stand-in for the arrays of the decorator's framework."""
 
 
 class Foreign:
-    """Stands for the arrays of another one."""
+    """A stand-in for the arrays of another framework."""
 
 
 @arraybridge.torch
@@ -103,7 +103,7 @@ assert_type(offloaded.explain(Tensor()), OffloadDecision)
 assert_type(Model().offloaded.history, History)
 bare.explain  # type: ignore[attr-defined]  # noqa: B018
 
-# Options that do not exist, or are of the wrong type.
+# Options that do not exist or have the wrong type.
 arraybridge.torch(gpuid=0)  # type: ignore[call-overload]
 arraybridge.torch(grad="detatch")  # type: ignore[call-overload]
 arraybridge.torch(strict="yes")  # type: ignore[call-overload]
@@ -128,7 +128,7 @@ assert_type(placement.device, arraybridge.Device | None)
 print(placement.gpuid)  # type: ignore[attr-defined]
 Placement("torch", devcie=None)  # type: ignore[call-arg]
 
-# Every form of convert_memory, and devices by any name.
+# Every call form of convert_memory, and devices by any name.
 data: Any = Foreign()
 native: Any = arraybridge.get_device().native("torch")
 arraybridge.convert_memory(data, "torch")

@@ -1,4 +1,4 @@
-"""Devices: names, numbers, memory, the same card under one number; and the one that is chosen."""
+"""Devices: names, numbers, memory, one number per GPU in all frameworks, and the default device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GpusMemory(Memory):
 
 
 class Gpus(FakeGpuFramework):
-    """Devices and cards are what a test says."""
+    """Devices and GPUs that a test defines."""
 
     has_host = True
     memory = component(GpusMemory)
@@ -57,7 +57,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
-def test_they_are_those_of_the_framework_and_are_accepted_as_their_words_are(name: str) -> None:
+def test_devices_and_device_strings_match_the_framework(name: str) -> None:
     require(name)
     listed, every = devices(name), devices("all")
     assert listed == list(arraybridge.framework(name).devices.available())
@@ -84,7 +84,7 @@ def test_gpus_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _opencl(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], *addresses: str) -> Any:
-    """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
+    """Simulate OpenCL devices: the two GPUs in reverse order, and a CPU."""
     from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
 
     require("pyclesperanto")
@@ -107,7 +107,7 @@ def test_opencl_numbers_mean_the_gpus_of_cuda(monkeypatch: pytest.MonkeyPatch) -
     assert one.memory.device_details(Device("opencl", 0)) == DeviceDetails("Card A", FIRST.pci, 1)
 
 
-# -- in one line -------------------------------------------------------------------------------------
+# -- as text -----------------------------------------------------------------------------------------
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_gpus_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.Monkey
     assert info["versions"]["numpy"]
 
 
-def test_those_that_are_loaded_unless_all_are_asked_for() -> None:
+def test_loaded_frameworks_are_listed_unless_all_are_requested() -> None:
     code = (
         "import sys, arraybridge; found = arraybridge.devices();"
         " print(sorted({n for d in found for n in d.frameworks}), 'jax' in sys.modules);"
@@ -145,11 +145,11 @@ def test_those_that_are_loaded_unless_all_are_asked_for() -> None:
     assert done.stdout.splitlines() == ["['numpy'] False", "True"], done.stderr
 
 
-# -- the one that is chosen --------------------------------------------------------------------------
+# -- the default device ------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
-def chosen_by_nobody() -> Any:
+def without_default_device() -> Any:
     set_device(None)
     yield
     set_device(None)
@@ -176,7 +176,7 @@ def test_blocks_nest_and_restore(jax_devices: Any) -> None:
     assert str(get_device()) == "cpu:1"
 
 
-def test_a_thread_and_a_task_have_their_own(jax_devices: Any) -> None:
+def test_threads_and_tasks_have_separate_devices(jax_devices: Any) -> None:
     async def use(words: str) -> str:
         with use_device(words):
             await asyncio.sleep(0.01)
@@ -195,7 +195,7 @@ def test_a_thread_and_a_task_have_their_own(jax_devices: Any) -> None:
 
 
 @pytest.mark.parametrize("words", ["gpu:97", "cuda:97", "cpu:97", "opencl:97"])
-def test_a_device_that_is_not_there(words: str) -> None:
+def test_missing_devices_raise(words: str) -> None:
     with pytest.raises(arraybridge.DeviceNotFoundError, match=r"No installed framework has a device .*:97"):
         set_device(words)
     with pytest.raises(arraybridge.DeviceNotFoundError), use_device(words):
@@ -203,7 +203,7 @@ def test_a_device_that_is_not_there(words: str) -> None:
     assert str(get_device()) == ("gpu:0" if arraybridge.gpu_available() else "cpu")
 
 
-def test_to_gpu_goes_to_the_chosen_device(jax_devices: Any) -> None:
+def test_to_gpu_uses_the_default_device(jax_devices: Any) -> None:
     x = arraybridge.to_jax(np.arange(3, dtype=np.float32))
     with use_device("cpu:2"):
         moved = arraybridge.to_gpu(x)
@@ -227,24 +227,24 @@ def test_to_gpu_goes_to_the_chosen_device(jax_devices: Any) -> None:
 def test_one_function_for_every_framework(name: str) -> None:
     require(name)
 
-    def normalised(x: Any) -> Any:
+    def normalized(x: Any) -> Any:
         xp = array_namespace(x)
         return (x - xp.mean(x)) / xp.max(xp.abs(x))
 
     host = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
-    result = normalised(arraybridge.convert_memory(host, name))
+    result = normalized(arraybridge.convert_memory(host, name))
     assert arraybridge.detect_memory_type(result) == name
     np.testing.assert_allclose(arraybridge.to_numpy(result), (host - 3.0) / 6.0, rtol=1e-6)
 
 
-def test_without_arrays_the_default_device_decides(jax_devices: Any) -> None:
+def test_default_device_applies_without_arrays(jax_devices: Any) -> None:
     with use_device("cpu"):
         assert array_namespace().asarray([1]).__class__ is np.ndarray
     with use_device("cpu:1"):
         assert array_namespace() is jax_devices.numpy
 
 
-def test_arrays_of_two_frameworks_and_of_pyclesperanto_have_none() -> None:
+def test_mixed_arrays_and_pyclesperanto_have_no_namespace() -> None:
     torch = require("torch")
     with pytest.raises(TypeError, match="numpy and torch"):
         array_namespace(np.zeros(2), torch.zeros(2))
@@ -259,7 +259,9 @@ def test_arrays_of_two_frameworks_and_of_pyclesperanto_have_none() -> None:
 # -- the whole process -------------------------------------------------------------------------------
 
 
-def test_the_environment_chooses_for_every_thread(jax_devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_applies_to_all_threads(
+    jax_devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = arraybridge.to_jax(np.ones(2, np.float32))
     monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "cpu:2")
 
@@ -267,12 +269,12 @@ def test_the_environment_chooses_for_every_thread(jax_devices: Any, monkeypatch:
         return str(get_device()), str(arraybridge.device_of(arraybridge.to_gpu(x)))
 
     assert in_a_thread(look) == look() == ("cpu:2", "cpu:2")
-    with use_device("cpu:1"):  # what a thread chooses comes first
+    with use_device("cpu:1"):  # the device of a thread takes precedence
         assert look() == ("cpu:1", "cpu:1")
     assert list(arraybridge.device_map(lambda _: str(get_device()), [1], ["cpu:1"])) == ["cpu:1"]
 
 
-def test_the_environment_may_say_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_variables_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "the fast one")
     with pytest.raises(ValueError, match=r"ARRAYBRIDGE_DEVICE.*'the fast one' is not a device"):
         get_device()
@@ -283,7 +285,7 @@ def test_the_environment_may_say_nonsense(monkeypatch: pytest.MonkeyPatch) -> No
     assert str(get_device()) in ("cpu", "gpu:0")
 
 
-# -- devices by their own names ----------------------------------------------------------------------
+# -- native devices ----------------------------------------------------------------------------------
 
 
 def test_native_devices() -> None:

@@ -1,4 +1,4 @@
-"""What the emulated card says of itself: its own books, beside those that frameworks keep."""
+"""The emulated GPU's own accounting, independent of what frameworks report."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ for _name in ("used_bytes", "capacity", "queued_work"):
 
 
 def used(gpu: int = 0) -> int:
-    """Bytes that are allocated on the card."""
+    """Return the bytes allocated on the GPU."""
     return int(_gpu.gpu_used_bytes(gpu))
 
 
 def capacity() -> int:
-    """Bytes of each card."""
+    """Return the size of each GPU in bytes."""
     return int(_gpu.gpu_capacity())
 
 
 def queued(gpu: int = 0) -> int:
-    """Pieces of work that wait on all streams of the card."""
+    """Return the number of tasks queued in all streams of the GPU."""
     return int(_gpu.gpu_queued_work(gpu))
 
 
 def is_open(gpu: int = 0) -> bool:
-    """Whether this process has a context on the card."""
+    """Return whether this process has a context on the GPU."""
     return bool(_gpu.gpu_is_open(gpu))
 
 
 def is_driver_initialized() -> bool:
-    """Whether the driver was initialized."""
+    """Return whether the driver was initialized."""
     return bool(_gpu.gpu_is_awake())
 
 
 def retained_contexts(gpu: int = 0) -> int:
-    """How often the driver's interface retained the primary context of the card without releasing it."""
+    """Return how often the driver API retained the GPU's primary context without releasing it."""
     return int(_gpu.gpu_retained_contexts(gpu))
 
 
 def pushed_contexts() -> int:
-    """How many contexts this thread has pushed and not popped."""
+    """Return how many contexts this thread has pushed and not popped."""
     return int(_gpu.gpu_pushed_contexts())
 
 
 def fail_next_push() -> None:
-    """Let the next cuCtxPushCurrent fail."""
+    """Make the next cuCtxPushCurrent fail."""
     _gpu.gpu_fail_next_push()
 
 
 def empty_pools() -> None:
-    """Let CuPy give back what it caches, on both cards."""
+    """Release CuPy's cached memory on both GPUs."""
     gc.collect()
     for gpu in range(2):
         with cupy.cuda.Device(gpu):

@@ -1,8 +1,9 @@
-"""Builds the emulated card: ``python tests/emulated_gpu/build.py FOLDER [--torch SITE_PACKAGES]``.
+"""Build the emulated GPU: ``python tests/emulated_gpu/build.py FOLDER [--torch SITE_PACKAGES]``.
 
-It takes gcc and g++, and CUDA's headers with the list of the runtime's calls, which the wheels
-nvidia-cuda-runtime and nvidia-cuda-crt bring (no CUDA and no driver). With ``--torch``, the libraries that a
-CUDA build of torch is linked to are made up as well: each of their calls answers with an error.
+The build needs gcc and g++, and CUDA's headers, which include the list of runtime calls. The wheels
+nvidia-cuda-runtime and nvidia-cuda-crt contain them (neither CUDA nor a driver is needed). With
+``--torch``, the libraries that a CUDA build of PyTorch links to are also generated; each of their functions
+returns an error.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ sys.path.insert(0, str(HERE.parent.parent))
 from tests.emulated_gpu.compile_kernel import FLAGS  # noqa: E402
 
 SOURCES = ("devices.c", "memory.c", "streams.c", "kernels.c", "driver.c", "loader.c")
-#: Names under which programs look for the one library.
+#: Names under which programs load the library.
 ALIASES = ("libcuda.so.1", "libnvrtc.so.13", "libnvidia-ml.so.1")
 LIBRARY = "libcudart.so.13"
 
 
 def run(*command: str | Path) -> str:
-    """The command's output; its failure ends the build with what it said."""
+    """Return the command's output. If the command fails, end the build with its error output."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
@@ -35,7 +36,7 @@ def run(*command: str | Path) -> str:
 
 
 def cuda() -> Path:
-    """The folder of the wheels of CUDA 13, with ``include`` and ``lib``."""
+    """Return the folder of the CUDA 13 wheels, with ``include`` and ``lib``."""
     found = importlib.util.find_spec("nvidia")
     for place in found.submodule_search_locations or () if found else ():
         folder = Path(place) / "cu13"
@@ -45,7 +46,7 @@ def cuda() -> Path:
 
 
 def exported(library: Path, *options: str) -> set[str]:
-    """Names that a library defines, or with --undefined-only wants, for others."""
+    """Return the names that a library defines, or with --undefined-only, imports."""
     lines = run("nm", "-D", *(options or ("--defined-only",)), library).splitlines()
     return {line.split()[-1].partition("@")[0] for line in lines if line.strip()}
 
@@ -62,18 +63,18 @@ def driver_calls(header: Path) -> set[str]:
 
 
 def stubs(names: set[str], answer: str) -> str:
-    """C of functions that say that they are not emulated."""
+    """Return the C code of functions that return a "not emulated" error."""
     lines = [f"int {answer}(const char *);"]
     lines += [f'int {name}(void) {{ return {answer}("{name}"); }}' for name in sorted(names)]
     return "\n".join(lines) + "\n"
 
 
 def build(folder: Path) -> None:
-    """Compile the card into the folder."""
+    """Compile the emulated GPU into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for program in ("gcc", "g++", "nm"):
         if shutil.which(program) is None:
-            sys.exit(f"the emulated card is built with gcc, g++ and binutils; {program} is missing")
+            sys.exit(f"the emulated GPU is built with gcc, g++ and binutils; {program} is missing")
     headers = cuda() / "include"
     objects = []
     flags = ("-std=gnu11", "-O1", "-g", "-fPIC", "-Wall", "-U_FORTIFY_SOURCE", f"-I{headers}")
@@ -93,14 +94,14 @@ def build(folder: Path) -> None:
     run("g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch")
 
 
-# What torch's libraries want of others that have to do with a card.
+# Functions that PyTorch's libraries import from GPU libraries.
 _FOREIGN = re.compile(
     r"cublas|cudnn|cufft|cusparse|cusolver|curand|nccl|nvrtc|cuFile|cupti|nvshmem|nvJit|_ZN5cudnn|_Z\w*(?:nvshmem|cudnn|nccl)"
 )
 
 
 def build_for_torch(folder: Path, site: Path) -> None:
-    """Make up the libraries beside the runtime that torch's own are linked to."""
+    """Generate the libraries besides the runtime that PyTorch's libraries link to."""
     libraries = sorted((site / "torch" / "lib").glob("*.so"))
     if not libraries:
         sys.exit(f"{site} holds no torch")

@@ -1,4 +1,4 @@
-"""Compiles the CUDA C++ of one NVRTC program for the host; the emulated card runs it with its own Python.
+"""Compile the CUDA C++ of one NVRTC program for the host; the emulated GPU runs this with its own Python.
 
 compile_kernel.py SOURCE LIBRARY LOG [options of NVRTC]
 """
@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: build.py compiles the header in front of each kernel with the same, so that it need not be read anew.
+#: The precompiled header of build.py has the same options, so that each kernel can use it.
 FLAGS = (
     *("-std=gnu++17", "-O1", "-fno-strict-aliasing", "-fpermissive", "-w", "-fPIC", "-shared"),
-    # _FORTIFY_SOURCE refuses the long jump out of a fiber that faulted.
+    # _FORTIFY_SOURCE rejects the long jump out of a fiber that faulted.
     *("-U_FORTIFY_SOURCE", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"),
 )
 
@@ -20,13 +20,13 @@ SHARED = re.compile(r"extern\s+__shared__\s+([^;\[]*?)(\w+)\s*\[\s*\]\s*;")
 
 
 def _shared(match: re.Match[str]) -> str:
-    # Shared memory whose size the launch says: a pointer to what gpu_run allocates.
+    # Shared memory whose size is set at launch is a pointer to memory allocated by gpu_run.
     kind = re.sub(r"__align__ *\([^)]*\)", "", match[1])
     return f"auto *{match[2]} = ({kind} *)gpu_shared;"
 
 
 def for_the_host(source: str) -> str:
-    """The program, and for each kernel a function that takes a copy of its arguments."""
+    """Return the program, with one function per kernel that takes a copy of its arguments."""
     names = KERNEL.findall(source)
     barriers = int("__sync" in source)
     lines = [SHARED.sub(_shared, source), f'extern "C" int gpu_with_barriers = {barriers};']
@@ -37,20 +37,20 @@ def for_the_host(source: str) -> str:
 
 
 def main(source: str, library: str, log: str, *options: str) -> int:
-    """Compile; the return code is the compiler's, and what it says goes to the log."""
+    """Compile, write the compiler's output to the log, and return its exit status."""
     program = Path(f"{source}.cpp")
     program.write_text(for_the_host(Path(source).read_text()))
     made = Path(f"{source}.so")
     command = [
         *("g++", *FLAGS, *(option for option in options if option.startswith(("-I", "-D")))),
-        # In the folder of the card: there the header lies compiled, too.
+        # Compile in the folder of the emulated GPU, which contains the precompiled header.
         *("-include", str(Path(library).parent.parent / "device_code.h"), str(program), "-o", str(made)),
     ]
     with Path(log).open("w") as said:
         code = subprocess.run(command, stderr=said, check=False).returncode
     program.unlink()
     if code == 0:
-        made.replace(library)  # whoever compiles the same at the same time finds it whole
+        made.replace(library)  # atomic, for concurrent compilations of the same program
     return code
 
 

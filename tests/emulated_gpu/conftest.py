@@ -1,4 +1,4 @@
-"""These tests ask the emulated card itself, so that they skip on every other machine, one with a card too."""
+"""Skip these tests without an emulated GPU, because they query the emulation itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ collect_ignore_glob = [] if EMULATED else ["test_*.py"]
 
 @pytest.fixture(autouse=True)
 def _both_gpus() -> None:
-    """Nothing of an earlier test waits in a queue or lies in a pool."""
+    """Empty all streams and pools before each test."""
     import arraybridge
     from tests.emulated_gpu import accounting
 

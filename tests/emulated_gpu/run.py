@@ -1,6 +1,6 @@
-"""Runs a command on two emulated cards: ``python tests/emulated_gpu/run.py FOLDER [options] -- command ...``.
+"""Run a command on two emulated GPUs: ``python tests/emulated_gpu/run.py FOLDER [options] -- command ...``.
 
-FOLDER is where build.py has put the card.
+FOLDER is the output folder of build.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-#: The three ways in which a card is emulated. Lazy: nothing queued is carried out before something forces it,
-#: so that a wait that was left out shows. At once: everything is, as on a card that is never behind. Guarded:
-#: lazy, and the host may not touch the card's memory.
+#: The three modes of the emulated GPU. Lazy: queued work does not run until something forces it, so that a
+#: missing wait shows. Eager: work runs immediately, as on a GPU that never lags behind. Guarded: lazy, and
+#: the host must not access the GPU's memory.
 WAYS = {
     "lazy": {"GPU_STREAMS": "lazy"},
     "at-once": {"GPU_STREAMS": "at-once"},
@@ -23,7 +23,7 @@ WAYS = {
 
 
 def environment(folder: Path, way: str, memory: int = 384 << 20) -> dict[str, str]:
-    """The variables under which a program finds the emulated cards and no others."""
+    """Return the environment in which a program finds the emulated GPUs and no others."""
     folder = folder.resolve()
     (folder / "kernels").mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, (str(HERE / "tools"), os.environ.get("PATH", ""))))
@@ -37,7 +37,7 @@ def environment(folder: Path, way: str, memory: int = 384 << 20) -> dict[str, st
         "GPU_COMPILER": str(HERE / "compile_kernel.py"),
         "GPU_KERNELS": str(folder / "kernels"),
         "CUPY_CACHE_DIR": str(folder / "cupy"),
-        "CUPY_ACCELERATORS": "",  # no kernels of CUB, which are machine code
+        "CUPY_ACCELERATORS": "",  # CUB's kernels are machine code
         "LD_PRELOAD": str(folder / "libcudart.so.13"),
         "LD_LIBRARY_PATH": libraries,
         "PATH": path,
@@ -49,11 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--way", choices=list(WAYS), default="lazy")
-    parser.add_argument("--memory", type=int, default=384 << 20, metavar="BYTES", help="of each card")
+    parser.add_argument("--memory", type=int, default=384 << 20, metavar="BYTES", help="of each GPU")
     parser.add_argument("command", nargs="+")
     chosen = parser.parse_args()
     found = environment(chosen.folder, chosen.way, chosen.memory)
-    os.execvpe(chosen.command[0], chosen.command, found)  # noqa: S606 - a command is what it is for
+    os.execvpe(chosen.command[0], chosen.command, found)  # noqa: S606 - running a command is the purpose
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What only the emulation's own books show: a limit that is real, and work that goes on waiting."""
+"""Checks that need the emulation's accounting: a real memory limit, and work that stays queued."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-def test_a_full_gpu_is_cleared_for_a_new_array_or_out_of_memory() -> None:
-    """CuPy's cache and idle buffers are in the way of a new array, and are given up for it."""
+def test_full_gpu_is_cleared_or_raises_out_of_memory() -> None:
+    """Check that CuPy's cache and idle buffers are released for a new array."""
     third = accounting.capacity() // 3
     pool = arraybridge.BufferPool(accounting.capacity())
     pool.give(pool.take((third,), np.uint8, "cupy", gpu_id=0))
@@ -34,8 +34,8 @@ def test_a_full_gpu_is_cleared_for_a_new_array_or_out_of_memory() -> None:
     assert full.size
 
 
-def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
-    wide = accounting.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
+def test_too_large_batch_is_split_without_repeated_work() -> None:
+    wide = accounting.capacity() // 4 // 6  # one row in float32 takes a sixth of the GPU
     x = cupy.arange(16, dtype=np.float32).reshape(16, 1)
     done: list[int] = []
 
@@ -50,8 +50,8 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
 
 
 @pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing ever waits")
-def test_what_waits_on_another_stream_goes_on_waiting() -> None:
-    """No call waits for the whole card."""
+def test_work_on_another_stream_stays_queued() -> None:
+    """Check that no call waits for the whole GPU."""
     bystander = cupy.cuda.Stream(non_blocking=True)
     with bystander:
         late = cupy.zeros(6)

@@ -1,4 +1,4 @@
-"""Which cards a process opens, and whether it may still be forked: each question in a fresh process."""
+"""Contexts that a process opens, and whether it can still fork; each case runs in a fresh process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMPORTS = (
 
 
 CASES: dict[str, tuple[str, list[str]]] = {
-    "the second card alone is opened for work on it": (
+    "work on the second GPU opens only this GPU": (
         """
 x = ab.convert_memory(np.arange(6.0), 'cupy', 1)
 print(*opened())
@@ -35,7 +35,7 @@ for protocol in (ForeignInterface, ForeignDlpack):  # what others have there
 """,
         ["False True", "21.0 1", "True 0", "False True", "gpu:1 15.0", "gpu:1 15.0"],
     ),
-    "what torch has on the second card opens no other": (
+    "PyTorch arrays on the second GPU open only this GPU": (
         """
 import torch
 x = torch.empty(8, device='cuda:1')
@@ -46,7 +46,7 @@ print(*opened())
 """,
         ["gpu:1 gpu:1", "False True"],
     ),
-    "auto opens the card that it takes and no other": (
+    "auto opens only the selected GPU": (
         """
 ab.convert_memory(np.zeros(3), 'cupy', gpu_id='auto')
 print(*opened())
@@ -76,8 +76,8 @@ print((y.get() == 3).all())
     ),
     "streams of threads that have ended are used again": (
         """
-cards = hardware.gpus()
-print(gpu_memory.is_awake(), len(cards), hardware.free_memory(1) == cards[1].total)
+gpus = hardware.gpus()
+print(gpu_memory.is_awake(), len(gpus), hardware.free_memory(1) == gpus[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)
 def f(x):
@@ -93,7 +93,7 @@ print(len(seen), accounting.used() < 8 << 20)
 }
 
 
-def test_a_context_that_cannot_be_made_current_is_released() -> None:
+def test_context_is_released_if_it_cannot_be_made_current() -> None:
     printed = asked(
         *IMPORTS,
         "contexts = lambda: (accounting.retained_contexts(1), accounting.pushed_contexts())",
@@ -114,7 +114,7 @@ def test_a_context_that_cannot_be_made_current_is_released() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_a_fresh_process(case: str) -> None:
+def test_contexts_in_a_fresh_process(case: str) -> None:
     code, expected = CASES[case]
     if "torch" in case:
         require("torch")

@@ -1,4 +1,4 @@
-"""tests/gpu/test_current_device.py notices each method that stays on the current device."""
+"""Check that tests/gpu/test_current_device.py detects each method that stays on the current device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers import require
 
 pytestmark = pytest.mark.gpu
 
-#: Calls of CuPy's class that have to select the device. All others do the same on any current device.
+#: Calls of CuPy's class that must select the device. All others behave the same on any current device.
 SELECTING = (
     *("cast", "copy", "from_host", "to_host"),
     *("batching.concatenate", "batching.empty", "batching.output_buffer", "batching.stack"),
@@ -41,7 +41,7 @@ def outcomes() -> dict[str, Outcome | str]:
 
 
 @pytest.mark.parametrize("call", SELECTING)
-def test_the_wrong_current_device_is_noticed(call: str) -> None:
+def test_wrong_current_device_is_detected(call: str) -> None:
     require("cupy")
     assert call in CALLS
     assert device_calls.method_of(call) in device_calls.methods()

@@ -1,4 +1,4 @@
-"""The emulated card itself: it does what CUDA's documentation says, and shows what a real card may hide."""
+"""The emulated GPU itself: it follows CUDA's documentation, and shows mistakes that a real GPU may hide."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def locked(value: float) -> np.ndarray:
 
 
 @lazy
-def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) -> None:
+def test_missing_wait_shows(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) -> None:
     first, second = streams
     x, out = cupy.empty(N), locked(0)
     x.set(locked(7), stream=first)
@@ -40,10 +40,10 @@ def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cu
     assert (out == 7).all()
 
 
-# -- what happens once in a process ---------------------------------------------------------------------
+# -- behavior that happens once per process -------------------------------------------------------------
 
 
-def test_a_gpu_is_open_once_it_is_used_and_not_before() -> None:
+def test_gpu_is_opened_on_first_use() -> None:
     said = asked(
         "import cupy",
         "from tests.emulated_gpu import accounting",

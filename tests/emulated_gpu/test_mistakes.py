@@ -1,7 +1,7 @@
-"""The order of queues is observed: where a promise about it is broken, a test of tests/gpu fails.
+"""Mutation tests of stream ordering: for each broken guarantee, a test in tests/gpu fails.
 
-A mistake takes the place of a function. The test that notices it passes before, and fails with it: on a lazy
-card a wait that was left out shows each time.
+Each mistake replaces a function. The test that detects it passes before and fails with the mistake: on a
+lazy GPU, a missing wait shows every time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from arraybridge.types import Device
 from tests.emulated_gpu import accounting
 from tests.gpu import test_memory as memory
 from tests.gpu import test_ordering as ordering
-from tests.gpu.test_ordering import _as_it_was  # noqa: F401  # streams and queues, after each test
+from tests.gpu.test_ordering import _restore_streams  # noqa: F401  # fixture: restores streams after each test
 from tests.helpers import EMULATED
 
 pytestmark = [
@@ -36,9 +36,10 @@ MISTAKES: list[Any] = []
 
 
 def mistake(target: str, noticed: Function, *arguments: Any) -> Callable[[Function], Function]:
-    """Register a wrong version of ``target``, and the test that notices it.
+    """Register a wrong version of ``target`` and the test that detects it.
 
-    The wrong version is called with the right one and its arguments. Several may be registered for it.
+    The wrong version is called with the original function and its arguments. A target may have several
+    wrong versions.
     """
 
     def register(wrong: Function) -> Function:
@@ -51,12 +52,12 @@ def mistake(target: str, noticed: Function, *arguments: Any) -> Callable[[Functi
 
 
 @pytest.mark.parametrize(("target", "wrong", "noticed"), MISTAKES)
-def test_a_mistake_is_noticed(
+def test_mistake_is_detected(
     target: str, wrong: Function, noticed: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noticed()  # which skips where its frameworks are not there
+    noticed()  # which skips if its frameworks are not installed
     arraybridge.free_memory()
-    accounting.empty_pools()  # so that memory does not hold the right values from before
+    accounting.empty_pools()  # so that memory does not already hold the expected values
     right = resolve_name(target)
 
     def planted(*args: Any, **kwargs: Any) -> Any:
@@ -70,11 +71,11 @@ def test_a_mistake_is_noticed(
 
 @mistake(
     f"{CUPY}.CupyFramework.from_host",
-    memory.test_what_was_copied_is_complete_when_the_call_returns,
+    memory.test_copies_are_complete_when_the_call_returns,
     "cupy",
     True,
 )
-def a_copy_from_locked_memory_is_not_waited_for(
+def skip_the_wait_for_a_copy_from_pinned_memory(
     _: Function, self: Any, view: np.ndarray, device: Device
 ) -> Any:
     with self.devices.selected(device):
@@ -85,36 +86,36 @@ def a_copy_from_locked_memory_is_not_waited_for(
 
 @mistake(
     f"{CUPY}.CupyStreams.wait_for",
-    ordering.test_a_queue_waits_for_the_default_stream_by_its_handle,
+    ordering.test_stream_waits_for_the_default_stream_by_handle,
     "cupy",
 )
 @mistake(
     f"{TORCH}.streams.TorchStreams.wait_for",
-    ordering.test_a_queue_waits_for_the_default_stream_by_its_handle,
+    ordering.test_stream_waits_for_the_default_stream_by_handle,
     "torch",
 )
-def the_default_stream_is_not_waited_for(right: Function, self: Any, device: Device, handle: int) -> None:
+def skip_the_wait_for_the_default_stream(right: Function, self: Any, device: Device, handle: int) -> None:
     if handle:
         right(self, device, handle)
 
 
-@mistake(f"{CUPY}.CupyStreams.mark", ordering.test_a_pipeline_of_plain_functions_frees_nothing_early)
-def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> StreamEvent:
-    mark: StreamEvent = right(self, device)
-    return mark._replace(wait=lambda: None)
+@mistake(f"{CUPY}.CupyStreams.record_event", ordering.test_pipeline_of_plain_functions_keeps_inputs_alive)
+def skip_the_wait_for_an_event(right: Function, self: Any, device: Device) -> StreamEvent:
+    event: StreamEvent = right(self, device)
+    return event._replace(wait=lambda: None)
 
 
 @mistake(
     f"{CUPY}.CupyDevices.to_device",
-    ordering.test_a_copy_to_the_other_gpu_has_been_read_before_its_source_is_used_again,
+    ordering.test_source_of_a_copy_between_gpus_is_read_before_reuse,
     "to_gpu",
 )
 @mistake(
     f"{CUPY}.CupyDevices.to_device",
-    ordering.test_a_source_of_prefetch_fills_one_buffer_again_and_again,
-    "to the other card",
+    ordering.test_prefetch_source_reuses_one_buffer,
+    "to the other GPU",
 )
-def a_source_is_used_again_before_it_was_copied(_: Function, self: Any, x: Any, device: Device) -> Any:
+def reuse_a_source_before_it_was_copied(_: Function, self: Any, x: Any, device: Device) -> Any:
     ready = cupy.cuda.get_current_stream().record()
     with self.selected(device):
         cupy.cuda.get_current_stream().wait_event(ready)
@@ -123,20 +124,20 @@ def a_source_is_used_again_before_it_was_copied(_: Function, self: Any, x: Any, 
 
 @mistake(
     f"{CUPY}.CupyStreams.stream",
-    ordering.test_a_function_that_fetches_its_input_finds_it_there,
+    ordering.test_input_is_complete_when_a_function_copies_it_to_the_host,
     "cupy",
 )
 @contextmanager
-def a_functions_stream_does_not_wait_for_its_caller(_: Function, self: Any, device: Device) -> Iterator[None]:
+def let_a_function_not_wait_for_its_caller(_: Function, self: Any, device: Device) -> Iterator[None]:
     outer = cupy.cuda.get_current_stream()
     with cupy.cuda.Stream(non_blocking=True) as inner:
         yield
     outer.wait_event(inner.record())
 
 
-@mistake(f"{CUPY}.CupyStreams.stream", ordering.test_the_caller_reads_the_result_when_it_is_there)
+@mistake(f"{CUPY}.CupyStreams.stream", ordering.test_result_is_complete_when_the_caller_reads_it)
 @contextmanager
-def a_caller_does_not_wait_for_the_functions_stream(_: Function, self: Any, device: Device) -> Iterator[None]:
+def let_a_caller_not_wait_for_the_function(_: Function, self: Any, device: Device) -> Iterator[None]:
     outer = cupy.cuda.get_current_stream()
     with cupy.cuda.Stream(non_blocking=True) as inner:
         inner.wait_event(outer.record())
@@ -145,9 +146,9 @@ def a_caller_does_not_wait_for_the_functions_stream(_: Function, self: Any, devi
 
 @mistake(
     f"{CUPY}.CupyStreams.take_stream",
-    ordering.test_a_stage_that_enters_a_stream_is_back_on_its_own_behind_it,
+    ordering.test_stage_stream_is_restored_after_a_user_stream,
 )
-def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: Device) -> None:
+def lose_the_threads_stream_after_a_with_block(right: Function, self: Any, device: Device) -> None:
     with cupy.cuda.Device(device.index):
         right(self, device)
         stream = cupy.cuda.get_current_stream()
@@ -157,42 +158,42 @@ def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: D
 
 @mistake(
     f"{CUPY}.CupyStreams.take_over",
-    ordering.test_a_result_is_read_before_its_functions_stream_uses_it_again,
+    ordering.test_result_is_read_before_its_stream_reuses_the_memory,
     "array",
 )
 @mistake(
     f"{TORCH}.streams.TorchStreams.take_over",
-    ordering.test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_it,
+    ordering.test_memory_of_another_thread_is_read_before_reuse,
     "torch",
 )
-def a_result_stays_with_the_stream_that_made_it(_: Function, self: Any, x: Any) -> Any:
+def leave_a_result_on_the_stream_that_made_it(_: Function, self: Any, x: Any) -> Any:
     return x
 
 
 @mistake(
     "frameworks.gpu_memory._end",
-    ordering.test_what_was_lent_is_read_before_its_owner_uses_it_again,
+    ordering.test_exported_memory_is_read_before_its_owner_reuses_it,
     "torch",
     "shared",
 )
 @mistake(
     "frameworks.gpu_memory._end",
-    ordering.test_what_a_framework_without_queues_lends_is_kept_until_it_was_read,
+    ordering.test_exports_of_a_framework_without_streams_stay_alive_until_read,
     "cupy",
 )
-def a_loan_ends_before_it_was_read(*_: Any) -> None:
+def release_an_export_before_it_was_read(*_: Any) -> None:
     pass
 
 
 @mistake(
     "parallel.workers.Worker.hold",
-    ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
+    ordering.test_arrays_stay_alive_until_a_thread_has_read_them,
     "prefetch",
 )
 @mistake(
     "parallel.workers.Worker.hold",
-    ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
+    ordering.test_arrays_stay_alive_until_a_thread_has_read_them,
     "Pipeline",
 )
-def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[StreamEvent]:
+def drop_inputs_that_a_thread_reads(_: Function, self: Any, item: Any) -> list[StreamEvent]:
     return []

@@ -1,4 +1,6 @@
-"""pyclesperanto's CUDA backend, by a stand-in with the same protocol: nothing here has run on a card."""
+"""pyclesperanto's CUDA backend, simulated by a replacement with the same protocol; not tested on a real
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SETUP = (
 )
 
 
-def test_it_shares_with_cupy_on_the_same_gpu_and_copies_once_where_it_cannot() -> None:
+def test_pyclesperanto_shares_with_cupy_or_copies_once() -> None:
     said = asked(
         *SETUP,
         "x = to(host, 'cupy', 1)",
@@ -48,7 +50,7 @@ def test_it_shares_with_cupy_on_the_same_gpu_and_copies_once_where_it_cannot() -
     ]
 
 
-def test_late_work_is_waited_for() -> None:
+def test_conversion_waits_for_queued_work() -> None:
     said = asked(
         *SETUP,
         "stream = cupy.cuda.Stream(non_blocking=True); stream.use()",

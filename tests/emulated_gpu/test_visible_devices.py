@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES on the emulated GPUs: CUDA, NVML and arraybridge agree on which GPU a number means."""
+"""CUDA_VISIBLE_DEVICES on the emulated GPUs: CUDA, NVML and arraybridge agree on the number of each GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VISIBLE: dict[str, list[int]] = {
     f"1, {UUID}00": [1, 0],
     "1,7,0": [1],
     "0,0": [],
-    "GPU-": [],  # the beginning of two UUIDs
+    "GPU-": [],  # UUID prefixes of two GPUs
     "-1": [],
     "7": [],
 }
@@ -32,10 +32,10 @@ PROGRAM = (
 
 
 @pytest.mark.parametrize("variable", VISIBLE)
-def test_every_interface_numbers_the_gpus_alike(variable: str) -> None:
+def test_all_interfaces_number_gpus_equally(variable: str) -> None:
     printed = asked(
         *PROGRAM,
-        "listed = [card.pci for card in hardware.gpus()]",
+        "listed = [gpu.pci for gpu in hardware.gpus()]",
         "print([str(device) for device in ab.devices('cupy')], accounting.is_awake())",
         "try: count = runtime.getDeviceCount()",
         "except runtime.CUDARuntimeError as error: count = 0; print(error)",
@@ -51,7 +51,7 @@ def test_every_interface_numbers_the_gpus_alike(variable: str) -> None:
         "" if expected else "cudaErrorNoDevice: no CUDA-capable device is detected",
         str(expected),
         str(expected),
-        "2",  # NVML shows every GPU
+        "2",  # NVML lists every GPU
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_hidden_gpu_is_missing() -> None:
     assert printed == "cupy has no device gpu:1 here; it has gpu:0. Pass one of these."
 
 
-def test_without_a_visible_gpu_the_driver_stays_asleep() -> None:
+def test_driver_stays_uninitialized_without_visible_gpus() -> None:
     printed = asked(
         *PROGRAM,
         "print(ab.gpu_available(), ab.devices('cupy'))",

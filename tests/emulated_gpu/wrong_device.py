@@ -1,4 +1,4 @@
-"""As `tests.gpu.device_calls`, with a mistake: CuPy's methods stay on the current device."""
+"""`tests.gpu.device_calls` with a mistake: CuPy's methods stay on the current device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.gpu import device_calls
 
 
 def stay_on_the_current_device() -> None:
-    """Put a context that does nothing in the place of the device guard."""
+    """Replace the device guard by a context that does nothing."""
     import arraybridge.frameworks.cupy as module
 
     module.on_gpu = lambda index: nullcontext()  # type: ignore[assignment]

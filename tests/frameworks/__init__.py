@@ -1,1 +1,1 @@
-"""Tests of the frameworks: who they are, what they own, and what others add."""
+"""Tests of the frameworks: registration, detection, and plug-ins."""

@@ -1,4 +1,4 @@
-"""DLPack producers on devices that no framework here reads: they are queried for host memory."""
+"""DLPack producers on devices that no installed framework reads: they export a copy on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICES = (4, 7, 8, 9, 10, 12, 14, 15, 16, 17, 99)
 
 
 class Producer:
-    """An array whose memory is unified: without ``copy=True`` it would be shared."""
+    """An array in unified memory, which would be shared without ``copy=True``."""
 
     device = 8
 
@@ -69,7 +69,7 @@ class CannotCopy(Producer):
 
 
 class TakesAnything(Producer):
-    """It ignores what it does not know, ``copy`` among it."""
+    """A producer that ignores unknown arguments, including ``copy``."""
 
     def __dlpack__(self, **_: Any) -> Any:
         return self._export(None)
@@ -81,7 +81,7 @@ class Old(Producer):
 
 
 class StaysOnDevice(Producer):
-    """It ignores ``dl_device``, and returns memory of its device."""
+    """A producer that ignores ``dl_device`` and returns memory of its device."""
 
     def __dlpack__(self, **_: Any) -> Any:
         capsule = self._export(None)
@@ -152,7 +152,7 @@ def test_extended_dtypes_are_read_through_the_host(dtype: str) -> None:
 
 
 class OnHost(Producer):
-    """Host memory, of a library that nobody knows."""
+    """Host memory of an unknown library."""
 
     device = 1
 
@@ -170,19 +170,19 @@ def test_writable_host_memory_of_every_dtype_is_shared(dtype: str) -> None:
     torch = require("torch")
     tensor = torch.arange(6).to(getattr(torch, dtype))
     for target in ("numpy", "torch"):
-        for x in (OnHost(tensor), OnHost(tensor)):  # the second one has a plan
+        for x in (OnHost(tensor), OnHost(tensor)):  # the second call uses a plan
             assert explain(x, target).shares_memory
             result = convert_memory(x, target)
             assert data.address(result) == tensor.data_ptr()
             assert (data.bits(result), data.dtype_name(result)) == (data.bits(tensor), dtype)
             assert target == "torch" or result.flags.writeable
-    # An unversioned capsule cannot state that its memory may be written to.
+    # An unversioned capsule cannot state that its memory is writable.
     unknown = OnHostWithoutVersions(tensor)
     assert convert_memory(unknown, "torch").data_ptr() != tensor.data_ptr()
     assert not convert_memory(unknown, "numpy").flags.writeable
 
 
-def test_plans_of_extended_dtypes_look_at_each_array() -> None:
+def test_plans_of_extended_dtypes_inspect_each_array() -> None:
     torch = require("torch")
     jnp = require("jax").numpy
     brain = torch.arange(6).to(torch.bfloat16)
@@ -194,7 +194,7 @@ def test_plans_of_extended_dtypes_look_at_each_array() -> None:
             x = OnHost(array)
             for copy in (None, False, True):
                 if copy is False and isinstance(array, np.ndarray):
-                    continue  # it has to be copied
+                    continue  # this array has to be copied
                 route = explain(x, "torch", copy=copy)
                 result = convert_memory(x, "torch", copy=copy)
                 assert (data.bits(result), data.dtype_name(result)) == (
@@ -255,7 +255,7 @@ def test_cuda_memory_without_a_driver_is_read_through_the_host() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, (), ("a", 0), KeyError("gone")])
-def test_an_unknown_device_ends_in_a_typed_error(answer: Any) -> None:
+def test_unknown_devices_raise_a_typed_error(answer: Any) -> None:
     class Confused(Newest):
         def __dlpack_device__(self) -> Any:
             if isinstance(answer, Exception):
@@ -266,7 +266,7 @@ def test_an_unknown_device_ends_in_a_typed_error(answer: Any) -> None:
         convert_memory(Confused(np.arange(3.0)), "numpy")
 
 
-def test_plans_of_unknown_producers_look_at_each_array() -> None:
+def test_plans_of_unknown_producers_inspect_each_array() -> None:
     torch = require("torch")
 
     class Mixed(Newest):
@@ -349,7 +349,7 @@ def test_fuzz_of_devices_signatures_layouts_and_dtypes(seed: int) -> None:
                 convert_memory(x, target, copy=copy)
             continue
         assert cls is OnHost or (copy is not False and not route.shares_memory), about
-        for _ in range(2):  # the second time there may be a plan
+        for _ in range(2):  # the second call may use a plan
             result = convert_memory(x, target, copy=copy)
             assert data.bits(result) == before, about
             assert data.dtype_name(result) == dtype, about

@@ -1,4 +1,4 @@
-"""Memory that one framework lends to another: in which order it goes back. No card is needed for that."""
+"""Memory that one framework exports to another, and the order in which it is released. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.helpers import require
 GPU = Device("gpu", 0)
 
 
-class Queue(Streams):
-    """A queue that is done when it is told so, and writes down who waits for it."""
+class FakeStreams(Streams):
+    """A stream that is done when a test sets it so, and that records the streams it waits for."""
 
     def __init__(self, number: int | None) -> None:
         self.number = number
@@ -43,7 +43,7 @@ class Queue(Streams):
 
 
 class Memory:
-    """Stands for a framework's array."""
+    """A stand-in for a framework's array."""
 
 
 def collected(*steps: Callable[[], object]) -> None:
@@ -55,29 +55,30 @@ def collected(*steps: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("exporter", "ended_on", "kept"),
     [
-        (Queue(1), 1, False),
-        # In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first.
-        (Queue(1), 4, True),
-        # Each thread's default stream is another one, by the same handle.
-        (Queue(None), None, True),
+        (FakeStreams(1), 1, False),
+        # In a pipeline, an export may end in another thread, and the memory returns to the first thread's
+        # stream.
+        (FakeStreams(1), 4, True),
+        # The default stream of each thread is a different one, with the same handle.
+        (FakeStreams(None), None, True),
         (Streams(), 0, True),
     ],
     ids=["its queue waits", "another queue", "of each thread", "no queues"],
 )
 @pytest.mark.parametrize("end", [gpu_memory.release, gpu_memory.block_until_ready, free_memory])
-def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
+def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
     exporter: Streams, ended_on: int | None, kept: bool, end: Callable[[], object]
 ) -> None:
-    importer, memory = Queue(3), Memory()
-    before = exporter.number if isinstance(exporter, Queue) else 0
+    importer, memory = FakeStreams(3), Memory()
+    before = exporter.number if isinstance(exporter, FakeStreams) else 0
     seen, keep_alive = weakref.ref(memory), [gpu_memory.keep_alive(memory, exporter, importer, GPU)]
     del memory
     collected(gpu_memory.release)
     assert seen() is not None, "the borrower's array is alive"
-    if isinstance(exporter, Queue):
+    if isinstance(exporter, FakeStreams):
         exporter.number, exporter.waited = ended_on, []
     collected(keep_alive.clear)
-    if isinstance(exporter, Queue):
+    if isinstance(exporter, FakeStreams):
         assert exporter.waited == ([] if kept else [3])
         exporter.number = before
     assert (seen() is not None) == kept
@@ -89,7 +90,7 @@ def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
     assert importer.done == (kept or end is gpu_memory.release), "who settles waits"
 
 
-def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
+def test_streams_without_queries_keep_only_their_own_exports() -> None:
     kept, memory, broken = gpu_memory.KeepAlives(), Memory(), True
     seen = weakref.ref(memory)
 
@@ -110,8 +111,8 @@ def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
     assert seen() is None
 
 
-def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query of one framework breaks off the graph of any other; the stand-in records one."""
+def test_streams_are_not_queried_during_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of one framework aborts a graph capture of any other; the fake driver captures one."""
     kept, recording, queries = gpu_memory.KeepAlives(), True, 0
 
     def is_done() -> bool:
@@ -142,23 +143,23 @@ def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
         ("tensorflow", "inside jit"),
     ],
 )
-def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, how: str) -> None:
+def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: str) -> None:
     module, memory = require(name), Memory()
     arrays = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
-    lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
+    exported = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
     if name == "jax":
-        arrays._keep_for_jax(memory, lent[0], module.devices("cpu")[0])
+        arrays._keep_for_jax(memory, exported[0], module.devices("cpu")[0])
     else:
-        arrays._keep_for_tensorflow(memory, lent[0], "CPU:0")
+        arrays._keep_for_tensorflow(memory, exported[0], "CPU:0")
     del memory
     collected(gpu_memory.release)
-    if how == "donated":  # which deletes what JAX has of it, and leaves the object
-        module.jit(lambda x: x + 1, donate_argnums=0)(lent[0]).block_until_ready()
-        assert lent[0].is_deleted()
+    if how == "donated":  # which deletes JAX's buffer and leaves the object
+        module.jit(lambda x: x + 1, donate_argnums=0)(exported[0]).block_until_ready()
+        assert exported[0].is_deleted()
         collected(gpu_memory.release)
     assert seen() is not None, "its array is alive"
-    collected(lent.clear)
+    collected(exported.clear)
     assert seen() is not None, "nobody has asked its queue yet"
     if how == "inside jit":
 
@@ -174,10 +175,10 @@ def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str
 @pytest.mark.parametrize(
     ("name", "order"), [("jax", ["gpu:0", "left"]), ("tensorflow", ["gpu:0", "settled", "left"])]
 )
-def test_what_knows_no_stream_waits_for_the_sources_gpu_and_keeps_the_memory(
+def test_importers_without_streams_synchronize_the_source_and_keep_it_alive(
     name: str, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On host memory that passes for a card's: torch lends from the card that is selected, and no other."""
+    """Use host memory in place of a GPU's: PyTorch exports only from the current GPU."""
     require(name)
     done: list[str] = []
 
@@ -193,7 +194,7 @@ def test_what_knows_no_stream_waits_for_the_sources_gpu_and_keeps_the_memory(
             done.append("settled")
 
     class Source(NumpyFramework):
-        """Where the memory comes from, which writes down what it is asked."""
+        """A source framework that records the calls on it."""
 
         devices = component(SourceDevices)
         interchange = component(SourceInterchange)
@@ -205,7 +206,7 @@ def test_what_knows_no_stream_waits_for_the_sources_gpu_and_keeps_the_memory(
     monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)
-    lent = framework.interchange.import_from(memory, Source(), GPU)
+    exported = framework.interchange.import_from(memory, Source(), GPU)
     assert done == order
     assert kept[0] is memory
-    np.testing.assert_array_equal(np.asarray(lent), np.arange(16, dtype=np.float32))
+    np.testing.assert_array_equal(np.asarray(exported), np.arange(16, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""`import arraybridge` lets a later `import pyclesperanto` find the OpenCL of the PoCL wheel."""
+"""After `import arraybridge`, `import pyclesperanto` finds the OpenCL driver of the PoCL wheel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(vendors: Path) -> tuple[list[str], str, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")
-def test_the_driver_of_the_wheel_is_found_where_there_is_no_other(tmp_path: Path) -> None:
+def test_pocl_wheel_is_used_without_another_driver(tmp_path: Path) -> None:
     require("pyclesperanto")
     pytest.importorskip("pyopencl")
     early, driver, devices = run(tmp_path)
@@ -46,7 +46,7 @@ def test_the_driver_of_the_wheel_is_found_where_there_is_no_other(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")
-def test_whoever_imports_pyclesperanto_first_is_told_what_to_do(tmp_path: Path) -> None:
+def test_importing_pyclesperanto_first_raises_with_advice(tmp_path: Path) -> None:
     require("pyclesperanto")
     program = (
         "import pyclesperanto, numpy as np, arraybridge as ab\n"

@@ -1,4 +1,4 @@
-"""Frameworks that other packages offer: found by name and by array; a broken one harms nobody else."""
+"""Frameworks from other packages: found by name and by array; broken ones do not affect others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(site)
 
 
-def test_one_file_is_found_by_the_library(slates: str) -> None:
+def test_single_file_plugins_are_found(slates: str) -> None:
     dask = ["dask"] if importlib.util.find_spec("dask") is not None else []
     done = run_with(slates, str(PLUGIN / "find_it.py"), *dask)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_one_file_is_found_by_the_library(slates: str) -> None:
     }
 
 
-def test_an_array_is_enough_to_find_the_framework_of_a_package(slates: str) -> None:
+def test_arrays_identify_the_framework_of_a_package(slates: str) -> None:
     program = (
         "import numpy as np, slates, arraybridge as ab\n"
         "slate = slates.Slate(np.arange(3.0), ab.Device('cpu'))\n"
@@ -83,8 +83,8 @@ def test_an_array_is_enough_to_find_the_framework_of_a_package(slates: str) -> N
     assert run_with(slates, "-c", program).stdout == "slates [0.0, 1.0, 2.0]\n"
 
 
-def test_a_package_may_register_its_framework_itself(tmp_path: Path) -> None:
-    """Its entry point has the name, and the instance that the module registers is the one that is used."""
+def test_packages_may_register_their_framework(tmp_path: Path) -> None:
+    """The entry point has the framework's name, and the instance registered by the module is used."""
     code = (PLUGIN / "whole" / "slates.py").read_text("utf-8")
     registers = "import arraybridge\nmade = arraybridge.register(SlatesFramework())\n"
     (tmp_path / "slates.py").write_text(f"{code}\n{registers}", encoding="utf-8")
@@ -112,7 +112,7 @@ def test_another_package_cannot_take_the_name_of_an_entry_point(slates: str) -> 
     assert replaced == "True"
 
 
-# ---- one that does not load ------------------------------------------------------------------------------
+# ---- plug-ins that fail to load --------------------------------------------------------------------------
 
 WITHOUT_COMPONENT = """
 from arraybridge import Framework
@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[str | None, str]] = {
 
 
 def plant(site: Path, name: str, code: str | None) -> None:
-    """A distribution with a package and an entry point, which leads into a broken module of the package."""
+    """Create a distribution whose entry point leads to a broken module of its package."""
     lay_out(site, f"{name}-dist", "1.0", f"{name} = {name}plug.bridge:Bridge")
     package = site / f"{name}plug"
     package.mkdir()
@@ -145,10 +145,10 @@ def plant(site: Path, name: str, code: str | None) -> None:
         (package / "bridge.py").write_text(code, encoding="utf-8")
 
 
-def test_what_does_not_load_harms_nobody_else(tmp_path: Path) -> None:
+def test_broken_plugins_do_not_affect_other_frameworks(tmp_path: Path) -> None:
     for name, (code, _) in BROKEN.items():
         plant(tmp_path, name, code)
-    plant(tmp_path, "numpy", "raise RuntimeError")  # which cannot take the place of what is built in
+    plant(tmp_path, "numpy", "raise RuntimeError")  # a plug-in cannot replace a built-in framework
     paths = os.pathsep.join([str(PLANTED), str(tmp_path), str(CHECKOUT)])
     done = run_python(str(PLUGIN / "break_it.py"), *BROKEN, env={"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr

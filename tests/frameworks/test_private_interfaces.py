@@ -1,4 +1,4 @@
-"""The private interfaces of JAX that its room uses: the public ways taken without them."""
+"""Private interfaces of JAX that the package uses, and the public replacements used without them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from tests.helpers import require
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "float32", "bool"])
-def test_without_the_first_the_public_import_shares_as_well(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_import_shares_without_the_private_one(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require("jax")
     from arraybridge.frameworks.jax import arrays as module
 
@@ -24,7 +22,7 @@ def test_without_the_first_the_public_import_shares_as_well(
     memory[...] = np.arange(12).reshape(4, 3)
     monkeypatch.setattr(module, "_import_capsule", None)
     framework = module.JaxFramework()
-    with pytest.raises(NotImplementedError):  # and the careful way is taken
+    with pytest.raises(NotImplementedError):  # and the slow path is taken
         framework.fast_path.fast_import(dlpack_capsules.capsule(memory))
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype
@@ -32,7 +30,7 @@ def test_without_the_first_the_public_import_shares_as_well(
     np.testing.assert_array_equal(np.asarray(shared), memory)
 
 
-def test_without_the_second_jax_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_is_queried_without_the_private_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     require("jax")
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", None)
     monkeypatch.delattr(sys.modules["jax._src"], "xla_bridge")

@@ -1,4 +1,4 @@
-"""Arrays of libraries that arraybridge does not know, by their protocols; and what is no array."""
+"""Arrays of unknown libraries, read by their protocols, and objects that are not arrays."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.helpers import require
 HOST = ("numpy", "torch", "jax", "tensorflow")
 
 
-# ---- what is no array ------------------------------------------------------------------------------------
+# ---- objects that are not arrays -------------------------------------------------------------------------
 
 
 class OnlyArrayMethod:
-    """``__array__`` and nothing else."""
+    """An object with ``__array__`` and no other protocol."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return np.arange(3.0)
@@ -42,7 +42,7 @@ NO_ARRAYS: tuple[tuple[Any, str], ...] = (
 )
 
 
-def test_what_is_no_array_is_refused_with_help() -> None:
+def test_non_arrays_raise_with_advice() -> None:
     for thing, help_ in NO_ARRAYS:
         for call, *names in (
             *((detect_memory_type,), (convert_memory, "numpy"), (convert_memory, "numpy", "numpy")),
@@ -58,7 +58,7 @@ def test_what_is_no_array_is_refused_with_help() -> None:
 
 
 class Interface:
-    """Offers ``__array_interface__`` alone, and knows no more than that."""
+    """An array that only has ``__array_interface__``."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -69,7 +69,7 @@ class Interface:
 
 
 class Dlpack:
-    """Offers DLPack alone, in its newest form, for memory on the host."""
+    """An array that only has DLPack in its newest version, in host memory."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -82,7 +82,7 @@ class Dlpack:
 
 
 class OldDlpack(Dlpack):
-    """Knows DLPack as it was before version 1: no ``copy``, no ``max_version``."""
+    """An array with DLPack before version 1: without ``copy`` and ``max_version``."""
 
     def __dlpack__(self, stream: None = None) -> Any:  # type: ignore[override]
         return self._array.__dlpack__()
@@ -96,7 +96,7 @@ def aligned() -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("wrap", [Interface, Dlpack, OldDlpack])
 @pytest.mark.parametrize("target", HOST)
-def test_a_foreign_array_on_the_host_is_shared(wrap: Callable[[Any], Any], target: str) -> None:
+def test_foreign_host_arrays_are_shared(wrap: Callable[[Any], Any], target: str) -> None:
     require(target)
     memory = aligned()
     thing = wrap(memory)
@@ -107,7 +107,7 @@ def test_a_foreign_array_on_the_host_is_shared(wrap: Callable[[Any], Any], targe
         assert data.framework_of(result) == target
         assert data.bits(result) == memory.tobytes()
         assert data.dtype_name(result) == "float64"
-    # NumPy takes what it imports for read-only where the capsule cannot say, and NumPy 1 always does.
+    # NumPy imports memory as read-only if the capsule does not state it; NumPy 1 always does.
     readonly = wrap is not Interface and (wrap is OldDlpack or np.__version__ < "2")
     if not readonly:
         assert explain(thing, target).shares_memory
@@ -121,7 +121,7 @@ def test_a_foreign_array_on_the_host_is_shared(wrap: Callable[[Any], Any], targe
 
 
 @pytest.mark.parametrize("wrap", [Interface, Dlpack])
-def test_read_only_foreign_memory_stays_unwritten(wrap: Callable[[Any], Any]) -> None:
+def test_read_only_foreign_memory_is_not_written(wrap: Callable[[Any], Any]) -> None:
     require("torch")
     if wrap is Dlpack and np.__version__ < "2":
         pytest.skip("NumPy 1 exports no read-only array through DLPack")
@@ -135,7 +135,7 @@ def test_read_only_foreign_memory_stays_unwritten(wrap: Callable[[Any], Any]) ->
 
 @pytest.mark.parametrize("wrap", [Dlpack, OldDlpack])
 @pytest.mark.parametrize("target", HOST)
-def test_what_speaks_dlpack_alone_keeps_its_dtype(target: str, wrap: type[Dlpack]) -> None:
+def test_arrays_with_only_dlpack_keep_their_dtype(target: str, wrap: type[Dlpack]) -> None:
     torch = require("torch")
     require(target)
     for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "int64", "bool"):
@@ -148,11 +148,11 @@ def test_what_speaks_dlpack_alone_keeps_its_dtype(target: str, wrap: type[Dlpack
 
 
 class Thing:
-    """An object without any protocol, until one is set."""
+    """An object without any protocol until a test sets one."""
 
 
 @pytest.mark.parametrize("protocols", [1, 3])
-def test_an_interface_of_the_object_itself_is_seen(protocols: int) -> None:
+def test_protocols_set_on_the_instance_are_found(protocols: int) -> None:
     require("torch")
     kept, thing = np.arange(6.0), Thing()
     for name in ("__array_interface__", "__dlpack__", "__dlpack_device__")[:protocols]:
@@ -167,19 +167,19 @@ def fail(error: Exception) -> Any:
     raise error
 
 
-class WordlessError(BufferError):
+class EmptyMessageError(BufferError):
     def __str__(self) -> str:
         raise KeyError("no words")
 
 
 def exporter(capsule: Callable[[], Any], device: int = 1) -> Any:
-    """Something with a DLPack of its own."""
+    """Return an object with a DLPack method on the instance."""
     methods = {"__dlpack__": lambda self, **_: capsule(), "__dlpack_device__": lambda self: (device, 0)}
     return type("Exporter", (), methods)()
 
 
 def interface(value: Any) -> Any:
-    """Something with an array interface of its own."""
+    """Return an object with an array interface on the instance."""
     return type("Exporter", (), {"__array_interface__": value})()
 
 
@@ -187,7 +187,7 @@ BROKEN: tuple[tuple[str, Any], ...] = (
     ("cannot be exported", exporter(lambda: fail(BufferError("this memory cannot be exported")))),
     ("device type 8", exporter(lambda: fail(BufferError()), 8)),
     ("capsule|read", exporter(lambda: "no capsule")),
-    ("cannot be read", exporter(lambda: fail(WordlessError()))),
+    ("cannot be read", exporter(lambda: fail(EmptyMessageError()))),
     ("nonsense|read", interface({"shape": (3,), "typestr": "nonsense", "version": 3})),
     ("Exporter", interface({})),
     ("object", interface(np.array([1, None], object).__array_interface__)),
@@ -195,7 +195,7 @@ BROKEN: tuple[tuple[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("target", HOST)
-def test_a_broken_exporter_ends_in_a_typed_error(target: str) -> None:
+def test_broken_exporters_raise_a_typed_error(target: str) -> None:
     require(target)
     for words, broken in BROKEN:
         with pytest.raises(MemoryConversionError, match=words) as caught:
@@ -203,7 +203,7 @@ def test_a_broken_exporter_ends_in_a_typed_error(target: str) -> None:
         assert words != "cannot be exported" or isinstance(caught.value.__cause__, BufferError)
 
 
-def test_an_array_of_a_gpu_without_a_driver_is_refused_by_name() -> None:
+def test_gpu_arrays_without_a_driver_raise() -> None:
     require("cupy")
     if arraybridge.framework("cupy").devices.available():
         pytest.skip("it is about a machine without a card, and this one has one")

@@ -1,4 +1,4 @@
-"""Which framework has which name, and whose array this is: found without an import, loaded when needed."""
+"""Names of frameworks and detection of arrays, without imports and with loading on demand."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ EXTRAS = {
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
-    """Forget afterwards what a test has registered."""
+    """Restore the registry after the test."""
     with registry_kept():
         yield
 
 
-# ---- a framework that is missing, or broken --------------------------------------------------------------
+# ---- missing or broken frameworks ------------------------------------------------------------------------
 
 
-def test_what_is_hidden_is_refused_and_harms_nothing_else() -> None:
+def test_missing_frameworks_raise_and_do_not_affect_others() -> None:
     done = run_python(str(SCRIPTS / "ways_to_be_missing.py"))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -66,7 +66,7 @@ BROKEN = {
 }
 
 
-def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
+def test_broken_frameworks_raise_a_specific_error(tmp_path: Path) -> None:
     for name, (code, _) in BROKEN.items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     (tmp_path / "mlx.py").unlink()
@@ -99,7 +99,7 @@ def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
 # ---- detection -------------------------------------------------------------------------------------------
 
 
-def test_subclasses_are_of_the_framework_of_their_base(tmp_path: Path) -> None:
+def test_subclasses_belong_to_the_framework_of_their_base(tmp_path: Path) -> None:
     torch, tf, jax = require("torch"), require("tensorflow"), require("jax")
     my_array = type("MyArray", (np.ndarray,), {})  # as users write them
     my_tensor = type("MyTensor", (torch.Tensor,), {})
@@ -126,21 +126,21 @@ def test_subclasses_are_of_the_framework_of_their_base(tmp_path: Path) -> None:
     assert seen == ["jax"]
 
 
-def test_detecting_an_array_imports_no_framework() -> None:
-    """Neither another one, nor anything at all where none was imported before."""
+def test_detection_does_not_import_frameworks() -> None:
+    """Detection imports neither another framework nor any framework if none was imported before."""
     for name in ("torch", "jax"):
         require(name)
     done = run_python(str(SCRIPTS / "detect_imports_nothing.py"), "torch", "jax")
     assert done.returncode == 0, done.stderr
-    alone, beside = map(set, json.loads(done.stdout))
+    alone, other = map(set, json.loads(done.stdout))
     assert alone == set()
-    assert not beside & {"cupy", "tensorflow", "pyclesperanto", "pyclesperanto_prototype", "pyopencl"}
+    assert not other & {"cupy", "tensorflow", "pyclesperanto", "pyclesperanto_prototype", "pyopencl"}
 
 
 # ---- register --------------------------------------------------------------------------------------------
 
 
-def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
+def test_registered_frameworks_are_found_replaced_and_removed() -> None:
     class Doubling(FakeGpuFramework):
         modules = ("tests",)
 
@@ -167,7 +167,7 @@ def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
         registry.unregister("cards")
 
 
-def test_an_existing_name_is_replaced_on_request_only() -> None:
+def test_existing_names_are_replaced_only_on_request() -> None:
     fix = r"\. Choose another name, or pass replace=True to replace that framework\.$"
     for name in ("numpy", "torch", "mlx"):
         taken = type("Taken", (FakeGpuFramework,), {"name": name})()
@@ -190,7 +190,7 @@ def test_an_existing_name_is_replaced_on_request_only() -> None:
     assert register(first) is first  # the name is free again
 
 
-def test_incomplete_classes_are_refused() -> None:
+def test_incomplete_classes_raise() -> None:
     def owns(self: Any, x: Any) -> bool:
         return False
 
@@ -291,7 +291,7 @@ def test_a_module_with_from_dlpack_needs_no_methods(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
-def test_what_is_known_before_an_import_agrees_with_the_framework(name: str) -> None:
+def test_static_metadata_agrees_with_the_frameworks(name: str) -> None:
     require(name)
     facts = registry.metadata_of(name)
     framework = arraybridge.framework(name)
@@ -309,7 +309,7 @@ def test_every_built_in_framework_has_a_class_to_load() -> None:
         assert attribute in defined, name
 
 
-def test_registering_nonsense_is_a_type_error() -> None:
+def test_registering_an_invalid_object_raises_type_error() -> None:
     class Nameless(FakeGpuFramework):
         name = ""
 

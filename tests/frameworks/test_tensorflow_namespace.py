@@ -1,4 +1,4 @@
-"""The array API over TensorFlow, held against NumPy's."""
+"""The array API namespace over TensorFlow, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ for order in (1, 2, 3, 0, np.inf, -np.inf):  # of rows
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_numpy(xp: Any, name: str) -> None:
+def test_functions_agree_with_numpy(xp: Any, name: str) -> None:
     run, want = CASES[name]
     check(run(xp, xp.asarray(MATRIX)), want)
 
 
-def test_whole_numbers(xp: Any) -> None:
-    """They are summed in 64 bits, and have norms."""
+def test_integer_reductions(xp: Any) -> None:
+    """Integers are summed in 64 bits, and have norms."""
     check(xp.cumulative_sum(xp.asarray(WHOLE), axis=0), np.cumsum(WHOLE, 0))
     check(xp.cumulative_sum(xp.asarray(WHOLE[0]), dtype=xp.int32), np.cumsum(WHOLE[0], dtype=np.int32))
     check(xp.linalg.vector_norm(xp.asarray(WHOLE[1])), np.linalg.norm(WHOLE[1]))
@@ -93,7 +93,7 @@ def test_whole_numbers(xp: Any) -> None:
 
 
 @pytest.mark.parametrize("values", [WHOLE, WHOLE > 2, np.zeros(0), MATRIX])
-def test_what_is_unique(xp: Any, values: np.ndarray) -> None:
+def test_unique_functions(xp: Any, values: np.ndarray) -> None:
     x = xp.asarray(values)
     want, first, inverse, counts = np.unique(
         values, return_index=True, return_inverse=True, return_counts=True
@@ -119,7 +119,7 @@ def test_dtypes(xp: Any) -> None:
     assert info.capabilities()["boolean indexing"]
 
 
-def test_from_dlpack_shares_or_says_why_not(xp: Any) -> None:
+def test_from_dlpack_shares_or_raises(xp: Any) -> None:
     memory = arraybridge.aligned((4,), "float32")
     memory[:] = 1
     shared, copied = xp.from_dlpack(memory, copy=False), xp.from_dlpack(memory, copy=True)
@@ -138,7 +138,7 @@ def test_matrices(xp: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["cumulative_sum", "linalg.svd"])
-def test_what_numpy_computes_refuses_to_be_differentiated(name: str, xp: Any) -> None:
+def test_functions_computed_by_numpy_are_not_differentiable(name: str, xp: Any) -> None:
     tf = require("tensorflow")
     x = tf.constant(SQUARE[0] if name == "cumulative_sum" else SQUARE)
     with tf.GradientTape() as tape:

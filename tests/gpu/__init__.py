@@ -1,1 +1,1 @@
-"""Tests that need a real NVIDIA card."""
+"""Tests that need a real NVIDIA GPU."""

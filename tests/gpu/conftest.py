@@ -1,4 +1,4 @@
-"""Checks for every test on a GPU: the device that was current is current afterwards."""
+"""Check after every GPU test that the current device was restored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tests.helpers import EMULATED
 
 @pytest.fixture(autouse=True)
 def _current_device_is_restored() -> Iterator[None]:
-    """Notice a device that is still selected after the test, and a context that was pushed and not popped."""
+    """Fail if a device is still selected after the test, or if a pushed context was not popped."""
     from arraybridge.frameworks import gpu_memory
 
     yield
     cupy = sys.modules.get("cupy")
     if cupy is None or not gpu_memory.is_driver_initialized():
         return
-    # PyTorch leaves CUDA's device where its last tensor was, if the other device has no context.
+    # PyTorch leaves CUDA's current device on the device of its last tensor if the other device has no
+    # context.
     if "torch" not in sys.modules or gpu_memory.has_context(0):
         assert cupy.cuda.runtime.getDevice() == 0
     if EMULATED:

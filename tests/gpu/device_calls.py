@@ -1,7 +1,7 @@
-"""Every method of a framework that has to do with a device, called while another GPU is the current one.
+"""Every device-related method of a framework, called while another GPU is the current one.
 
-``python -m tests.gpu.device_calls FRAMEWORK`` calls each in a fresh process, with arrays on the second GPU
-while the first is current, and prints an `Outcome` for each. `test_current_device.py` runs this.
+``python -m tests.gpu.device_calls FRAMEWORK`` calls each method in a fresh process, with arrays on the
+second GPU while the first is current, and prints an `Outcome` for each. `test_current_device.py` runs this.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class OfferedByInterface:
-    """An array of an unknown library, which exports by ``__cuda_array_interface__``."""
+    """An array of an unknown library that exports by ``__cuda_array_interface__``."""
 
     def __init__(self, array: Any) -> None:
         self._interface = array.__cuda_array_interface__
@@ -56,7 +56,7 @@ class OfferedByInterface:
 
 
 class OfferedByDlpack:
-    """An array of an unknown library, which exports by DLPack."""
+    """An array of an unknown library that exports by DLPack."""
 
     def __init__(self, array: Any, device: int) -> None:
         self._array = array
@@ -69,16 +69,16 @@ class OfferedByDlpack:
         return 2, self._device
 
 
-class LenderInterchange(base.Interchange):
+class StreamlessInterchange(base.Interchange):
     dlpack_device = 2
 
 
-class Lender(ab.Framework):
+class StreamlessFramework(ab.Framework):
     """A framework without streams that shares its GPU memory, such as JAX."""
 
     name = "lender"
     modules = ("tests",)
-    interchange = base.component(LenderInterchange)
+    interchange = base.component(StreamlessInterchange)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, OfferedByDlpack)
@@ -127,7 +127,7 @@ Call = Callable[[Setup], Any]
 
 
 def _default_devices(s: Setup) -> list[str]:
-    """The default device outside and inside of a device guard."""
+    """Return the default device outside and inside of a device guard."""
     outside = str(s.devices.default_device())
     with s.devices.selected(SECOND):
         return [outside, str(s.devices.default_device())]
@@ -138,7 +138,7 @@ def _native_device(s: Setup) -> str:
 
 
 def _error_inside(context: AbstractContextManager[Any]) -> str:
-    """Leave a context by an exception."""
+    """Leave a context by raising an exception."""
     try:
         with context:
             raise ValueError("raised inside")
@@ -146,16 +146,16 @@ def _error_inside(context: AbstractContextManager[Any]) -> str:
         return str(error)
 
 
-def _mark(s: Setup) -> bool:
-    mark = s.streams.record_event(SECOND)
-    assert mark is not None
-    mark.wait()
-    mark.synchronize()
-    return mark.is_done()
+def _record_event(s: Setup) -> bool:
+    event = s.streams.record_event(SECOND)
+    assert event is not None
+    event.wait()
+    event.synchronize()
+    return event.is_done()
 
 
 def _handle_changes(s: Setup) -> bool:
-    """Whether this thread has another stream on the second GPU after `take_stream`, and on no other."""
+    """Return whether `take_stream` changes this thread's stream on the second GPU and on no other."""
     streams = s.own.streams
     before = streams.handle(SECOND)
     streams.take_stream(SECOND)
@@ -168,7 +168,7 @@ def _wait_for(s: Setup) -> None:
 
 
 def _handle_is_of_the_second(s: Setup) -> bool:
-    """Whether the handle is that of the stream that was chosen on the second GPU."""
+    """Return whether the handle is that of the stream chosen on the second GPU."""
     stream = s.new_stream()
     with s.devices.selected(SECOND):
         if s.own.name == "torch":
@@ -179,7 +179,7 @@ def _handle_is_of_the_second(s: Setup) -> bool:
 
 
 def _free_cache(s: Setup, device: ab.Device | None) -> bool:
-    """Whether the memory of an array that is gone is freed."""
+    """Return whether the memory of a dropped array is freed."""
     s.batching.empty((1 << 20,), "float32", SECOND)
     return s.memory.free_cache(device) >= 4 << 20
 
@@ -189,10 +189,10 @@ def _used_memory(s: Setup) -> bool:
     return memory is not None and memory.free < memory.total
 
 
-def _adopt_from(s: Setup, name: str) -> Any:
+def _import_from(s: Setup, name: str) -> Any:
     """Import an array of the other framework."""
     other = ab.framework(name)
-    # PyTorch leaves CUDA's current device, which is CuPy's, on the device of its last tensor.
+    # PyTorch leaves CUDA's current device, which CuPy shares, on the device of its last tensor.
     with s.devices.selected(SECOND):
         x = other.from_host(VALUES, SECOND)
     return s.interchange.import_from(x, other, SECOND)
@@ -206,15 +206,15 @@ ROWS: Any = ["gpu:1", VALUES[:1].tolist()]
 #: The result is an array on the second GPU; its values are undefined.
 ANY_VALUES: Any = ["gpu:1"]
 
-#: Methods of `Framework`, and of its streams → calls with the results that they must have. Several calls of
-#: one method have words after its name.
+#: Methods of `Framework` and of its components → calls with their expected results. If a method has several
+#: calls, a description follows its name.
 CALLS: dict[str, tuple[Call, Any]] = {
     "devices.accelerator": (lambda s: str(s.devices.accelerator(1)), "gpu:1"),
     "interchange.address": (lambda s: s.interchange.address(s.x) != 0, True),
-    "interchange.import_from, from CuPy": (lambda s: _adopt_from(s, "cupy"), ARRAY),
-    "interchange.import_from, from PyTorch": (lambda s: _adopt_from(s, "torch"), ARRAY),
+    "interchange.import_from, from CuPy": (lambda s: _import_from(s, "cupy"), ARRAY),
+    "interchange.import_from, from PyTorch": (lambda s: _import_from(s, "torch"), ARRAY),
     "interchange.import_from, from a framework without streams": (
-        lambda s: s.interchange.import_from(s.offered, Lender(), SECOND),
+        lambda s: s.interchange.import_from(s.offered, StreamlessFramework(), SECOND),
         ARRAY,
     ),
     "interchange.import_from, from an unknown library by DLPack": (
@@ -283,7 +283,7 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "memory.usage": (lambda s: [row.device for row in s.memory.usage() if row.used], ["gpu:1"]),
     "devices.visible_devices": (lambda s: SECOND in s.devices.visible_devices(), True),
     "streams.handle": (_handle_is_of_the_second, True),
-    "streams.record_event": (_mark, True),
+    "streams.record_event": (_record_event, True),
     "streams.stream": (lambda s: s.inside(s.streams.stream(SECOND)), 1),
     "streams.stream, left by an error": (
         lambda s: _error_inside(s.streams.stream(SECOND)),
@@ -296,10 +296,10 @@ CALLS: dict[str, tuple[Call, Any]] = {
 
 
 def _error_of(call: Callable[[], object]) -> str:
-    """Call something that must raise, and return the name of the error."""
+    """Call a function that must raise, and return the name of the exception."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001  # each library has its own
+    except Exception as error:  # noqa: BLE001  # each library raises its own exception type
         return type(error).__name__
     return "no error"
 
@@ -324,12 +324,13 @@ def _take_too_much(s: Setup) -> Any:
 
 
 def _convert_too_much(s: Setup) -> Any:
-    if s.own.name == "torch":  # which would first take as much on the host
+    if s.own.name == "torch":  # the conversion would first allocate as much on the host
         return _take_too_much(s)
     return ab.convert_memory(np.broadcast_to(np.float32(1), (1 << 45,)), s.own.name, 1)
 
 
-#: Calls that raise on the second GPU → the name of the error, or by framework, if the errors differ.
+#: Calls that must raise on the second GPU → the name of the exception, or names by framework if they
+#: differ.
 ERRORS: dict[str, tuple[Call, Any]] = {
     "a function raises": (lambda s: _error_of(lambda: _decorated(s, _raise, s.x)), "ValueError"),
     "a function raises, with an array of the host": (
@@ -349,7 +350,9 @@ ERRORS: dict[str, tuple[Call, Any]] = {
         {"cupy": "TypeError", "torch": "KeyError"},
     ),
     "a producer refuses": (
-        lambda s: _error_of(lambda: s.interchange.import_from(Unwilling(s.x, 1), Lender(), SECOND)),
+        lambda s: _error_of(
+            lambda: s.interchange.import_from(Unwilling(s.x, 1), StreamlessFramework(), SECOND)
+        ),
         "BufferError",
     ),
     "an unknown producer refuses": (
@@ -363,7 +366,7 @@ ERRORS: dict[str, tuple[Call, Any]] = {
 }
 
 
-#: Methods that see no device and no array on one.
+#: Methods that take neither a device nor an array on one.
 WITHOUT_DEVICE = frozenset(
     {
         *("cannot_view", "host_view", "supports"),
@@ -375,7 +378,7 @@ WITHOUT_DEVICE = frozenset(
     }
 )
 
-#: Components of a framework by their names, without `autodiff`: it works by the framework's own functions.
+#: Components of a framework by name, without `autodiff`, which uses the framework's own functions.
 COMPONENTS = {
     "batching": base.Batching,
     "devices": base.Devices,
@@ -406,12 +409,12 @@ def component_names() -> set[str]:
 
 
 def method_of(call: str) -> str:
-    """Return the method that an entry of `CALLS` is about."""
+    """Return the method that an entry of `CALLS` tests."""
     return call.partition(",")[0]
 
 
 def expected(call: str, framework: str) -> Any:
-    """Return the result that a call must have."""
+    """Return the expected result of a call."""
     if call == "devices.default_device":
         # PyTorch's default is the CPU, and CuPy has none: its default is the current GPU.
         return ["cpu", "cpu"] if framework == "torch" else ["gpu:0", "gpu:1"]
@@ -454,7 +457,7 @@ def _nothing() -> None:
 
 
 def main(before: Callable[[], None] = _nothing) -> None:
-    """Print the outcomes; ``before`` runs in each process, once the array is on the second GPU."""
+    """Print the outcomes. ``before`` runs in each process after the array was created on the second GPU."""
     name = sys.argv[1]
     importlib.import_module(name)
     calls = {

@@ -1,7 +1,7 @@
-"""Run each of many functions in a fresh process, without a start of Python for each.
+"""Run many functions in separate processes without starting Python for each one.
 
-One process imports the frameworks and forks for each function. It must not use a GPU itself: CUDA works in a
-child only if the driver has not been initialized before the fork.
+One process imports the frameworks and forks once per function. It must not use a GPU itself: CUDA works in
+a child only if the driver has not been initialized before the fork.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.helpers import run_python
 
 
 def results_of(module: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run a module that ends in `print_results_of_each` and return the results by name."""
+    """Run a module that ends in `print_results_of_each`, and return the results by name."""
     done = run_python("-m", module, *arguments, env=env)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -27,12 +27,13 @@ def results_of(module: str, *arguments: str, env: dict[str, str] | None = None) 
 def print_results_of_each(functions: Mapping[str, Callable[[], Any]]) -> None:
     """Call each function in a fork of this process, and print the results as one line of JSON.
 
-    The result of a function that raises is the traceback, and that of a process that crashed its exit status.
+    The result of a function that raises is its traceback; the result of a process that crashes is its exit
+    status.
     """
     from arraybridge.frameworks import gpu_memory
 
     assert not gpu_memory.is_driver_initialized(), "a fork of this process cannot use CUDA"
-    # NumPy's BLAS has started threads, which nothing here uses.
+    # Importing NumPy starts threads of its BLAS, which are not used here.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     print(json.dumps({name: _result_in_fork(function) for name, function in functions.items()}))
 
@@ -57,4 +58,4 @@ def _answer(function: Callable[[], Any], writer: int) -> None:
             result = traceback.format_exc()
         os.write(writer, json.dumps(result).encode())
     finally:
-        os._exit(0)  # without the exit handlers of the parent
+        os._exit(0)  # skip the exit handlers of the parent

@@ -1,6 +1,7 @@
 """Queries that must not initialize CUDA's driver: ``python -m tests.gpu.sleeping_driver FRAMEWORK``.
 
-The result of each is whether the driver is awake afterwards. `test_sleeping_driver.py` runs this.
+The result of each query is whether the driver is initialized afterwards. `test_sleeping_driver.py` runs
+this.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HOST = np.ones((4, 4), np.float32)
 
 
 def queries_of_framework(own: ab.Framework) -> dict[str, Callable[[], Any]]:
-    """Return the framework's own methods that only query."""
+    """Return the framework's methods that only query."""
     return {
         "accelerators": own.devices.accelerators,
         "device_details": lambda: own.memory.device_details(LAST),
@@ -44,7 +45,7 @@ def queries_of_framework(own: ab.Framework) -> dict[str, Callable[[], Any]]:
 
 
 def public_queries(own: ab.Framework) -> dict[str, Callable[[], Any]]:
-    """Return the calls of users that only query, prepare or work on the host."""
+    """Return public calls that only query, prepare or work on the host."""
     name = own.name
     return {
         "devices(name)": lambda: ab.devices(name),
@@ -101,7 +102,7 @@ def explain_missing_device(name: str) -> None:
 
 
 def wakes(query: Callable[[], Any]) -> Callable[[], bool]:
-    """Return a function that calls the query and returns whether the driver is awake afterwards."""
+    """Return a function that calls the query and returns whether the driver is initialized afterwards."""
 
     def is_awake_afterwards() -> bool:
         query()
@@ -111,7 +112,7 @@ def wakes(query: Callable[[], Any]) -> Callable[[], bool]:
 
 
 def uses_the_gpu(own: ab.Framework) -> None:
-    """Shows that the other results mean something."""
+    """Initialize the driver, which proves that the other results are meaningful."""
     own.from_host(HOST, LAST)
 
 

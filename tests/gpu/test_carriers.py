@@ -1,4 +1,4 @@
-"""Carriers of arrays that live on a card: xarray over CuPy."""
+"""Carriers of arrays on a GPU: xarray over CuPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 xarray = pytest.importorskip("xarray")
 
 
-def test_xarray_over_cupy() -> None:
+def test_xarray_over_cupy_stays_on_the_gpu() -> None:
     cupy = require("cupy")
     values = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
     coords = {"z": [0.5, 1.5]}

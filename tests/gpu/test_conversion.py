@@ -1,6 +1,6 @@
-"""Conversions on a card: cupy, torch and jax share its memory, streams are ordered, nothing is lost.
+"""Conversions on a GPU: CuPy, PyTorch and JAX share memory, streams are ordered, and values are preserved.
 
-`ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu` makes a missing card or framework a failure.
+With `ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu`, a missing GPU or framework is a failure.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ sources = pytest.mark.parametrize("source", GPU)
 
 
 def values(dtype: str) -> np.ndarray:
-    """Bits at random, which a narrower dtype could not hold."""
+    """Return random bits that a narrower dtype could not hold."""
     return random_bits(np.dtype(dtype), 48).reshape(6, 8)
 
 
 def on_gpu(framework: str, array: np.ndarray) -> Any:
-    """The array on card 0, put there by the framework's own call."""
+    """Return the array on GPU 0, copied there by the framework's own call."""
     module = require(framework)
     if framework == "cupy":
         return module.asarray(array)
@@ -42,7 +42,7 @@ def on_gpu(framework: str, array: np.ndarray) -> Any:
 
 
 def off_gpu(x: Any) -> np.ndarray:
-    """The values, fetched by the framework's own call."""
+    """Return the values, copied to the host by the framework's own call."""
     if hasattr(x, "get"):
         return x.get()
     return x.cpu().numpy() if hasattr(x, "cpu") else np.asarray(x)
@@ -58,7 +58,7 @@ def address(x: Any) -> int:
 @dtypes
 @targets
 @sources
-def test_gpu_to_gpu_shares(source: str, target: str, dtype: str) -> None:
+def test_gpu_to_gpu_conversions_share_memory(source: str, target: str, dtype: str) -> None:
     require(target)
     expected = values(dtype)
     array = on_gpu(source, expected)
@@ -74,7 +74,7 @@ def test_gpu_to_gpu_shares(source: str, target: str, dtype: str) -> None:
 @dtypes
 @targets
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax"])
-def test_host_to_gpu_and_back(source: str, target: str, dtype: str) -> None:
+def test_values_survive_host_to_gpu_and_back(source: str, target: str, dtype: str) -> None:
     require(target)
     require(source)
     expected = values(dtype)
@@ -101,7 +101,7 @@ HOST_LAYOUTS: dict[str, Any] = {
 
 @targets
 @pytest.mark.parametrize("layout", HOST_LAYOUTS)
-def test_host_layouts_reach_the_gpu(target: str, layout: str) -> None:
+def test_host_layouts_are_copied_to_the_gpu(target: str, layout: str) -> None:
     require(target)
     array = HOST_LAYOUTS[layout](values("float64"))
     result = arraybridge.convert_memory(array, target, gpu_id=0)
@@ -111,8 +111,8 @@ def test_host_layouts_reach_the_gpu(target: str, layout: str) -> None:
 
 @targets
 @pytest.mark.parametrize("source", ["cupy", "torch"])
-def test_gpu_layouts(source: str, target: str) -> None:
-    """Strided, transposed, reversed and misaligned memory of the card: shared or copied, never wrong."""
+def test_gpu_layouts_are_shared_or_copied(source: str, target: str) -> None:
+    """Check that strided, transposed, reversed and misaligned GPU memory is shared or copied correctly."""
     require(target)
     needs_kernels_of(source, target)
     expected = np.arange(512, dtype=np.float32).reshape(16, 32)
@@ -127,7 +127,7 @@ def test_gpu_layouts(source: str, target: str) -> None:
         assert (address(result) == address(view)) == predicted.shares_memory
         if len(hardware.gpus()) > 1:
             assert np.array_equal(off_gpu(arraybridge.convert_memory(view, target, gpu_id=1)), wanted)
-        # Kernels that load several elements at once end with a misaligned address where nobody looked.
+        # Kernels that load several elements at a time fail later, with a misaligned-address error.
         assert np.array_equal(off_gpu(result * 2), wanted * 2)
 
 
@@ -145,7 +145,7 @@ def test_copy_true_never_shares_and_copy_false_never_copies(source: str, target:
         arraybridge.convert_memory(array, "numpy", copy=False)
 
 
-def test_bfloat16_and_scalars_between_torch_and_jax() -> None:
+def test_bfloat16_and_scalars_convert_between_torch_and_jax() -> None:
     torch, _ = require("torch"), require("jax")
     tensor = torch.arange(32, device="cuda", dtype=torch.bfloat16)
     result = arraybridge.to_jax(tensor)
@@ -157,7 +157,7 @@ def test_bfloat16_and_scalars_between_torch_and_jax() -> None:
     assert float(scalar) == 2.0
 
 
-def test_nothing_else_changes() -> None:
+def test_conversion_preserves_global_state() -> None:
     torch, cupy, jax = require("torch"), require("cupy"), require("jax")
 
     def state() -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def test_nothing_else_changes() -> None:
     assert state() == before
 
 
-def test_a_cuda_array_interface_is_a_source() -> None:
+def test_cuda_array_interface_objects_convert() -> None:
     array = require("cupy").arange(10, dtype=np.int32)
     assert arraybridge.detect_memory_type(ForeignInterface(array)) == "cupy"
     assert arraybridge.to_numpy(ForeignInterface(array)).tolist() == list(range(10))
@@ -179,7 +179,7 @@ def test_a_cuda_array_interface_is_a_source() -> None:
 
 
 @targets
-def test_a_missing_gpu_is_an_error_and_auto_chooses_one(target: str) -> None:
+def test_missing_gpu_raises_and_auto_selects_a_gpu(target: str) -> None:
     require(target)
     with pytest.raises(arraybridge.DeviceNotFoundError, match="gpu:0"):
         arraybridge.convert_memory(values("float32"), target, gpu_id=99)

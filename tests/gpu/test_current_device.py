@@ -1,6 +1,6 @@
 """Every device method, with the array on the second GPU while the first is current.
 
-The result is on the second GPU, the first is still current, and it was not opened.
+The result is on the second GPU, the first one is still current, and it was not opened.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.gpu
 
 @cache
 def outcomes(framework: str) -> dict[str, Outcome | str]:
-    """Return the outcome of each call, or what was raised."""
+    """Return the outcome of each call, or the traceback of its exception."""
     results = results_of("tests.gpu.device_calls", framework)
     return {call: result if isinstance(result, str) else Outcome(*result) for call, result in results.items()}
 
 
 def is_right(outcome: Outcome | str, call: str, framework: str) -> bool:
-    """Whether the call did what it must."""
+    """Return whether the outcome is as expected."""
     if isinstance(outcome, str):
         return False
     expected = device_calls.expected(call, framework)
@@ -34,8 +34,8 @@ def is_right(outcome: Outcome | str, call: str, framework: str) -> bool:
     return in_place and (outcome.kernel_is_missing or result == expected)
 
 
-def test_every_method_is_listed() -> None:
-    """A method that is new belongs in `CALLS`, or in `WITHOUT_DEVICE` if it sees no device."""
+def test_every_device_method_is_listed() -> None:
+    """Check that each method is in `CALLS`, or in `WITHOUT_DEVICE` if it has nothing to do with devices."""
     called = {device_calls.method_of(call) for call in CALLS}
     assert called | device_calls.WITHOUT_DEVICE == device_calls.methods()
     assert not called & device_calls.WITHOUT_DEVICE
@@ -44,7 +44,7 @@ def test_every_method_is_listed() -> None:
 
 @pytest.mark.parametrize("call", [*CALLS, *ERRORS])
 @pytest.mark.parametrize("framework", ["cupy", "torch"])
-def test_the_current_device_does_not_matter(framework: str, call: str) -> None:
+def test_methods_ignore_the_current_device(framework: str, call: str) -> None:
     if require("cupy").cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
     require(framework)

@@ -1,7 +1,7 @@
-"""Dask on a real card: a worker for each, which every number means, and chunks that stay there.
+"""Dask on a real GPU: one worker per GPU, relative device numbers, and chunks that stay on the GPU.
 
-`ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu` makes a missing card or framework a failure; where
-dask-cuda is missing, what needs it skips.
+With `ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu`, a missing GPU or framework is a failure. Tests
+that need dask-cuda skip without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import arraybridge
 from arraybridge import detect_memory_type, device_of, hardware
 from tests.helpers import require
 
-# What dask-cuda and the packages behind it announce when they are first imported is not of arraybridge.
+# Importing dask-cuda and its dependencies emits warnings that do not concern arraybridge.
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
@@ -35,7 +35,7 @@ ADDRESS = "127.0.0.1:0"  # a free port
 
 
 @pytest.fixture(scope="module")
-def one_a_gpu() -> Iterator[Client]:
+def one_worker_per_gpu() -> Iterator[Client]:
     require("dask_cuda")
     with cluster(dashboard_address=ADDRESS) as started, Client(started, set_as_default=False) as client:
         client.wait_for_workers(len(hardware.gpus()), timeout=120)
@@ -50,7 +50,7 @@ def cupy_image() -> Any:
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
+def test_cupy_chunks_stay_on_the_gpu(name: str) -> None:
     cupy = require("cupy")
     require(name)
     seen = []
@@ -62,7 +62,7 @@ def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
 
     array = cupy_image()
     assert array.chunks == ((4, 4), (3, 3))
-    # A function of the host is no exception.
+    # Host functions are also moved to the worker's GPU.
     lazy = [map_blocks(doubled, array), map_blocks(arraybridge.numpy(lambda x: x * 2), array)]
     assert seen == []
     assert [isinstance(one._meta, cupy.ndarray) for one in (array, *lazy)] == [True] * 3
@@ -75,26 +75,26 @@ def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
 # -- LocalCUDACluster ----------------------------------------------------------------------------------
 
 
-def test_a_worker_for_each_gpu(one_a_gpu: Client) -> None:
+def test_cluster_starts_one_worker_per_gpu(one_worker_per_gpu: Client) -> None:
     from dask_cuda import LocalCUDACluster
 
-    assert isinstance(one_a_gpu.cluster, LocalCUDACluster)
-    assert len(one_a_gpu.scheduler_info()["workers"]) == len(hardware.gpus())
-    assert set(one_a_gpu.nthreads().values()) == {1}
-    assert set(one_a_gpu.run(functions.only_gpu).values()) == {0}
+    assert isinstance(one_worker_per_gpu.cluster, LocalCUDACluster)
+    assert len(one_worker_per_gpu.scheduler_info()["workers"]) == len(hardware.gpus())
+    assert set(one_worker_per_gpu.nthreads().values()) == {1}
+    assert set(one_worker_per_gpu.run(functions.only_gpu).values()) == {0}
     first = set()
-    for found in one_a_gpu.run(functions.environment).values():
+    for found in one_worker_per_gpu.run(functions.environment).values():
         assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
         assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
         first.add(found["CUDA_VISIBLE_DEVICES"].partition(",")[0])
-    # Each begins with a card of its own.
+    # Each worker starts with its own GPU.
     assert len(first) == len(hardware.gpus())
 
 
 @pytest.mark.parametrize("gpu_id", [0, 1, "auto"])
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_every_number_means_the_gpu_of_the_worker(name: str, gpu_id: Any, one_a_gpu: Client) -> None:
-    """For chunks of NumPy, and those of CuPy, which stay what they are."""
+def test_gpu_ids_refer_to_the_gpu_of_the_worker(name: str, gpu_id: Any, one_worker_per_gpu: Client) -> None:
+    """Check chunks of NumPy and chunks of CuPy, which keep their type."""
     cupy = require("cupy")
     require(name)
 
@@ -104,6 +104,6 @@ def test_every_number_means_the_gpu_of_the_worker(name: str, gpu_id: Any, one_a_
         return x + 1
 
     for array in (to_dask(WHOLE, chunks=(2, 3)), cupy_image()):
-        result = map_blocks(plus_one, map_blocks(plus_one, array)).compute(scheduler=one_a_gpu)
+        result = map_blocks(plus_one, map_blocks(plus_one, array)).compute(scheduler=one_worker_per_gpu)
         assert type(result) is type(array._meta)
         np.testing.assert_array_equal(cupy.asnumpy(result), WHOLE + 2, strict=True)

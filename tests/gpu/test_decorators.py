@@ -1,6 +1,6 @@
-"""Decorated functions on a card: where they run, and whose stream is whose. (Their order: test_ordering.py.)
+"""Decorated functions on a GPU: their devices and streams. (For ordering, see test_ordering.py.)
 
-`ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu` makes a missing card or framework a failure.
+With `ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu`, a missing GPU or framework is a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THREADS = 8
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_each_thread_has_a_stream_of_its_own_and_the_caller_s_stays(name: str) -> None:
+def test_each_thread_uses_a_separate_stream_and_the_callers_is_restored(name: str) -> None:
     module = require(name)
     current = {
         "torch": lambda: module.cuda.current_stream().cuda_stream,
@@ -45,7 +45,7 @@ def test_each_thread_has_a_stream_of_its_own_and_the_caller_s_stays(name: str) -
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_gpu_id_and_the_way_home(name: str) -> None:
+def test_gpu_id_and_original_device_of_results(name: str) -> None:
     require(name)
     seen = []
 
@@ -62,7 +62,7 @@ def test_gpu_id_and_the_way_home(name: str) -> None:
     assert seen == [(name, "gpu:0")] * 2
 
 
-def test_a_function_that_ends_on_another_gpu_keeps_its_result() -> None:
+def test_function_that_changes_the_current_gpu_returns_its_result() -> None:
     cupy = require("cupy")
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")

@@ -1,4 +1,4 @@
-"""Devices, maps and pipelines on a real card."""
+"""Devices, device maps and pipelines on a real GPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ GPU = ("cupy", "torch", "jax")
 
 
 @pytest.mark.parametrize("name", GPU)
-def test_the_gpu_has_a_name_an_identity_and_memory(name: str) -> None:
+def test_gpu_reports_name_uuid_and_memory(name: str) -> None:
     require("torch")
     require(name)
-    arraybridge.convert_memory(np.zeros(2, np.float32), name, 0)  # opened, so that it can tell
+    # opened, since an unopened GPU does not report its memory
+    arraybridge.convert_memory(np.zeros(2, np.float32), name, 0)
     gpu, of_torch = (next(d for d in devices(one) if d == "gpu:0") for one in (name, "torch"))
     assert gpu.identity == of_torch.identity
     assert of_torch.name
@@ -27,8 +28,8 @@ def test_the_gpu_has_a_name_an_identity_and_memory(name: str) -> None:
     assert of_torch.free is None or 0 < of_torch.free <= of_torch.total
 
 
-def test_asking_opens_no_gpu() -> None:
-    """By CUDA's own word on each card's primary context, with the frameworks imported but unused."""
+def test_device_queries_do_not_open_a_gpu() -> None:
+    """Check CUDA's state of each primary context, with the frameworks imported but unused."""
     said = asked(
         "import ctypes, arraybridge",
         "arraybridge.gpu_available(); arraybridge.device_info(); arraybridge.least_used_gpu()",
@@ -47,7 +48,7 @@ def test_asking_opens_no_gpu() -> None:
     assert set(said.split()) == {"0"}
 
 
-def test_a_pipeline_over_several_frameworks() -> None:
+def test_pipeline_of_several_frameworks_on_the_gpu() -> None:
     for name in GPU:
         require(name)
     stages = [arraybridge.framework(name).decorator(gpu_id=0)(lambda x: x * 2 + 1) for name in GPU]

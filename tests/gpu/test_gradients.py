@@ -1,4 +1,4 @@
-"""Gradients between torch and JAX on a card: in the backward thread, and without a copy."""
+"""Gradients between PyTorch and JAX on a GPU: in the backward thread, and without a copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers import require
 pytestmark = pytest.mark.gpu
 
 
-def test_torch_through_jax_and_back() -> None:
+def test_torch_gradients_flow_through_jax() -> None:
     torch, jax = require("torch"), require("jax")
     jnp = jax.numpy
     f = arraybridge.jax(grad="flow")(jax.jit(lambda x: jnp.sin(x) * x))
@@ -34,7 +34,7 @@ def test_torch_through_jax_and_back() -> None:
     assert not [record for record in log.records if record.nbytes >= 1 << 20 and record.copies]
 
 
-def test_jax_through_torch() -> None:
+def test_jax_gradients_flow_through_torch() -> None:
     torch, jax = require("torch"), require("jax")
     f = arraybridge.torch(grad="flow")(lambda x: torch.sin(x) * x)
     x = jax.device_put(np.linspace(0, 1, 4096, dtype=np.float32), jax.devices("gpu")[0])

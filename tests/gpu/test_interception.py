@@ -1,4 +1,4 @@
-"""CuPy's and torch's own calls to a card and back, as a trace sees them."""
+"""Traces of CuPy's and PyTorch's own transfers to and from a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-def test_cupys_own_calls() -> None:
+def test_trace_records_cupy_transfers() -> None:
     cupy = require("cupy")
     x = np.ones((512, 512), np.float32)
     get = cupy.ndarray.get
@@ -32,7 +32,7 @@ def test_cupys_own_calls() -> None:
     assert cupy.ndarray.get is get
 
 
-def test_torchs_own_calls() -> None:
+def test_trace_records_torch_transfers() -> None:
     torch, cupy = require("torch"), require("cupy")
     x = torch.ones(512, 512)
     with trace(foreign=True) as log:
@@ -50,15 +50,15 @@ def test_torchs_own_calls() -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:This function is deprecated")  # CuPy's, of capsules
-def test_dlpack_of_cupy() -> None:
+@pytest.mark.filterwarnings("ignore:This function is deprecated")  # capsules are CuPy's
+def test_trace_records_dlpack_imports_of_cupy() -> None:
     cupy = require("cupy")
     x = cupy.ones((512, 512), cupy.float32)
     from_dlpack = cupy.from_dlpack
     with trace(foreign=True) as log:
         shared = cupy.from_dlpack(x.__dlpack__())
         np.from_dlpack(x, device="cpu")
-        cupy.from_dlpack(x)  # no conversion
+        cupy.from_dlpack(x)  # not a conversion
         with pytest.raises(TypeError, match="CPU arrays"):
             cupy.from_dlpack(np.ones(3))
     assert shared.data.ptr == x.data.ptr

@@ -1,7 +1,7 @@
 """Arrays that are read late, dropped early, and compared at the end.
 
-A test that compares at once waits for the GPU, and hides a missing wait. On the emulated GPU, queued work
-does not run before something forces it, so that the comparison at the end finds every such mistake.
+A test that compares immediately waits for the GPU, and hides a missing wait. On the emulated GPU, queued
+work does not run until something forces it, so the comparison at the end finds every such mistake.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.gpu.test_ordering import (
     GPU,
     NOTHING_SHOWN,
     ForeignDlpack,
-    Lender,
     N,
-    _as_it_was,  # noqa: F401  # streams, after each test
-    _two_gpus,  # noqa: F401  # used by needs_two_cards
+    StreamlessFramework,
+    _restore_streams,  # noqa: F401  # fixture: restores streams after each test
+    _two_gpus,  # noqa: F401  # used by needs_two_gpus
     address_of,
     is_all,
     late,
     needs_two_gpus,
     overwrite,
     own_stream,
-    side,
+    side_stream,
 )
 from tests.helpers import registry_kept, require
 
@@ -45,12 +45,12 @@ def new_streams() -> list[Any]:
     streams = []
     for gpu in range(2):
         with cupy.cuda.Device(gpu):
-            streams.append(side())
+            streams.append(side_stream())
     return streams
 
 
 def late_pair(value: float) -> tuple[Any, Any]:
-    """Return an array on each device, whose values come by way of several kernels."""
+    """Return one array per device, whose values are produced by several queued kernels."""
     first = late(value)
     with test_ordering.cupy.cuda.Device(1):
         return first, late(value + 0.5)
@@ -78,10 +78,10 @@ RECEIVED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", RECEIVED)
-def test_received_arrays_belong_to_the_thread_that_reads_them(how: str) -> None:
-    """The thread that made an array takes its memory again only after this one has read it."""
+def test_received_arrays_stay_valid_until_the_reader_is_done(how: str) -> None:
+    """Check that the creating thread reuses the memory only after this thread has read it."""
     test_ordering.cupy.get_default_memory_pool().free_all_blocks()
-    reader = side()
+    reader = side_stream()
     copies = []
     for y in RECEIVED[how]():
         copies.append(y + 0)
@@ -91,7 +91,7 @@ def test_received_arrays_belong_to_the_thread_that_reads_them(how: str) -> None:
 
 
 def are_all(pairs: list[Any], values: list[float]) -> list[tuple[bool, bool]]:
-    """Whether the arrays of each pair are all a value, as `late_pair` made them of it."""
+    """Return whether all arrays of each pair equal a value, as `late_pair` made them."""
     return [(is_all(a, value), is_all(b, value + 0.5)) for value, (a, b) in zip(values, pairs, strict=True)]
 
 
@@ -104,7 +104,7 @@ PAIRS: dict[str, Any] = {
 
 @needs_two_gpus
 @pytest.mark.parametrize("how", PAIRS)
-def test_results_on_several_devices_are_waited_for_on_each(how: str) -> None:
+def test_results_on_several_devices_synchronize_each_device(how: str) -> None:
     new_streams()
     copies = [[plus_zero(x) for x in pair] for pair in PAIRS[how]()]
     assert are_all(copies, VALUES) == [(True, True)] * len(VALUES)
@@ -113,7 +113,7 @@ def test_results_on_several_devices_are_waited_for_on_each(how: str) -> None:
 @needs_two_gpus
 def test_a_stage_waits_for_its_input_on_each_device() -> None:
     new_streams()
-    streams = []  # kept, since the work of a stream that is destroyed is done at once
+    streams = []  # keep-alive, since destroying a stream completes its work
 
     def make_on_own_streams(value: float) -> tuple[Any, Any]:
         streams.extend(new_streams())
@@ -126,12 +126,12 @@ def test_a_stage_waits_for_its_input_on_each_device() -> None:
     assert are_all(pairs, VALUES) == [(True, True)] * len(VALUES)
 
 
-# -- what threads read ----------------------------------------------------------------------------------
+# -- arrays that threads read ---------------------------------------------------------------------------
 
 
 @needs_two_gpus
-def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
-    """The source takes their memory again at once, on separate streams."""
+def test_inputs_on_several_devices_stay_alive_until_read() -> None:
+    """Check inputs whose source reuses their memory immediately, on separate streams."""
     cupy = test_ordering.cupy
     arraybridge.free_memory("cupy")
     made = [cupy.cuda.Stream(non_blocking=True)]
@@ -169,16 +169,18 @@ def test_inputs_on_several_devices_are_kept_until_they_were_read() -> None:
     assert [is_all(y, 3) for y in results] == [True, True]
 
 
-def test_memory_that_was_kept_is_dropped_after_it_was_read() -> None:
-    """When what is kept is given up, the host waits for the work that reads it."""
+def test_keep_alive_memory_is_dropped_only_after_the_read() -> None:
+    """Check that dropping the keep-alive blocks until the reading work is done."""
     cupy = test_ordering.cupy
     cupy.get_default_memory_pool().free_all_blocks()
-    made = side()
+    made = side_stream()
     x = late(3)
     address = address_of(x)
     with own_stream("cupy") as reader:
         reader.wait_event(made.record())
-        y = arraybridge.framework("cupy").interchange.import_from(ForeignDlpack(x), Lender(), GPU)
+        y = arraybridge.framework("cupy").interchange.import_from(
+            ForeignDlpack(x), StreamlessFramework(), GPU
+        )
         z = y + 0
         del x, y
         gc.collect()
@@ -192,7 +194,7 @@ def test_memory_that_was_kept_is_dropped_after_it_was_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_pinned_memory_lives_as_long_as_a_view_of_it(name: str) -> None:
+def test_views_keep_pinned_memory_alive(name: str) -> None:
     require(name)
     host = np.arange(N, dtype=np.float32)
     x = pinned(arraybridge.convert_memory(host, name))
@@ -209,7 +211,7 @@ def test_pinned_memory_lives_as_long_as_a_view_of_it(name: str) -> None:
 
 @pytest.fixture
 def twin() -> Iterator[Any]:
-    """A second framework with separate streams, registered during the test."""
+    """Register a second framework with separate streams during the test."""
     test_ordering.cupy = require("cupy")
     from tests.gpu.twin import TwinFramework
 
@@ -219,8 +221,10 @@ def twin() -> Iterator[Any]:
         yield framework
 
 
-def test_prefetch_lets_its_source_wait_before_it_fills_a_buffer_again(twin: Any) -> None:
-    """The source synchronizes only its own stream. The other framework reads the buffer in another stream."""
+def test_prefetch_source_may_refill_its_buffer(twin: Any) -> None:
+    """Check a source that synchronizes only its own stream, while the other framework reads in another
+    stream.
+    """
     with own_stream("cupy") as stream:
         buffer = test_ordering.cupy.empty(N, np.float32)
 
@@ -235,7 +239,7 @@ def test_prefetch_lets_its_source_wait_before_it_fills_a_buffer_again(twin: Any)
     assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
 
 
-def test_prefetch_lets_a_source_of_another_framework_wait(twin: Any) -> None:
+def test_prefetch_source_of_another_framework_may_refill_its_buffer(twin: Any) -> None:
     from tests.gpu.twin import TwinArray
 
     stream = twin.streams.of(GPU)
@@ -251,7 +255,7 @@ def test_prefetch_lets_a_source_of_another_framework_wait(twin: Any) -> None:
     assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 6
 
 
-def test_prefetch_lets_torch_wait_before_it_fills_its_buffer_again() -> None:
+def test_prefetch_source_in_torch_may_refill_its_buffer() -> None:
     torch = require("torch")
 
     def items() -> Iterator[Any]:
@@ -271,8 +275,8 @@ def test_prefetch_lets_torch_wait_before_it_fills_its_buffer_again() -> None:
 
 @needs_two_gpus
 @pytest.mark.parametrize("name", ["cupy", "torch"])
-def test_the_caller_waits_for_a_function_that_raises(name: str) -> None:
-    """Its work is in its own stream; the caller reads in another one."""
+def test_caller_waits_for_a_function_that_raises(name: str) -> None:
+    """Check that the caller's stream waits for the work in the function's stream."""
     module = require(name)
 
     @arraybridge.framework(name).decorator(gpu_id=1)
@@ -288,7 +292,7 @@ def test_the_caller_waits_for_a_function_that_raises(name: str) -> None:
     own = arraybridge.framework(name)
     with own.devices.selected(device), own_stream(name, 1):
         if name == "cupy":
-            side()  # a stream that was chosen, and not entered
+            side_stream()  # a stream that was selected without a context manager
         caller = own.streams.handle(device)
         x = own.batching.empty((N,), "float32", device)
         x.fill(0) if name == "cupy" else x.fill_(0)

@@ -1,6 +1,6 @@
-"""Memory on a real card: real failures, bytes that really come back, and sums that agree with NVML.
+"""Memory on a real GPU: real out-of-memory errors, freed bytes, and sums that agree with NVML.
 
-`ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu` makes a missing card or framework a failure.
+With `ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu`, a missing GPU or framework is a failure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 GPU = Device("gpu", 0)
-# What else goes on on a real card.
+# Tolerance for other activity on a real GPU.
 SLACK = 0 if EMULATED else 64 * MIB
 
 of_each_framework = pytest.mark.parametrize("name", ["cupy", "torch"])
 
 
 def bytes_of(name: str, count: int) -> Any:
-    """So many bytes on the card, by the framework's own call."""
+    """Return an array of this many bytes on the GPU, made by the framework's own call."""
     module = require(name)
     if name == "torch":
         return module.empty(count, dtype=module.uint8, device="cuda")
@@ -40,7 +40,7 @@ def bytes_of(name: str, count: int) -> Any:
 
 
 def free() -> int:
-    """Bytes that are free on the card, once all caches are given back."""
+    """Return the free bytes of the GPU after all caches are released."""
     free_memory()
     nbytes = memory_stats()["gpu:0"].free
     assert nbytes is not None
@@ -59,32 +59,32 @@ def cupy_allocates_by(allocator: Any) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _room() -> Iterator[None]:
-    """What frameworks cache of one test is not in the way of the next: an emulated card is small."""
+def _release_caches() -> Iterator[None]:
+    """Release cached memory between tests, since an emulated GPU is small."""
     yield
     if EMULATED:
         free_memory()
 
 
-# -- failures, and memory that is given back -----------------------------------------------------------
+# -- failures, and released memory ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_real_failures_are_recognised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eight times the card's memory."""
+def test_real_oom_errors_are_recognized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the error of an allocation eight times the size of the GPU's memory."""
     require(name)
     monkeypatch.setattr("arraybridge.hardware.gpus", lambda: ())
-    # What no framework has opened is listed only where NVML is installed.
+    # A GPU that no framework has opened is listed only if NVML is installed.
     arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
     total = memory_stats()["gpu:0"].total
     assert total is not None
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - each framework has its own
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each framework raises its own exception type
         bytes_of(name, 8 * total)
     assert is_oom_error(caught.value), repr(caught.value)
 
 
-def test_an_illegal_address_is_no_oom() -> None:
-    """CUDA is of no use afterwards."""
+def test_illegal_address_is_not_an_oom_error() -> None:
+    """Run in a separate process, since CUDA is unusable afterwards."""
     require("cupy")
     said = asked(
         "import cupy, arraybridge",
@@ -97,7 +97,7 @@ def test_an_illegal_address_is_no_oom() -> None:
 
 
 @of_each_framework
-def test_what_is_freed_is_what_the_driver_sees(name: str) -> None:
+def test_freed_bytes_match_the_driver(name: str) -> None:
     before = free()
     x, y = bytes_of(name, 128 * MIB), bytes_of(name, 64 * MIB)
     del y
@@ -108,10 +108,10 @@ def test_what_is_freed_is_what_the_driver_sees(name: str) -> None:
     assert free() >= before - SLACK
 
 
-def test_what_is_freed_is_of_the_gpu_that_is_named() -> None:
+def test_free_memory_affects_only_the_given_gpu() -> None:
     cuda = require("cupy").cuda
     if cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("it takes a second card, and the machine has one")
+        pytest.skip("requires two GPUs")
     for gpu in range(2):
         with cuda.Device(gpu):
             bytes_of("cupy", 16 * MIB)
@@ -123,15 +123,15 @@ def test_what_is_freed_is_of_the_gpu_that_is_named() -> None:
     assert cuda.Device().id == 0
 
 
-def test_another_frameworks_cache_is_given_up_for_this_one() -> None:
-    """The night run that died: one framework's cache was in the way of another."""
-    cupy, room = require("cupy"), free()
-    bytes_of("torch", int(room * 0.7))
-    x = arraybridge.run_with_oom_recovery(cupy.empty, int(room * 0.6), "uint8")
-    assert x.size == int(room * 0.6)
+def test_recovery_releases_the_cache_of_another_framework() -> None:
+    """Check that the cache of one framework is released when another framework runs out of memory."""
+    cupy, surplus = require("cupy"), free()
+    bytes_of("torch", int(surplus * 0.7))
+    x = arraybridge.run_with_oom_recovery(cupy.empty, int(surplus * 0.6), "uint8")
+    assert x.size == int(surplus * 0.6)
 
 
-def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
+def test_pinned_cache_of_torch_is_released_and_counted() -> None:
     torch = require("torch")
     if not hasattr(torch.accelerator, "empty_host_cache"):
         pytest.skip("torch before 2.12 has no public call for its pinned memory")
@@ -139,7 +139,7 @@ def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
     def pinned_bytes() -> int:
         return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
-    torch.cuda.init()  # before that there are no numbers
+    torch.cuda.init()  # the statistics are empty before the first allocation
     free_memory()
     before = pinned_bytes()
     torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
@@ -148,7 +148,7 @@ def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
     assert pinned_bytes() <= before
 
 
-def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
+def test_custom_cupy_pool_is_freed() -> None:
     cupy = require("cupy")
     pool = cupy.cuda.MemoryPool()
     with cupy_allocates_by(pool.malloc):
@@ -160,11 +160,11 @@ def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
         assert pool.total_bytes() == 0
 
 
-# -- what is counted -----------------------------------------------------------------------------------
+# -- statistics ----------------------------------------------------------------------------------------
 
 
 @of_each_framework
-def test_the_sum_is_what_the_driver_says(name: str) -> None:
+def test_memory_stats_add_up_to_the_drivers_total(name: str) -> None:
     x, y = bytes_of(name, 128 * MIB), bytes_of(name, 64 * MIB)
     del y
     gpu = memory_stats()["gpu:0"]
@@ -179,15 +179,15 @@ def test_the_sum_is_what_the_driver_says(name: str) -> None:
     del x
 
 
-def test_the_peak_of_torch() -> None:
+def test_peak_memory_of_torch_is_reported() -> None:
     bytes_of("torch", 3)
     with memory_peak() as m:
         bytes_of("torch", 300 * MIB)
     assert m["torch"].growth == pytest.approx(300 * MIB, rel=0.01)
 
 
-def test_one_pool_for_torch_and_cupy() -> None:
-    """CuPy draws from torch's, and refuses to change over when it holds memory already."""
+def test_torch_and_cupy_share_one_pool() -> None:
+    """Check that CuPy allocates from PyTorch's pool, and that switching fails while CuPy holds memory."""
     require("torch")
     require("cupy")
     said = asked(
@@ -209,8 +209,8 @@ def test_one_pool_for_torch_and_cupy() -> None:
 
 @pytest.mark.parametrize("locked", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bool) -> None:
-    """The host may change its memory afterwards, page-locked or not."""
+def test_copies_are_complete_when_the_call_returns(name: str, locked: bool) -> None:
+    """Check that the host may change its memory after the call, whether it is pinned or not."""
     require(name)
     host = np.random.default_rng(0).integers(0, 256, (4 if EMULATED else 70) * MIB, np.uint8)
     expected = host.copy()
@@ -221,8 +221,8 @@ def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bo
     np.testing.assert_array_equal(arraybridge.to_numpy(on_gpu), expected)
 
 
-def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
-    """To where it is managed no more, since torch takes no such capsule."""
+def test_managed_memory_is_copied_to_torch() -> None:
+    """Check that managed memory is copied, since PyTorch does not import such capsules."""
     cupy = require("cupy")
     with cupy_allocates_by(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc):
         x = cupy.arange(6, dtype=np.float32)
@@ -239,7 +239,7 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
 
 
 @of_each_framework
-def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
+def test_pool_waits_for_every_stream_before_reusing_a_buffer(name: str) -> None:
     module, pool = require(name), BufferPool()
     x = pool.take((MIB,), "float32", name, 0)
     side = module.cuda.Stream(non_blocking=True) if name == "cupy" else module.cuda.Stream()

@@ -1,4 +1,4 @@
-"""@gpu on a card: where calls run, what comes back, and what is measured and kept."""
+"""`@gpu` on a GPU: the choice of the device, the results, and the measurements."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ backends = pytest.mark.parametrize("backend", ["cupy", "torch", "jax"])
 
 
 def heavy(x: Any) -> Any:
-    """Seconds on a CPU, milliseconds on a card."""
+    """Compute for seconds on a CPU and milliseconds on a GPU."""
     for _ in range(8):
         x = x @ x / 1000
     return x
 
 
 @backends
-def test_heavy_work_goes_to_the_gpu_and_comes_back_as_it_came(backend: str) -> None:
+def test_heavy_work_runs_on_the_gpu_and_returns_the_original_type(backend: str) -> None:
     needs_kernels_of("cuBLAS")
     torch = require("torch")
     require(backend)
@@ -34,7 +34,7 @@ def test_heavy_work_goes_to_the_gpu_and_comes_back_as_it_came(backend: str) -> N
     for _ in range(5):
         result = fn(x)
         assert (type(result), result.dtype) == (np.ndarray, np.float32)
-        # Cards may multiply in fewer digits (TF32).
+        # GPUs may multiply with reduced precision (TF32).
         assert np.allclose(result, expected, rtol=5e-2)
     decision = fn.explain(x)
     assert decision.on_gpu, str(decision)

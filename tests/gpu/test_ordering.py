@@ -1,7 +1,7 @@
-"""What queues owe each other: sources that are deleted early, copies from card to card, streams of one's own.
+"""Stream ordering: sources that are deleted early, copies between GPUs, and user streams.
 
 On a real GPU, a missing wait rarely shows. On the emulated GPU (`tox -e emulated-gpu`), it always does:
-nothing queued there is done before something forces it.
+queued work does not run until something forces it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ N = 1 << 12
 GPU = Device("gpu", 0)
 NOTHING_SHOWN = "the memory was not given to the next array: this shows nothing"
 
-cupy: Any = None  # imported with the first test, and not where the tests are collected
+cupy: Any = None  # imported with the first test, not at collection
 of_each_framework = pytest.mark.parametrize("name", ["cupy", "torch"])
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Streams that a test made current are so no longer, and nothing is left in a queue."""
+def _restore_streams() -> Iterator[None]:
+    """Restore the current streams and empty all queues after the test."""
     global cupy
     cupy = require("cupy")
     try:
@@ -50,14 +50,14 @@ def _as_it_was() -> Iterator[None]:
 @pytest.fixture
 def _two_gpus() -> None:
     if require("cupy").cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("it takes a second card, and the machine has one")
+        pytest.skip("requires two GPUs")
 
 
 needs_two_gpus = pytest.mark.usefixtures("_two_gpus")
 
 
-def side() -> Any:
-    """A stream of the current card, made CuPy's current one."""
+def side_stream() -> Any:
+    """Return a stream of the current GPU that is CuPy's current one."""
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     return stream
@@ -65,7 +65,7 @@ def side() -> Any:
 
 @contextmanager
 def own_stream(name: str, gpu: int = 0) -> Iterator[Any]:
-    """A new stream of the card, the framework's current one inside."""
+    """Return a new stream of the GPU that is the framework's current one inside the context."""
     if name == "cupy":
         with cupy.cuda.Stream(non_blocking=True) as stream:
             yield stream
@@ -76,15 +76,15 @@ def own_stream(name: str, gpu: int = 0) -> Iterator[Any]:
 
 
 def late(value: float, count: int = N) -> Any:
-    """An array whose values come by way of several kernels that wait in the current stream."""
+    """Return an array whose values are produced by several kernels that wait in the current stream."""
     x = cupy.zeros(count, np.float32)
     for _ in range(4):
         x += value / 4
     return x
 
 
-def late_of(name: str, value: float, gpu: int = 0) -> Any:
-    """As `late`; of torch a copy from locked memory, which needs no kernel of machine code."""
+def late_array_of(name: str, value: float, gpu: int = 0) -> Any:
+    """Return an array like `late`; for PyTorch a copy from pinned memory, which needs no compiled kernel."""
     if name == "cupy":
         return late(value)
     torch = require("torch")
@@ -94,7 +94,7 @@ def late_of(name: str, value: float, gpu: int = 0) -> Any:
 
 
 def overwrite(address: int, name: str = "cupy") -> bool:
-    """Take the memory that was freed last and write to it; whether it is the memory at that address."""
+    """Allocate the memory that was freed last, write to it, and return whether it is at that address."""
     if name == "cupy":
         x = cupy.empty(N, np.float32)
         x.fill(-1)
@@ -110,7 +110,7 @@ def address_of(x: Any) -> int:
 
 
 def copy_of(x: Any) -> Any:
-    """A copy that waits in the current stream of its framework."""
+    """Return a copy that waits in the current stream of its framework."""
     return x.clone() if hasattr(x, "clone") else x.copy()
 
 
@@ -118,11 +118,11 @@ def is_all(x: Any, value: float) -> bool:
     return bool((arraybridge.to_numpy(x) == value).all())
 
 
-# -- streams of one's own ---------------------------------------------------------------------------------
+# -- user streams -----------------------------------------------------------------------------------------
 
 
-def test_streams_that_were_chosen_stay_chosen() -> None:
-    stream = side()
+def test_current_streams_are_restored() -> None:
+    stream = side_stream()
     f = arraybridge.cupy(lambda x: x * x)
     x = late(3)
     assert is_all(f(x), 9)
@@ -133,7 +133,7 @@ def test_streams_that_were_chosen_stay_chosen() -> None:
 
 
 @of_each_framework
-def test_a_function_that_fetches_its_input_finds_it_there(name: str) -> None:
+def test_input_is_complete_when_a_function_copies_it_to_the_host(name: str) -> None:
     require(name)
     seen: list[Any] = []
     fetch = arraybridge.framework(name).decorator(
@@ -141,24 +141,24 @@ def test_a_function_that_fetches_its_input_finds_it_there(name: str) -> None:
     )
     with own_stream(name):
         for value in range(1, 5):
-            fetch(late_of(name, value))
+            fetch(late_array_of(name, value))
             assert (seen[-1] == value).all()
 
 
-def test_the_caller_reads_the_result_when_it_is_there() -> None:
+def test_result_is_complete_when_the_caller_reads_it() -> None:
     f = arraybridge.cupy(lambda x: late(1) + x)
-    stream = side()
+    stream = side_stream()
     for value in range(5):
         y = f(cupy.full(N, value, np.float32)) + 1
         assert (y.get(stream=stream) == value + 2).all()
 
 
 @of_each_framework
-def test_a_queue_waits_for_the_default_stream_by_its_handle(name: str) -> None:
-    """The usual case: nobody has chosen a stream, and the handle is 0."""
+def test_stream_waits_for_the_default_stream_by_handle(name: str) -> None:
+    """Check the usual case: no stream was chosen, and the handle is 0."""
     require(name)
     queues = arraybridge.framework(name).streams
-    x = late_of(name, 3)
+    x = late_array_of(name, 3)
     assert queues.handle(GPU) == 0
     with own_stream(name):
         queues.wait_for(GPU, 0)
@@ -167,33 +167,33 @@ def test_a_queue_waits_for_the_default_stream_by_its_handle(name: str) -> None:
 
 @needs_two_gpus
 @of_each_framework
-def test_a_handle_and_a_mark_are_of_the_gpu_that_is_asked_for(name: str) -> None:
+def test_handles_and_events_belong_to_the_given_gpu(name: str) -> None:
     require(name)
     queues = arraybridge.framework(name).streams
     other = Device("gpu", 1)
     with own_stream(name), arraybridge.framework(name).devices.selected(other), own_stream(name, 1) as there:
         expected = there.ptr if name == "cupy" else there.cuda_stream
-        x = late_of(name, 3, 1)
+        x = late_array_of(name, 3, 1)
         with arraybridge.framework(name).devices.selected(GPU):
             assert queues.handle(other) == expected != queues.handle(GPU)
-            mark = queues.record_event(other)
-        assert mark is not None
+            event = queues.record_event(other)
+        assert event is not None
         with own_stream(name, 1):
-            mark.wait()
+            event.wait()
             assert is_all(x, 3)
 
 
 @of_each_framework
-def test_what_is_settled_is_there_for_every_stream(name: str) -> None:
+def test_block_until_ready_holds_for_every_stream(name: str) -> None:
     require(name)
     with own_stream(name):
-        x = late_of(name, 3)
+        x = late_array_of(name, 3)
         arraybridge.framework(name).interchange.block_until_ready(x)
         with own_stream(name):
             assert is_all(x, 3)
 
 
-# -- kernels of one's own, as docs/kernels.md shows them -------------------------------------------------
+# -- user kernels, as docs/kernels.md shows them ---------------------------------------------------------
 
 
 SCALE = r"""
@@ -205,7 +205,7 @@ extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
 
 
 def tripled(x: Any) -> Any:
-    """By a raw kernel of CuPy."""
+    """Triple an array with a raw kernel of CuPy."""
     out = cupy.empty_like(x)
     kernel = cupy.RawKernel(SCALE, "scale")
     kernel(((x.size + 127) // 128,), (128,), (x, out, np.float32(3), np.int32(x.size)))
@@ -213,7 +213,7 @@ def tripled(x: Any) -> Any:
 
 
 def tripled_on_the_default_stream(x: Any) -> Any:
-    """As numba.cuda and PyCUDA launch: on the legacy default stream, whatever CuPy's current one is."""
+    """Launch as numba.cuda and PyCUDA do: on the legacy default stream, regardless of CuPy's current one."""
     with cupy.cuda.Stream.null:
         return tripled(x)
 
@@ -221,26 +221,26 @@ def tripled_on_the_default_stream(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("kernel", "stream"), [(tripled, True), (tripled, False), (tripled_on_the_default_stream, False)]
 )
-def test_a_kernel_is_ordered_with_its_caller(kernel: Any, stream: bool) -> None:
-    """Values that are not there yet when it is queued; on the caller's stream where it is to stay there."""
+def test_kernels_are_ordered_with_their_caller(kernel: Any, stream: bool) -> None:
+    """Check an input that is not computed yet at launch, and a result that is read on the caller's stream."""
     triple = arraybridge.cupy(stream=stream)(kernel)
-    caller = cupy.cuda.Stream.null if kernel is tripled_on_the_default_stream else side()
+    caller = cupy.cuda.Stream.null if kernel is tripled_on_the_default_stream else side_stream()
     with caller:
         for _ in range(3):
             x = late(2)
             y = triple(x)
-            x.fill(-1)  # after the kernel has read it
-            assert is_all(y + 1, 7)  # after the kernel has written
+            x.fill(-1)  # after the kernel has read the input
+            assert is_all(y + 1, 7)  # after the kernel has written the output
     host = np.arange(N, dtype=np.float32)
     result = arraybridge.cupy(gpu_id=0, output_type="input", stream=stream)(kernel)(host)
     np.testing.assert_array_equal(result, host * 3, strict=True)
 
 
-# -- sources that go early --------------------------------------------------------------------------------
+# -- sources that are dropped early -----------------------------------------------------------------------
 
 
 def cupy_on_the_other_gpu(x: Any) -> Any:
-    """Moved while its card is not the current one: the handle 0 means the default stream of that one."""
+    """Convert while the other GPU is current: handle 0 means the default stream of the array's GPU."""
     with cupy.cuda.Device(1):
         return arraybridge.to_gpu(x, 1)
 
@@ -255,11 +255,11 @@ MOVES: dict[str, Any] = {
 
 @needs_two_gpus
 @pytest.mark.parametrize("how", MOVES)
-def test_a_copy_to_the_other_gpu_has_been_read_before_its_source_is_used_again(how: str) -> None:
+def test_source_of_a_copy_between_gpus_is_read_before_reuse(how: str) -> None:
     if how != "default streams":
-        side()
+        side_stream()
         with cupy.cuda.Device(1):
-            side()
+            side_stream()
     for value in (3, 5):
         x = late(value)
         address = address_of(x)
@@ -273,11 +273,11 @@ def test_a_copy_to_the_other_gpu_has_been_read_before_its_source_is_used_again(h
 
 
 @of_each_framework
-def test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_it(name: str) -> None:
+def test_memory_of_another_thread_is_read_before_reuse(name: str) -> None:
     require(name)
-    arraybridge.free_memory(name)  # so that the next array takes what was freed last
+    arraybridge.free_memory(name)  # so that the next array reuses the memory freed last
     with own_stream(name) as made:
-        x = late_of(name, 3)
+        x = late_array_of(name, 3)
         address = address_of(x)
     with own_stream(name) as reader:
         reader.wait_event(made.record() if name == "cupy" else made.record_event())
@@ -285,7 +285,7 @@ def test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_i
         assert address_of(y) == address, "it was copied"
         z = copy_of(y)
         del x, y
-    cupy.cuda.Stream.null.synchronize()  # nobody reads it there
+    cupy.cuda.Stream.null.synchronize()  # no other reader on that device
     with made if name == "cupy" else require("torch").cuda.stream(made):
         again = overwrite(address, name)
         assert not (again and EMULATED in ("lazy", "guarded")), "nothing was read as yet"
@@ -295,8 +295,10 @@ def test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_i
 
 
 @pytest.mark.parametrize("shape", ["array", "list", "view"])
-def test_a_result_is_read_before_its_functions_stream_uses_it_again(shape: str) -> None:
-    """Another thread reads it on the default stream and drops it; the first one calls again."""
+def test_result_is_read_before_its_stream_reuses_the_memory(shape: str) -> None:
+    """Read the result on the default stream of another thread and drop it, while the first thread calls
+    again.
+    """
 
     @arraybridge.cupy
     def f(x: Any) -> Any:
@@ -308,7 +310,7 @@ def test_a_result_is_read_before_its_functions_stream_uses_it_again(shape: str) 
         sums.append(late(0) + (y[0] if shape == "list" else y))
 
     sums: list[Any] = []
-    side()
+    side_stream()
     for _ in range(3):
         box = [f(late(6))]
         cupy.cuda.get_current_stream().synchronize()
@@ -322,35 +324,35 @@ def test_a_result_is_read_before_its_functions_stream_uses_it_again(shape: str) 
     assert all(is_all(total, 6) for total in sums)
 
 
-# -- memory that is lent to another framework ---------------------------------------------------------------
+# -- memory that is exported to another framework -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["shared", "copied", "to the other card", "decorated"])
+@pytest.mark.parametrize("how", ["shared", "copied", "to the other GPU", "decorated"])
 @pytest.mark.parametrize("target", ["cupy", "torch"])
-def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: str) -> None:
-    """Each framework on a stream of its own; the source goes at once, and its memory is taken again."""
+def test_exported_memory_is_read_before_its_owner_reuses_it(target: str, how: str) -> None:
+    """Use a separate stream per framework, drop the source immediately, and reuse its memory."""
     torch = require("torch")
-    if how == "to the other card" and cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("it takes a second card, and the machine has one")
+    if how == "to the other GPU" and cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("requires two GPUs")
     owner = "torch" if target == "cupy" else "cupy"
     bring = {
         "shared": lambda x: arraybridge.convert_memory(x, target, copy=False),
         "copied": lambda x: arraybridge.convert_memory(x, target, copy=True),
-        "to the other card": lambda x: arraybridge.convert_memory(x, target, gpu_id=1),
+        "to the other GPU": lambda x: arraybridge.convert_memory(x, target, gpu_id=1),
         "decorated": arraybridge.framework(target).decorator(copy_of),
     }[how]
-    mine = side()
+    mine = side_stream()
     with own_stream("torch"):
         for value in (3, 5):
-            x = late_of(owner, value)
+            x = late_array_of(owner, value)
             address = address_of(x)
             y = bring(x)
             z = copy_of(y)
             del x, y
             gc.collect()
-            # Where it is copied at once, the owner's memory may go to the copy.
+            # If the conversion copies immediately, the copy may take the owner's memory.
             assert overwrite(address, owner) or how == "copied"
-            # The owner's queue first: what it writes now must come after what was read.
+            # Read the owner's stream first: its new values must not arrive before the read.
             queues = [mine, torch.cuda.current_stream(0)]
             for queue in reversed(queues) if target == "cupy" else queues:
                 queue.synchronize()
@@ -361,15 +363,15 @@ def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: 
 @pytest.mark.parametrize(
     ("source", "target"), [("cupy", "torch"), ("cupy", "jax"), ("torch", "cupy"), ("torch", "jax")]
 )
-def test_what_is_lent_on_a_gpu_that_is_not_the_current_one(source: str, target: str) -> None:
-    """By itself torch lends from its current card alone, and CuPy from the queue of its current card."""
+def test_exports_from_a_gpu_that_is_not_current_are_ordered(source: str, target: str) -> None:
+    """Check PyTorch and CuPy, whose own exports only handle the current device."""
     torch = require("torch")
     require(target)
     if target == "jax":
         needs_kernels_of("XLA")
     with cupy.cuda.Device(1), torch.cuda.device(1):
-        side()
-        x = late_of(source, 3, 1)
+        side_stream()
+        x = late_array_of(source, 3, 1)
     y = arraybridge.convert_memory(x, target, copy=False)
     assert arraybridge.device_of(y) == "gpu:1"
     assert (cupy.cuda.Device().id, torch.cuda.current_device()) == (0, 0)
@@ -379,7 +381,7 @@ def test_what_is_lent_on_a_gpu_that_is_not_the_current_one(source: str, target: 
 @pytest.mark.parametrize(
     ("source", "target"), [("jax", "cupy"), ("jax", "torch"), ("cupy", "jax"), ("torch", "jax")]
 )
-def test_what_jax_lends_or_borrows_is_read_before_it_is_written_to(source: str, target: str) -> None:
+def test_jax_exports_and_imports_are_read_before_a_write(source: str, target: str) -> None:
     require(source)
     require(target)
     jax = require("jax")
@@ -404,7 +406,7 @@ def test_what_jax_lends_or_borrows_is_read_before_it_is_written_to(source: str, 
 
 
 class Foreign:
-    """An array of a library that is not known, by one protocol or the other; CuPy allocates for it."""
+    """An array of an unknown library that exports by one of two protocols; CuPy allocates the memory."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -425,41 +427,41 @@ class ForeignDlpack(Foreign):
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.array.device.id  # CuPy's own opens the current card
+        return 2, self.array.device.id  # CuPy's own method opens the current GPU
 
 
-class LenderInterchange(Interchange):
+class StreamlessInterchange(Interchange):
     dlpack_device = 2
 
 
-class Lender(arraybridge.Framework):
-    """A framework that has no queues which others could tell to wait, as JAX."""
+class StreamlessFramework(arraybridge.Framework):
+    """A framework without streams that others could wait for, such as JAX."""
 
     name = "lender"
     modules = ("tests",)
-    interchange = component(LenderInterchange)
+    interchange = component(StreamlessInterchange)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, ForeignDlpack)
 
 
 @pytest.mark.parametrize("target", ["cupy", "torch"])
-def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target: str) -> None:
+def test_exports_of_a_framework_without_streams_stay_alive_until_read(target: str) -> None:
     require(target)
     import_from = arraybridge.framework(target).interchange.import_from
-    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
-    made = side()
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array reuses the memory freed last
+    made = side_stream()
     x = late(3)
     address = address_of(x)
     with own_stream(target) as reader:
         made.use()
-        lent = ForeignDlpack(x)
+        exported = ForeignDlpack(x)
         if target == "cupy":
             reader.use()
             reader.wait_event(made.record())
-        y = import_from(lent, Lender(), GPU)
+        y = import_from(exported, StreamlessFramework(), GPU)
         z = copy_of(y)
-        del x, lent, y
+        del x, exported, y
         gc.collect()
     made.use()
     assert not overwrite(address), "its memory was given away while it is still to be read"
@@ -472,9 +474,9 @@ def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target:
     assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "it is kept for good"
 
 
-def test_views_of_what_was_lent_keep_it() -> None:
+def test_views_keep_exported_memory_alive() -> None:
     require("torch")
-    side()
+    side_stream()
     with own_stream("torch"):
         x = late(3)
         address = address_of(x)
@@ -485,10 +487,10 @@ def test_views_of_what_was_lent_keep_it() -> None:
         assert part.cpu().tolist() == [3.0] * 4
 
 
-def test_foreign_arrays_enter_torch_in_order_and_also_when_they_are_read_only() -> None:
+def test_foreign_and_read_only_arrays_enter_torch_in_order() -> None:
     require("torch")
     import_from = arraybridge.framework("torch").interchange.import_from
-    stream = side()
+    stream = side_stream()
     for read_only in (False, True):
         x = ForeignInterface(late(3))
         x.read_only = read_only
@@ -503,9 +505,9 @@ def test_foreign_arrays_enter_torch_in_order_and_also_when_they_are_read_only() 
 
 
 @pytest.mark.parametrize("how", ["prefetch", "Pipeline"])
-def test_what_a_thread_reads_is_kept_until_it_was_read(how: str) -> None:
-    """The source makes the item on a stream of its own, where its memory is used again at once."""
-    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
+def test_arrays_stay_alive_until_a_thread_has_read_them(how: str) -> None:
+    """Check a source that makes each item on a separate stream and reuses the memory immediately."""
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array reuses the memory freed last
     made = cupy.cuda.Stream(non_blocking=True)
     addresses: list[int] = []
 
@@ -532,15 +534,15 @@ def test_what_a_thread_reads_is_kept_until_it_was_read(how: str) -> None:
 
 REFILLED: dict[str, tuple[str, dict[str, Any]]] = {
     "cast": ("cupy", {"gpu_id": 0, "dtype": "float64"}),
-    "to the other card": ("cupy", {"gpu_id": 1}),
+    "to the other GPU": ("cupy", {"gpu_id": 1}),
     "from torch": ("torch", {"gpu_id": 0, "copy": True}),
 }
 
 
 @needs_two_gpus
 @pytest.mark.parametrize("how", REFILLED)
-def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None:
-    """As promised where the conversion copies: what is filled in waits until the item before was read."""
+def test_prefetch_source_reuses_one_buffer(how: str) -> None:
+    """Check that refilling a buffer waits until the previous item was copied, as documented."""
     name, options = REFILLED[how]
     require(name)
 
@@ -557,7 +559,7 @@ def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None
 
 @needs_two_gpus
 @pytest.mark.parametrize("decorated", [True, False])
-def test_device_map_over_two_gpus(decorated: bool) -> None:
+def test_device_map_on_two_gpus(decorated: bool) -> None:
     seen = set()
 
     def triple(x: Any) -> Any:
@@ -566,11 +568,11 @@ def test_device_map_over_two_gpus(decorated: bool) -> None:
 
     def items() -> Iterator[Any]:
         for i in range(24):
-            yield late(i)  # nobody else keeps it
+            yield late(i)  # no other reference is left
             overwrite(0)
 
     fn = arraybridge.cupy(triple) if decorated else triple
-    side()
+    side_stream()
     for i, y in enumerate(device_map(fn, items(), ["gpu:0", "gpu:1"], per_device=2)):
         assert is_all(y, 3 * i), i
     assert seen <= {"gpu:0", "gpu:1"}
@@ -578,7 +580,7 @@ def test_device_map_over_two_gpus(decorated: bool) -> None:
 
 
 @needs_two_gpus
-def test_a_pipeline_over_two_gpus() -> None:
+def test_pipeline_on_two_gpus() -> None:
     stages = [
         arraybridge.cupy(gpu_id=0)(lambda x: late(1, x.size).reshape(x.shape) + x),
         arraybridge.cupy(gpu_id=1)(lambda x: x * 2),
@@ -591,8 +593,10 @@ def test_a_pipeline_over_two_gpus() -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(y), (x + 1) * 2 + 3)
 
 
-def test_a_pipeline_of_plain_functions_frees_nothing_early() -> None:
-    """Plain functions bring no stream of their own: the lane's holds, and what they read is kept."""
+def test_pipeline_of_plain_functions_keeps_inputs_alive() -> None:
+    """Check plain functions, which have no stream: the worker's stream is used, and their inputs stay
+    alive.
+    """
 
     def double(x: Any) -> Any:
         return (x + x).copy()
@@ -600,14 +604,14 @@ def test_a_pipeline_of_plain_functions_frees_nothing_early() -> None:
     def shift(x: Any) -> Any:
         return (late(1) + x).copy()
 
-    side()
+    side_stream()
     items = (late(i) for i in range(20))
     for i, y in enumerate(Pipeline(double, shift, double).map(items)):
         assert is_all(y, 2 * (2 * i + 1)), i
         overwrite(0)
 
 
-def test_a_stage_that_enters_a_stream_is_back_on_its_own_behind_it() -> None:
+def test_stage_stream_is_restored_after_a_user_stream() -> None:
     other = cupy.cuda.Stream(non_blocking=True)
 
     def stage(x: Any) -> Any:
@@ -616,6 +620,6 @@ def test_a_stage_that_enters_a_stream_is_back_on_its_own_behind_it() -> None:
             cupy.cuda.get_current_stream()
         return y
 
-    side()
+    side_stream()
     for i, y in enumerate(Pipeline(stage).map(late(i) for i in range(4))):
         assert is_all(y, i + 1)

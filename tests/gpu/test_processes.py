@@ -1,4 +1,4 @@
-"""Arrays on a real card on their way to a process and back: by CUDA IPC, of torch."""
+"""Arrays on a real GPU that travel to another process and back by PyTorch's CUDA IPC."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_arrays_stay_on_their_gpu(name: str) -> None:
-    """The result is there when its process has ended."""
+def test_arrays_sent_to_a_process_stay_on_their_gpu(name: str) -> None:
+    """Check that results are available after their process has ended."""
     require("torch")
     require(name)
     x = arraybridge.convert_memory(np.zeros(1 << 20, np.float32), name, 0)
@@ -28,7 +28,7 @@ def test_arrays_stay_on_their_gpu(name: str) -> None:
         assert arraybridge.to_numpy(x).max() == 0
 
 
-def test_a_tensor_shares_its_memory_with_the_process() -> None:
+def test_tensors_share_memory_with_the_process() -> None:
     require("torch")
     if EMULATED:
         pytest.skip("the emulated GPU has no CUDA IPC, so that tensors go through the host")

@@ -1,4 +1,4 @@
-"""Queries leave CUDA's driver asleep, so that the process can still be forked."""
+"""Queries do not initialize CUDA's driver, so the process can still fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])
-def test_queries_do_not_wake_the_driver(name: str) -> None:
+def test_queries_do_not_initialize_the_driver(name: str) -> None:
     require(name)
     results = results_of("tests.gpu.sleeping_driver", name)
     assert results.pop("from_host") is True
@@ -19,7 +19,7 @@ def test_queries_do_not_wake_the_driver(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])
-def test_a_process_can_be_forked_after_queries(name: str) -> None:
+def test_process_can_fork_after_queries(name: str) -> None:
     require(name)
     printed = asked(
         f"import os, numpy as np, arraybridge as ab, {name}",

@@ -1,7 +1,7 @@
-"""A second framework with separate streams on CUDA devices, over CuPy's arrays.
+"""A second framework with separate streams on CUDA devices, using CuPy's arrays.
 
-It is to CuPy what PyTorch is: its work waits in streams that CuPy's functions do not know. With it, tests
-about two frameworks also run where CuPy is the only one.
+Like PyTorch, it queues work in streams that CuPy's functions do not know. With it, tests about two
+frameworks also run if CuPy is the only one installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TwinArray:
             self.array.fill(value)
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
-        """Export the memory; the consumer's stream waits for this framework's."""
+        """Export the memory. The consumer's stream waits for this framework's stream."""
         if stream not in (None, -1):
             reached = self.stream.record()
             consumer = 0 if stream == 1 else stream
@@ -45,7 +45,7 @@ class TwinArray:
 
 
 class TwinStreams(CupyStreams):
-    """One stream per device, the same in all threads."""
+    """One stream per device, shared by all threads."""
 
     def __init__(self) -> None:
         self.by_device: dict[int, Any] = {}
@@ -88,7 +88,7 @@ class TwinInterchange(base.Interchange):
     dlpack_device = 2
 
     def import_from(self, x: Any, source: arraybridge.Framework, device: Device) -> TwinArray:
-        """Share the memory. Nothing records when it was read, unlike in CuPy and PyTorch."""
+        """Share the memory. Unlike in CuPy and PyTorch, nothing records when it was read."""
         source.interchange.block_until_ready(x)
         with on_gpu(device.index):
             array = cupy.from_dlpack(source.interchange.export(x, device))

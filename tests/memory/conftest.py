@@ -13,7 +13,7 @@ from tests.memory.fake_framework import FakeFramework
 
 @pytest.fixture
 def fake() -> Iterator[FakeFramework]:
-    """A framework with two cards, forgotten afterwards."""
+    """Register a framework with two GPUs during the test."""
     framework = FakeFramework()
     arraybridge.register(framework)
     yield framework

@@ -1,4 +1,4 @@
-"""Sends a shared array to the workers of a Dask cluster of processes, and back; test_shared.py runs it."""
+"""Send a shared array to worker processes of a Dask cluster and back; run by test_shared_memory.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
         result = client.submit(filled, x[1]).result()
         print("place", np.shares_memory(result, x))
         print("written", x.sum())
-        print("disk", deserialize(*serialize(x[1, :3])).tolist())  # as Dask writes to a disk
+        print("disk", deserialize(*serialize(x[1, :3])).tolist())  # as Dask spills to disk
 
 
 if __name__ == "__main__":

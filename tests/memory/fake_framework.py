@@ -1,4 +1,4 @@
-"""A framework with two cards made of host memory, which counts what it is asked to free."""
+"""A fake framework with two GPUs made of host memory, which counts requests to free memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FakeMemory(Memory):
 
 
 class FakeFramework(FakeGpuFramework):
-    """Two cards, with a cache on each, and host memory that can be pinned."""
+    """Two GPUs with a cache on each, and host memory that can be pinned."""
 
     name = "fake"
     devices = component(FakeDevices)
@@ -57,7 +57,7 @@ class FakeFramework(FakeGpuFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Addresses and sizes of what it has pinned.
+        #: Addresses and sizes of pinned memory.
         self.locked: list[tuple[int, int]] = []
         self.used = [100, 0]
         self.cached = [50, 30]

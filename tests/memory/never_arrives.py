@@ -1,4 +1,4 @@
-"""Pickles shared arrays in workers without sending them; test_shared.py runs it with one start method."""
+"""Pickle shared arrays in workers without sending them; run by test_shared_memory.py with a start method."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arraybridge.memory import shared_memory as module
 
 
 def hashed(count: int) -> tuple[int, int]:
-    """Return how many segments are left, and how many of them the worker would wait for at its end."""
+    """Return how many segments are left, and how many the worker would wait for at its end."""
     for i in range(count):
         x = shared(np.full(1000, i))
         hashlib.sha256(pickle.dumps(x[1:])).hexdigest()

@@ -1,4 +1,4 @@
-"""Sends shared arrays through the pools of Python's own library, by one start method."""
+"""Send shared arrays through the process pools of the standard library, with a start method."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from arraybridge import shared
 from tests.parallel.functions import fill, filled, make_shared
 
 
-def give_back(connection: Connection) -> None:
-    """Sends an array back when its maker has let go of it."""
+def return_dropped(connection: Connection) -> None:
+    """Return an array after its creator has dropped it."""
     x = connection.recv()
     connection.send("arrived")
     connection.recv()
@@ -46,7 +46,7 @@ def main(method: str) -> None:
         assert np.shares_memory(onwards, made[0])
         print("onwards", flush=True)
     y, (ours, theirs) = shared(np.ones(3)), context.Pipe()
-    process = context.Process(target=give_back, args=(theirs,))
+    process = context.Process(target=return_dropped, args=(theirs,))
     process.start()
     ours.send(y)
     assert ours.recv() == "arrived"

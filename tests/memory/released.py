@@ -1,4 +1,4 @@
-"""Keeps and releases the results of other processes in turns; test_frames.py runs it."""
+"""Keep and release the results of other processes in turns; run by test_serialization.py."""
 
 from __future__ import annotations
 

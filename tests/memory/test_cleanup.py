@@ -1,4 +1,4 @@
-"""Giving caches back, selecting a device everywhere, and sharing one card, as far as it goes without one."""
+"""Releasing caches, selecting devices and sharing a GPU between frameworks, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SINGLE = {
 }
 
 
-def test_bytes_given_back_are_returned(fake: FakeFramework) -> None:
+def test_freed_bytes_are_returned(fake: FakeFramework) -> None:
     assert free_memory("fake", 1) == 30
     assert free_memory("fake") == 50
     assert free_memory("fake") == 0
@@ -31,13 +31,13 @@ def test_bytes_given_back_are_returned(fake: FakeFramework) -> None:
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_every_framework_answers_here(name: str) -> None:
+def test_every_framework_frees_its_memory(name: str) -> None:
     require(name)
     assert SINGLE[name]() >= 0
     assert free_memory(name, compiled=True) >= 0
 
 
-def test_jax_compiles_anew_after_its_programs_went() -> None:
+def test_jax_recompiles_after_its_programs_were_cleared() -> None:
     jax = require("jax")
     traced = []
 
@@ -64,7 +64,7 @@ def test_bad_numbers(bad: Any) -> None:
         pass
 
 
-def test_a_gpu_that_is_not_there(fake: FakeFramework) -> None:
+def test_missing_gpus_raise(fake: FakeFramework) -> None:
     with pytest.raises(DeviceNotFoundError, match="fake has gpu:0, gpu:1"):
         free_memory("fake", 2)
     with arraybridge.settings(missing_gpu="host"):
@@ -104,7 +104,7 @@ def test_pyclesperanto_is_selected_and_restored() -> None:
         assert framework.devices.default_device() == before
 
 
-# -- sharing one card --------------------------------------------------------------------------------
+# -- sharing one GPU ---------------------------------------------------------------------------------
 
 
 CHOSEN = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -113,13 +113,13 @@ SHARES = {"XLA_CLIENT_MEM_FRACTION": "0.25", "CUPY_GPU_MEMORY_LIMIT": "25%"}
 
 @pytest.fixture
 def set_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it had been called; what it sets is gone after the test."""
+    """Act as if the function had been called; its settings are reset after the test."""
     for name, value in {**CHOSEN, **SHARES, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("set_before")
-def test_coexist() -> None:
+def test_coexist_limits_preallocation() -> None:
     done = arraybridge.coexist(fraction=0.25)
     assert done == ({**CHOSEN, **SHARES}, ())
     assert done.environment.items() <= os.environ.items()
@@ -133,7 +133,7 @@ def test_coexist() -> None:
 
 
 @pytest.mark.usefixtures("set_before")
-def test_coexist_says_when_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coexist_warns_if_called_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     require("jax").devices()
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
     with pytest.warns(RuntimeWarning, match="too late for jax"):

@@ -1,4 +1,4 @@
-"""Which errors are OOM: the frameworks' own, provoked where the host allows, and no others."""
+"""Recognition of out-of-memory errors: real ones, provoked if the host allows it, and no others."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.helpers import require
 
 
 def raised_by(call: Callable[[], Any]) -> Exception:
-    """The error that a call raises."""
+    """Return the exception that a call raises."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001 - whatever it is, is what the test looks at
+    except Exception as error:  # noqa: BLE001 - the test inspects any exception
         return error
     raise AssertionError("nothing was raised")
 
 
-# -- real ones ---------------------------------------------------------------------------------------
+# -- real errors -------------------------------------------------------------------------------------
 
 TOO_MUCH: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda np: np.empty(1 << 55),
@@ -40,14 +40,14 @@ def test_real_failures(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"])
-def test_the_rehearsed_error_is_the_frameworks_own(name: str) -> None:
+def test_simulated_error_is_the_frameworks_own(name: str) -> None:
     require(name)
     error = framework(name).memory.oom_error()
     assert framework(name).memory.is_oom(error)
     assert is_oom_error(error)
 
 
-# -- what only a card raises ---------------------------------------------------------------------------
+# -- errors that only a GPU raises ---------------------------------------------------------------------
 
 MESSAGES = [
     ("torch", "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
@@ -111,17 +111,17 @@ def test_tensorflow() -> None:
         assert is_oom_error(made) is expected
 
 
-# -- through other errors ------------------------------------------------------------------------------
+# -- wrapped errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", [ValueError, RuntimeError, MemoryError])
-def test_errors_whose_words_cannot_be_had(base: type[Exception]) -> None:
+def test_errors_whose_text_raises(base: type[Exception]) -> None:
     require("torch")
 
-    def wordless(self: Any) -> str:
+    def textless(self: Any) -> str:
         raise TypeError("no words")
 
-    made: type[Exception] = type("Wordless", (base,), {"__str__": wordless, "__repr__": wordless})
+    made: type[Exception] = type("Wordless", (base,), {"__str__": textless, "__repr__": textless})
     error = made()
     assert is_oom_error(error) is issubclass(base, MemoryError)
 
@@ -135,7 +135,7 @@ def test_errors_whose_words_cannot_be_had(base: type[Exception]) -> None:
 
 
 def chained(how: str) -> Exception:
-    """A plain error that has something to do with a MemoryError."""
+    """Return an ordinary exception that is chained to a MemoryError."""
 
     def fail() -> None:
         try:
@@ -160,7 +160,7 @@ def test_chains_and_groups() -> None:
     assert is_oom_error(wrapped)
     assert not is_oom_error(ExceptionGroup("one", [ValueError("out of memory")]))
     first, second = RuntimeError("a"), RuntimeError("b")
-    first.__cause__, second.__cause__ = second, first  # it bites its tail
+    first.__cause__, second.__cause__ = second, first  # a cycle of exceptions
     assert not is_oom_error(first)
 
 

@@ -1,4 +1,4 @@
-"""Recovery: what stands between two attempts, the same bits as the whole, and what comes out in the end."""
+"""Recovery: cleanup between attempts, results equal to those of the whole batch, and the final error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.helpers import require
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collecting garbage takes a tenth of a second once every framework is loaded; many faults take long."""
+    """Skip the garbage collection, which takes 0.1 s with all frameworks loaded."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
@@ -37,7 +37,7 @@ def out_of_memory(*_: Any) -> Any:
 
 
 def failing(times: int, error: Callable[[], Exception] = MemoryError) -> Callable[[Any], Any]:
-    """A function that fails so often, and then adds 1."""
+    """Return a function that fails this many times, and then adds 1."""
     left = [times]
 
     def fn(x: Any) -> Any:
@@ -49,7 +49,7 @@ def failing(times: int, error: Callable[[], Exception] = MemoryError) -> Callabl
     return fn
 
 
-# -- again -------------------------------------------------------------------------------------------
+# -- retries -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("retries", [0, 1, 5])
@@ -73,7 +73,7 @@ def test_the_next_attempt_runs_outside_the_except_block() -> None:
     assert seen == [None, None]
 
 
-def test_the_last_error_comes_out_with_what_was_tried_and_its_lines() -> None:
+def test_last_error_has_notes_about_the_attempts() -> None:
     errors = [MemoryError("first"), MemoryError("second"), MemoryError("third")]
     waiting = iter(errors)
 
@@ -104,7 +104,7 @@ def test_the_message_and_arguments_of_an_error_stay(arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, KeyboardInterrupt])
-def test_other_errors_pass_untouched(error: Any) -> None:
+def test_other_errors_propagate_unchanged(error: Any) -> None:
     raised, calls = error("shape"), []
 
     def fn() -> None:
@@ -140,8 +140,8 @@ def test_caches_of_all_loaded_frameworks_are_freed_between_attempts() -> None:
         cleanup.own_caches.remove(empty)
 
 
-def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX raises what failed behind the caller's back when the result is waited for."""
+def test_asynchronous_jax_errors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX raises errors of asynchronous computations when the result is awaited."""
     require("jax")
     waited = []
     x = arraybridge.to_jax(np.ones(3, np.float32))
@@ -176,7 +176,7 @@ def test_before_retry() -> None:
         run_with_oom_recovery(len, "", before_retry=3)  # type: ignore[arg-type]
 
 
-def test_a_rehearsal() -> None:
+def test_simulated_oom() -> None:
     with inject_oom("numpy", above_rows=4) as simulation:
         run_with_oom_recovery(np.sum, np.ones((4, 9)))
         with pytest.raises(MemoryError):
@@ -190,20 +190,20 @@ def test_a_rehearsal() -> None:
             pass
 
 
-def test_a_rehearsal_of_nothing_warns() -> None:
+def test_simulation_without_a_protected_call_warns() -> None:
     with (
         pytest.warns(UserWarning, match=r"saw no attempt.*oom_recovery=True") as seen,
         inject_oom("numpy"),
     ):
-        np.ones(2).sum()  # without protection
+        np.ones(2).sum()  # without recovery
     assert seen[0].filename == __file__
 
 
-# -- what is let go, and what is not -------------------------------------------------------------------
+# -- released and retained objects ---------------------------------------------------------------------
 
 
 def chained(pin: Callable[[], Any]) -> Exception:
-    """An error with arrays in the frames of its cause, its context and its group as well."""
+    """Return an error with arrays in the frames of its cause, its context and its group."""
 
     def inner() -> None:
         array = pin()
@@ -219,7 +219,7 @@ def chained(pin: Callable[[], Any]) -> Exception:
         return ExceptionGroup("both", [error])
 
 
-def test_arrays_of_a_failed_attempt_are_gone_before_the_next() -> None:
+def test_arrays_of_a_failed_attempt_are_freed_before_the_next() -> None:
     references: list[weakref.ref[Any]] = []
     alive = []
 
@@ -242,14 +242,14 @@ def test_arrays_of_a_failed_attempt_are_gone_before_the_next() -> None:
     assert len(references) == 6
 
 
-def test_a_suspended_generator_goes_on_after_the_clean_up() -> None:
+def test_suspended_generators_continue_after_the_cleanup() -> None:
     log: list[str] = []
 
     def suspended() -> Iterator[Any]:
         try:
             try:
                 raise MemoryError("inside")
-            except MemoryError as error:  # its frame stands in the traceback
+            except MemoryError as error:  # its frame is in the traceback
                 yield error
             yield 2
         finally:
@@ -270,8 +270,8 @@ def test_a_suspended_generator_goes_on_after_the_clean_up() -> None:
 
 
 @pytest.mark.parametrize("mode", [True, "split"])
-def test_converted_arguments_are_gone_before_the_next_attempt(mode: Any) -> None:
-    """Positional, by keyword and nested: those that were converted for an attempt, and not the caller's."""
+def test_converted_arguments_are_freed_before_the_next_attempt(mode: Any) -> None:
+    """Check converted arguments (positional, keyword and nested), but not the caller's own."""
     torch = require("torch")
     references: list[weakref.ref[Any]] = []
     alive: list[int] = []
@@ -293,11 +293,11 @@ def test_converted_arguments_are_gone_before_the_next_attempt(mode: Any) -> None
     assert isinstance(caller["deep"]["a"][0], np.ndarray)  # type: ignore[index]
 
 
-# -- in parts ----------------------------------------------------------------------------------------
+# -- splitting ---------------------------------------------------------------------------------------
 
 
 class Small:
-    """A device that holds a number of rows: a row-wise function that notes which rows it finished."""
+    """A device that holds a limited number of rows: a row-wise function that records finished rows."""
 
     def __init__(self, rows: int, fails: Callable[[int], bool] = lambda attempt: False) -> None:
         self.rows, self.fails = rows, fails
@@ -313,7 +313,7 @@ class Small:
 
 
 def numbered(rows: int) -> np.ndarray:
-    """Rows that begin with their number."""
+    """Return rows that start with their number."""
     return np.stack([np.arange(rows), np.arange(rows) ** 2], axis=1)
 
 
@@ -330,12 +330,12 @@ def test_the_size_that_fits_is_used_for_the_rest() -> None:
     fn = Small(4)
     run_with_oom_recovery(fn, numbered(8), split=True, max_retries=0)
     assert fn.attempts == [8, 4, 4]
-    assert split_and_retry(lambda y: y, x) is x  # without a fault the very batch is handed over
+    assert split_and_retry(lambda y: y, x) is x  # without an error, the original batch is passed
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 12])
-def test_a_fault_at_every_index(rows: int) -> None:
-    """Each attempt fails in turn, and so does each pair of neighbours; every row is finished once."""
+def test_oom_at_every_index(rows: int) -> None:
+    """Let each attempt fail in turn, and each pair of neighbors; every row is finished once."""
     x = numbered(rows)
     for first in range(2 * rows + 4):
         for length in (1, 2):
@@ -343,7 +343,7 @@ def test_a_fault_at_every_index(rows: int) -> None:
             try:
                 result = split_and_retry(fn, x)
             except MemoryError:
-                # Two faults one after the other at a single row: a retry there fails too.
+                # Two consecutive errors at a single row: a retry fails as well.
                 assert length == 2
                 assert fn.attempts[-1] == fn.attempts[-2] == 1
                 continue
@@ -351,7 +351,7 @@ def test_a_fault_at_every_index(rows: int) -> None:
             assert fn.finished == list(range(rows))
 
 
-def test_the_floor(caplog: pytest.LogCaptureFixture) -> None:
+def test_min_split_is_respected(caplog: pytest.LogCaptureFixture) -> None:
     fn = Small(11)
     with pytest.raises(MemoryError, match=r"12 of 100 rows.*min_split=10"):
         split_and_retry(fn, numbered(100), min_split=10)
@@ -367,7 +367,7 @@ def test_the_floor(caplog: pytest.LogCaptureFixture) -> None:
 
 
 NAMES = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
-WIDE = ["int64", "float64", "complex128", "bool"]  # which OpenCL does not have
+WIDE = ["int64", "float64", "complex128", "bool"]  # which OpenCL does not support
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_frameworks_and_dtypes(name: str, dtype: str, axis: int) -> None:
     np.testing.assert_array_equal(arraybridge.to_numpy(result), host)
 
 
-def test_gradients_pass() -> None:
+def test_gradients_flow_through_split_calls() -> None:
     torch = require("torch")
     x = torch.ones(6, 2, requires_grad=True)
     with inject_oom("torch", above_rows=2):
@@ -413,12 +413,12 @@ def test_which_arguments_are_split() -> None:
 
 
 @pytest.mark.parametrize("fn", [lambda y: y.sum(0), lambda y: y[:1]])
-def test_results_of_another_length_are_refused(fn: Callable[..., Any]) -> None:
+def test_results_of_another_length_raise(fn: Callable[..., Any]) -> None:
     with pytest.raises(CannotSplitError, match="one row per input row"):
         in_halves(fn, numbered(8))
 
 
-def test_an_iterator_is_not_read_twice() -> None:
+def test_iterators_are_read_once() -> None:
     def fn(x: np.ndarray, shifts: Any) -> np.ndarray:
         return x + sum(shifts)
 
@@ -434,7 +434,7 @@ def test_an_iterator_is_not_read_twice() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), (3,), (np.array(2.0),), ("text", None)])
-def test_a_call_with_nothing_to_split_just_runs_until_memory_runs_out(arguments: tuple[Any, ...]) -> None:
+def test_calls_without_rows_run_until_oom(arguments: tuple[Any, ...]) -> None:
     assert split_and_retry(lambda *args: args, arguments) == arguments
     assert arraybridge.numpy(oom_recovery="split")(lambda *args: len(args))(*arguments) == len(arguments)
     with pytest.raises(CannotSplitError, match="Memory ran out, and no argument to split") as caught:
@@ -443,16 +443,16 @@ def test_a_call_with_nothing_to_split_just_runs_until_memory_runs_out(arguments:
     assert arraybridge.is_oom_error(caught.value)
 
 
-# -- results in memory that the function writes to again ------------------------------------------------
+# -- results in memory that the function overwrites -----------------------------------------------------
 
 ROWS = np.arange(16.0, dtype=np.float32).reshape(8, 2)
 
 
-# -- what it costs -------------------------------------------------------------------------------------
+# -- cost ----------------------------------------------------------------------------------------------
 
 
 def into_ring(count: int) -> Callable[[Any], Any]:
-    """Doubles into buffers of NumPy, one after the other."""
+    """Double into alternating NumPy buffers."""
     buffers = [np.empty((8, 2), np.float32) for _ in range(count)]
 
     def fn(x: np.ndarray) -> np.ndarray:
@@ -463,13 +463,13 @@ def into_ring(count: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_results_in_buffers_that_the_function_writes_to_again(count: int) -> None:
+def test_results_in_reused_buffers(count: int) -> None:
     np.testing.assert_array_equal(in_halves(into_ring(count), ROWS), ROWS * 2)
     np.testing.assert_array_equal(Pipeline(into_ring(count))(ROWS), ROWS * 2)
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy", "jax", "tensorflow"])
-def test_results_in_a_buffer_of_torch_and_in_a_variable(output: Any) -> None:
+def test_results_in_a_torch_buffer_and_a_variable(output: Any) -> None:
     torch, tf = require("torch"), require("tensorflow")
     buffer, variable = torch.empty(8, 2), tf.Variable(np.zeros((2, 2), np.float32))
 

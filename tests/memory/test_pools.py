@@ -1,4 +1,4 @@
-"""Reusable arrays and pinned memory."""
+"""`BufferPool` and pinned memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.memory.fake_framework import FakeFramework
 
 
 def address(x: Any) -> int:
-    """Of host memory; of an array of OpenCL that of its object."""
+    """Return the address of host memory; for an OpenCL array, of its object."""
     if arraybridge.detect_memory_type(x) == "pyclesperanto":
         return id(x)
     return int(arraybridge.to_numpy(x, copy=False).ctypes.data)
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "pyclesperanto"])
-def test_memory_is_used_again(name: str) -> None:
+def test_memory_is_reused(name: str) -> None:
     require(name)
     pool = BufferPool(1 << 20)
     x = pool.take((4, 5), "float32", name)
@@ -37,12 +37,12 @@ def test_memory_is_used_again(name: str) -> None:
     again = pool.take((4, 5), "float32", name)
     assert address(again) == address(x) != address(other)
     assert (pool.nbytes, repr(pool)) == (160, "<BufferPool: 2 in use, 0 idle, 160 of 1048576 bytes>")
-    del x, other, again  # forgotten ones are not counted
+    del x, other, again  # dropped arrays are not counted
     gc.collect()
     assert pool.nbytes == 0
 
 
-def test_what_was_done_to_an_array_is_nothing_to_the_next() -> None:
+def test_changes_to_an_array_do_not_affect_the_next() -> None:
     torch = require("torch")
     pool = BufferPool(1 << 20)
     x = pool.take((4, 5), "float32", "numpy")
@@ -59,7 +59,7 @@ def test_what_was_done_to_an_array_is_nothing_to_the_next() -> None:
     assert torch.zeros(5, 4, out=third).sum() == 0
 
 
-def test_a_larger_buffer_is_lent_as_a_smaller_array_of_any_dtype() -> None:
+def test_larger_buffers_serve_smaller_arrays_of_any_dtype() -> None:
     torch = require("torch")
     pool = BufferPool(1 << 20)
     large = pool.take((10, 30), "complex64", "torch")  # 2400 bytes
@@ -68,11 +68,11 @@ def test_a_larger_buffer_is_lent_as_a_smaller_array_of_any_dtype() -> None:
     assert (tuple(small.shape), small.dtype, address(small)) == ((5, 200), torch.bfloat16, address(large))
     small[...] = 3
     assert bool((small == 3).all())
-    assert address(pool.take((10, 30), "complex64", "torch")) != address(large)  # that memory is lent
+    assert address(pool.take((10, 30), "complex64", "torch")) != address(large)  # the same memory is used
 
 
 class Work:
-    """Gives its buffer back when the collector finds it."""
+    """An object that returns its buffer when the garbage collector finds it."""
 
     def __init__(self, pool: BufferPool, n: int) -> None:
         self.pool, self.cycle = pool, self
@@ -82,8 +82,8 @@ class Work:
         self.pool.give(self.buffer)
 
 
-def test_a_finaliser_gives_a_buffer_back_whenever_the_collector_runs() -> None:
-    """It waited for its own lock."""
+def test_finalizers_may_return_buffers_during_collection() -> None:
+    """Check for a deadlock with the pool's own lock."""
     pool, before = BufferPool(), gc.get_threshold()
     gc.set_threshold(3)
     try:
@@ -98,20 +98,20 @@ def test_a_finaliser_gives_a_buffer_back_whenever_the_collector_runs() -> None:
     assert pool.nbytes == 0
 
 
-def test_the_bound() -> None:
+def test_idle_memory_is_bounded() -> None:
     pool = BufferPool(100)
     first = pool.take(60, "uint8", "numpy")
     with pytest.raises(PoolLimitError, match="60 of the pool's 100 bytes are in use"):
         pool.take(50, "uint8", "numpy")
     pool.give(first)
-    second = pool.take(90, "uint8", "numpy")  # drops the idle one
+    second = pool.take(90, "uint8", "numpy")  # drops the idle buffer
     assert (len(second), pool.nbytes) == (90, 90)
     with pytest.raises(ValueError, match="101 bytes"):
         pool.take(101, "uint8", "numpy")
     assert not arraybridge.is_oom_error(PoolLimitError("full"))
 
 
-def test_what_cannot_be_given_back() -> None:
+def test_arrays_that_cannot_be_returned() -> None:
     pool = BufferPool(1000)
     x = pool.take(10, "uint8", "numpy")
     for wrong in (x[:5], x.copy(), None):
@@ -124,12 +124,12 @@ def test_what_cannot_be_given_back() -> None:
 
 def test_idle_memory_is_dropped() -> None:
     pool, other = BufferPool(1000), BufferPool(1000)
-    lent = pool.take(10, "uint8", "numpy")
+    taken = pool.take(10, "uint8", "numpy")
     for one in (pool, other):
         one.give(one.take(20, "uint8", "numpy"))
     assert (pool.clear(), pool.nbytes) == (20, 10)
     assert (free_memory("numpy"), other.nbytes) == (20, 0)
-    pool.give(lent)
+    pool.give(taken)
     with inject_oom("numpy"):
         arraybridge.run_with_oom_recovery(lambda: 1)
     assert pool.nbytes == 0
@@ -149,20 +149,21 @@ def test_bad_input() -> None:
         require(name)
         with pytest.raises(ValueError, match="immutable"):
             pool.take(3, "float32", name)
-    for dtype in (object, "U5", [("a", "f4")], "nonsense"):  # memory of references would end the process
+    # reusing memory of object references would crash the process
+    for dtype in (object, "U5", [("a", "f4")], "nonsense"):
         with pytest.raises(arraybridge.DtypeNotSupportedError, match="Pass one of"):
             pool.take(3, dtype, "numpy")
     assert pool.nbytes == 0
 
 
-def test_a_gpu(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_buffers_are_reused(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     monkeypatch.setattr(fake.memory, "synchronize", lambda: waited.append(1))
     pool = BufferPool(1000)
     x, other = (pool.take(10, "uint8", "fake", gpu_id=i) for i in (1, 0))
     assert (x.gpu, other.gpu) == (1, 0)
     pool.give(x)
-    assert waited == [1]  # for every stream of the card, before it is lent again
+    assert waited == [1]  # for every stream of the GPU, before the memory is reused
     pool.give(other)
     assert pool.take(10, "uint8", "fake", gpu_id=1) is x
     with pytest.raises(arraybridge.DeviceNotFoundError):
@@ -179,7 +180,7 @@ def test_threads() -> None:
             x = pool.take(100, "int64", "numpy")
             x[...] = number
             if (x != number).any():
-                errors.append("another thread wrote to a lent array")
+                errors.append("another thread wrote to a taken array")
             pool.give(x)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -194,7 +195,7 @@ def test_threads() -> None:
 # -- pinned ------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_nothing_is_pinned() -> None:
+def test_memory_is_not_pinned_without_a_gpu() -> None:
     torch = require("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a card, and the test is of one without")
@@ -212,7 +213,7 @@ def test_pinned_values(fake: FakeFramework, dtype: str) -> None:
     assert fake.most_pinned == x.nbytes
 
 
-def test_what_cannot_be_pinned() -> None:
+def test_arrays_that_cannot_be_pinned() -> None:
     with pytest.raises(arraybridge.UnknownArrayError):
         pinned([1, 2])
     cle = require("pyclesperanto")

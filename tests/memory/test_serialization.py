@@ -1,4 +1,4 @@
-"""What is written for other processes: large arrays by memory that is used again, and that ends with both."""
+"""Serialization for other processes: large arrays travel in reused shared memory that is freed at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def full(count: int) -> Iterator[np.ndarray]:
     return (np.full(LARGE, i % 100, np.uint8) for i in range(count))
 
 
-def test_orders_dtypes_flags_and_what_does_not_go_by_shared_memory() -> None:
+def test_orders_dtypes_flags_and_values_outside_shared_memory() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     base = np.arange(2 * LARGE // 8, dtype=np.int64).reshape(2, -1)
     masked = np.ma.masked_greater(base, 5)
@@ -52,7 +52,7 @@ def test_orders_dtypes_flags_and_what_does_not_go_by_shared_memory() -> None:
     np.testing.assert_array_equal(backwards, base[0, ::-1])
 
 
-def test_an_item_that_is_shared_is_the_same_memory() -> None:
+def test_shared_items_use_the_same_memory() -> None:
     x = shared(np.zeros((3, LARGE // 8)))
     results = list(run(functions.filled, [x[i] for i in range(3)]))
     assert x[:, 0].tolist() == [1, 1, 1]
@@ -61,7 +61,7 @@ def test_an_item_that_is_shared_is_the_same_memory() -> None:
     assert [result.tolist() for result in made] == [[1, 1, 1], [2, 2, 2]]
 
 
-def test_what_a_process_writes_to_its_item_stays_there() -> None:
+def test_writes_of_a_process_to_its_item_stay_local() -> None:
     items = list(full(6))
     results = list(run(functions.scribbled, items))
     assert [int(before) for _, before in results] == [int(item[0]) for item in items] == [*range(6)]
@@ -69,7 +69,7 @@ def test_what_a_process_writes_to_its_item_stays_there() -> None:
 
 
 @linux
-def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() -> None:
+def test_segments_are_reused_and_retained_results_stay_intact() -> None:
     kept, seen = [], set()
     gc.collect()
     before = descriptors()
@@ -92,7 +92,7 @@ def test_segments_that_their_last_array_unmaps() -> None:
     assert done.stdout.split() == ["released"], (done.returncode, done.stderr)
 
 
-def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
+def test_arrays_of_one_item_share_a_reused_segment() -> None:
     ours, theirs = Exchange(), Exchange()
     item = [np.full(LARGE, i, np.uint8) for i in range(12)]
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
     assert len(ours.segments) <= 1 + ours.SPARE
 
 
-def test_what_is_kept_in_numbers_is_copied() -> None:
+def test_many_retained_results_are_copied() -> None:
     ours, theirs = Exchange(), Exchange()
     kept = [
         serialization.loads(serialization.dumps(np.full(LARGE, i, np.uint8), ours), theirs) for i in range(30)
@@ -118,7 +118,7 @@ def test_what_is_kept_in_numbers_is_copied() -> None:
     assert len(ours.segments) == 1 + ours.IN_USE
 
 
-def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
+def test_unpicklable_items_do_not_leak_segments() -> None:
     ours, theirs = Exchange(), Exchange()
     large = [np.zeros(LARGE << i, np.uint8) for i in range(6)]
     for _ in range(3):
@@ -127,14 +127,14 @@ def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> No
         assert [len(x) for x in serialization.loads(serialization.dumps(large, ours), theirs)] == [
             len(x) for x in large
         ]
-        with pytest.raises(KeyError):  # half of it has arrived
+        with pytest.raises(KeyError):  # after half of it was sent
             serialization.loads(serialization.dumps((large, functions.Unwelcome(), large), ours), theirs)
     assert len(ours.segments) == 1
 
 
 @linux
-def test_few_descriptors() -> None:
-    """Where the system has no more of them, arrays go by the pipe."""
+def test_arrays_travel_with_few_descriptors() -> None:
+    """Without free file descriptors, arrays are sent through the pipe."""
     done = run_python("-W", "ignore", "-m", "tests.parallel.few_descriptors")
     assert done.stdout.strip() == "True", done.stderr
 
@@ -158,7 +158,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_what_a_fork_lets_go_of_is_still_in_use(tmp_path: Path) -> None:
+def test_segments_dropped_by_a_fork_stay_in_use(tmp_path: Path) -> None:
     script = tmp_path / "forked.py"
     script.write_text(FORKED)
     done = run_python("-W", "ignore", str(script))
@@ -175,11 +175,11 @@ def test_stages_in_processes() -> None:
     np.testing.assert_array_equal(arraybridge.Pipeline(functions.square, processes=True)(x), x**2)
 
 
-# -- on a card ---------------------------------------------------------------------------------------
+# -- arrays on a GPU ---------------------------------------------------------------------------------
 
 
 class Handle:
-    """What stands in for torch's pickle of a tensor on a card: in this process it is the tensor itself."""
+    """A stand-in for PyTorch's pickle of a GPU tensor: in this process, it is the tensor itself."""
 
     tensor: Any = None
 
@@ -193,8 +193,8 @@ class Handle:
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
-def test_arrays_on_a_gpu_go_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared by a process that this one has started, copied of one that may end first."""
+def test_gpu_arrays_are_pickled_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are shared with child processes and copied from processes that may end first."""
     require("torch")
     owner, exchange = framework(require(name) and name), Exchange()
     x = arraybridge.convert_memory(np.arange(3.0), name)
@@ -215,7 +215,7 @@ def test_arrays_on_a_gpu_go_by_torch(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: not supported"), None])
-def test_what_torch_does_not_hand_over_goes_by_way_of_the_host(
+def test_arrays_that_torch_cannot_share_travel_through_the_host(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = require("torch")
@@ -230,12 +230,12 @@ def test_what_torch_does_not_hand_over_goes_by_way_of_the_host(
     assert (arrived.tolist(), arrived.requires_grad) == ([0, 1, 2], x.requires_grad)
 
 
-# -- ends --------------------------------------------------------------------------------------------
+# -- shutdown ----------------------------------------------------------------------------------------
 
 
 @linux
 @pytest.mark.parametrize("victim", ["worker", "parent"])
-def test_a_kill_in_the_midst_of_a_transfer_leaves_nothing(victim: str, tmp_path: Path) -> None:
+def test_killed_transfers_leave_no_segments(victim: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.parallel.killed", victim]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -255,12 +255,12 @@ def test_a_kill_in_the_midst_of_a_transfer_leaves_nothing(victim: str, tmp_path:
 
 @linux
 @pytest.mark.slow
-def test_ten_thousand_items_leave_memory_and_descriptors_as_they_were() -> None:
+def test_ten_thousand_items_leak_no_memory_or_descriptors() -> None:
     def memory() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon", "RssShmem")))
 
-    list(run(functions.same, full(2)))  # what Python starts for processes stays
+    list(run(functions.same, full(2)))  # Python's own helper processes remain
     gc.collect()
     opened, results = descriptors(), run(functions.same, full(10_000))
     for _ in range(100):

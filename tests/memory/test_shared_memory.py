@@ -1,4 +1,4 @@
-"""Memory that processes share: what travels by its place, and what is left of it."""
+"""Memory that processes share: arrays that are sent by reference, and cleanup."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ linux = pytest.mark.skipif(not LINUX, reason="descriptors are counted in /proc")
 
 
 @pytest.fixture(params=["anonymous", "named"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The way of Linux, and the one of other systems."""
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Use the implementation for Linux, or the one for other systems."""
     if request.param == "anonymous" and not LINUX:
         pytest.skip("needs Linux")
     monkeypatch.setattr(module, "_ANONYMOUS", request.param == "anonymous")
@@ -37,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def in_another_process(x: Any, code: str) -> str:
-    """What the code prints of ``x``, which arrives there by pickle."""
+    """Return the output of code in another process that receives ``x`` by pickle."""
     script = f"import pickle, sys\nx = pickle.load(sys.stdin.buffer)\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", script], input=pickle.dumps(x), capture_output=True, check=False, timeout=120
@@ -165,8 +165,8 @@ VIEWS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@pytest.mark.usefixtures("way")
-def test_views_travel_by_their_place(view: Any) -> None:
+@pytest.mark.usefixtures("implementation")
+def test_views_travel_by_reference(view: Any) -> None:
     x = shared(np.arange(12.0).reshape(3, 4))
     seen = view(x)
     data = pickle.dumps(seen)
@@ -178,7 +178,7 @@ def test_views_travel_by_their_place(view: Any) -> None:
     assert np.shares_memory(again, x)
 
 
-def test_what_is_empty_travels_too() -> None:
+def test_empty_arrays_travel() -> None:
     for seen in (shared((3, 0))[::-1], shared((0, 3))[:, ::-1], shared((2, 3))[:, 1:1].T):
         back = pickle.loads(pickle.dumps(seen))
         assert (back.shape, back.dtype) == (seen.shape, seen.dtype)
@@ -203,7 +203,7 @@ def test_what_is_empty_travels_too() -> None:
         lambda x: np.zeros_like(x),
     ],
 )
-def test_what_numpy_computes_is_an_ordinary_array(compute: Any) -> None:
+def test_results_of_numpy_are_ordinary_arrays(compute: Any) -> None:
     plain = np.arange(12.0).reshape(3, 4)
     x = shared(plain)
     assert type(compute(x)) is np.ndarray
@@ -218,8 +218,8 @@ def test_what_numpy_computes_is_an_ordinary_array(compute: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_pools_of_python_and_a_process_that_writes(method: Any) -> None:
-    """Also: results go on to another pool when their maker has let go, and makers end after each task."""
+def test_process_pools_and_a_writing_process(method: Any) -> None:
+    """Check also that results go on to another pool, and that workers end after each task."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
     x = shared(np.zeros((4, 1000)))
@@ -232,7 +232,7 @@ def test_pools_of_python_and_a_process_that_writes(method: Any) -> None:
 
 def test_joblib() -> None:
     joblib = pytest.importorskip("joblib")
-    x = shared(np.zeros((4, 200_000)))  # above the bytes from which joblib writes files
+    x = shared(np.zeros((4, 200_000)))  # above the size from which joblib writes files
     joblib.Parallel(n_jobs=2)(joblib.delayed(functions.fill)(x[i], i) for i in range(4))
     assert x[:, ::1000].sum(1).tolist() == [0, 200, 400, 600]
     assert joblib.Parallel(n_jobs=2)(joblib.delayed(functions.kept_by_loky)(i) for i in [3]) == [1]
@@ -241,8 +241,8 @@ def test_joblib() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_pickles_that_never_arrive_keep_no_memory_in_a_worker(method: Any) -> None:
-    """Such as the pickles of a hash or of a cache."""
+def test_pickles_that_never_arrive_leak_no_memory(method: Any) -> None:
+    """Examples are pickles for a hash or a cache."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
     done = run_python("-W", "ignore", "-m", "tests.memory.never_arrives", method)
@@ -256,14 +256,14 @@ def test_dask() -> None:
     assert done.stdout.splitlines() == ["place True", "written 1000.0", "disk [1.0, 1.0, 1.0]"], done.stderr
 
 
-def test_memory_that_went(way: str) -> None:
+def test_freed_memory_raises(implementation: str) -> None:
     x = shared(np.ones(10))
     data, key = pickle.dumps(x), x.segment.key  # type: ignore[attr-defined]
     del x
     gc.collect()
     with pytest.raises(module.SharedMemoryGoneError, match="Keep the array until it has arrived"):
         pickle.loads(data)
-    if way == "named":
+    if implementation == "named":
         with pytest.raises(FileNotFoundError):
             SharedMemory(key)
 
@@ -275,10 +275,12 @@ def test_memory_that_went(way: str) -> None:
         ({"machine": "elsewhere"}, "another machine, elsewhere"),
         ({"process": 2**22 + 1}, "No such file"),
         ({"process": os.getpid()}, "no longer exists"),
-        ({"process": 1}, "Permission denied"),  # another user's
+        ({"process": 1}, "Permission denied"),  # another user's segment
     ],
 )
-def test_what_is_out_of_reach(changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_memory_raises(
+    changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = {"machine": platform.node(), "process": os.getpid(), "key": "arraybridge-gone"}
     if changes == {"process": 1}:
         monkeypatch.setattr(Path, "iterdir", functions.Raising(PermissionError(13, "Permission denied")))
@@ -287,7 +289,7 @@ def test_what_is_out_of_reach(changes: dict[str, Any], words: str, monkeypatch: 
     assert isinstance(caught.value, arraybridge.MemoryConversionError)
 
 
-def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "make_segment", functions.Raising(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space") as caught:
         shared((3,))
@@ -296,7 +298,7 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @linux
-def test_a_hundred_segments_take_a_descriptor_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_segment_takes_one_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SharedMemory", functions.Raising(OSError(28, "full")))
     gc.collect()
     before = descriptors()

@@ -119,7 +119,7 @@ def test_nested_lists_and_pipelines() -> None:
 
 
 @every_entry
-def test_an_error_in_a_part_names_the_split_arguments(run: Callable[..., Any]) -> None:
+def test_errors_in_a_part_name_the_split_arguments(run: Callable[..., Any]) -> None:
     def fn(x: Any, weights: Any) -> Any:
         return x @ weights
 
@@ -131,7 +131,7 @@ def test_an_error_in_a_part_names_the_split_arguments(run: Callable[..., Any]) -
     assert "fixed(" in note
 
 
-def test_notes_name_places_in_containers_and_only_split_arguments() -> None:
+def test_notes_name_container_items_and_only_split_arguments() -> None:
     def fn(x: Any, options: Any, scale: Any) -> Any:
         raise KeyError("missing")
 
@@ -158,16 +158,16 @@ def test_an_error_of_the_whole_batch_has_no_note() -> None:
 
 
 def test_an_error_without_a_message_propagates_from_a_part() -> None:
-    class WordlessError(Exception):
+    class EmptyMessageError(Exception):
         def __str__(self) -> str:
             raise TypeError("no message")
 
-    error = WordlessError()
+    error = EmptyMessageError()
 
     def fn(x: Any) -> Any:
         raise error
 
-    with inject_oom("numpy", above_rows=2), pytest.raises(WordlessError) as caught:
+    with inject_oom("numpy", above_rows=2), pytest.raises(EmptyMessageError) as caught:
         split_and_retry(fn, numbered(4))
     assert caught.value is error
 

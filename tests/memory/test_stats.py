@@ -1,4 +1,4 @@
-"""Readings of memory: on a machine without a card, through a fake framework, and through a fake NVML."""
+"""Memory readings without a GPU, with a fake framework, and with a fake NVML."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.test_hardware import FAST, SLOW, FakeNvml, plant
 
 @pytest.fixture
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a driver."""
+    """Simulate a machine without a driver."""
     plant(monkeypatch, None)
 
 
-def test_the_host() -> None:
+def test_host_memory_is_reported() -> None:
     host = memory_stats()["cpu"]
     memory = psutil.virtual_memory()
     assert host.total == memory.total
@@ -76,7 +76,7 @@ def test_holdings_and_free_memory_add_up(
 
 
 def test_devices_and_readings_number_gpus_alike(monkeypatch: pytest.MonkeyPatch, fake: FakeFramework) -> None:
-    """CUDA counts the faster card first."""
+    """CUDA numbers the faster GPU first."""
     plant(monkeypatch, FakeNvml(SLOW, FAST))
     there = {str(device): (device.identity, device.free) for device in arraybridge.devices("fake")}
     read = {d.device: (d.uuid, d.free) for d in memory_stats().devices if d.device != "cpu"}
@@ -94,7 +94,7 @@ def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_nvml", "fake")
-def test_forms() -> None:
+def test_readings_as_text_table_and_json() -> None:
     reading = memory_stats()
     assert json.loads(json.dumps(reading.to_dict()))["devices"][1]["holdings"][0]["holder"] == "fake"
     head = ["device", "holder", "used", "cached", "peak", "fragmentation"]
@@ -109,7 +109,7 @@ def test_forms() -> None:
 
 
 def test_the_peak_of_the_host() -> None:
-    """In a process of its own: what other tests have let go of would be given back in the meantime."""
+    """Run in a separate process, since memory of other tests might be freed in the meantime."""
     words = asked(
         "import numpy as np",
         "from arraybridge import memory_peak",
@@ -143,11 +143,11 @@ def test_an_inner_block_takes_nothing_from_the_outer(fake: FakeFramework) -> Non
     assert inner["fake"].peak == 300
 
 
-# -- a record over time ------------------------------------------------------------------------------
+# -- recording over time -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_recording_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     file = tmp_path / f"memory{suffix}"
     with MemoryCollector(file, interval=0.02):
         time.sleep(0.1)
@@ -166,7 +166,7 @@ def test_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) 
     assert [float(r["time"]) for r in mine] == sorted(float(r["time"]) for r in mine)
 
 
-def test_bad_records(tmp_path: Path) -> None:
+def test_invalid_recordings_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="csv"):
         MemoryCollector(tmp_path / "memory.txt")
     with pytest.raises(ValueError, match="interval"):

@@ -1,4 +1,4 @@
-"""Out-of-memory errors inside the messages of wrappers, and texts of errors that are not out of memory."""
+"""Out-of-memory errors inside messages of wrappers, and similar texts of other errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def callback(line: str) -> str:
 
 
 def made(name: str, cls: str, text: str) -> Exception:
-    """Make an error of a framework's class, or of a built-in one."""
+    """Create an exception of a framework's class, or a built-in one."""
     module = require(name)
     if name == "tensorflow" and cls != "RuntimeError":
         error: Exception = getattr(module.errors, cls)(None, None, text)
@@ -209,13 +209,13 @@ def test_not_out_of_memory(name: str, cls: str, text: str) -> None:
     assert not is_oom_error(made(name, cls, text))
 
 
-def test_errno_of_memory() -> None:
+def test_enomem_is_out_of_memory() -> None:
     assert is_oom_error(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     assert not is_oom_error(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
 
 
 class RayTaskError(Exception):
-    """Ray's class, as far as its interface matters here."""
+    """Ray's exception class, with the interface that is used here."""
 
     def __init__(self, cause: Any) -> None:
         super().__init__("ray::f() (pid=12, ip=10.0.0.1)\n  File 'f.py', line 3, in f")
@@ -239,7 +239,7 @@ def test_ray() -> None:
     assert not is_oom_error(other), "only Ray's errors have their original error in this attribute"
 
 
-def test_a_cause_that_cannot_be_read() -> None:
+def test_unreadable_causes_are_ignored() -> None:
     def fail(self: Any) -> Any:
         raise KeyError("cause")
 

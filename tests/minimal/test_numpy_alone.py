@@ -1,4 +1,4 @@
-"""The library with NumPy alone: what works, and what a user is told about the rest."""
+"""The library with only NumPy installed: supported functions, and errors for the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from tests.helpers import run_python
 
-# The packages that serve a framework, and the extra that the message has to name.
+# The packages that provide a framework, and the extra that the message must name.
 OTHERS = {
     "cupy": (("cupy",), ".[cupy-cuda13x]"),
     "torch": (("torch",), ".[torch]"),
@@ -25,7 +25,7 @@ ALONE = os.environ.get("ARRAYBRIDGE_MINIMAL")
 
 
 def need_absence(*packages: str) -> None:
-    """Skip where one of them is installed, and fail where the environment is meant to be without any."""
+    """Skip if one of them is installed, and fail if the environment is meant to have none."""
     for package in packages:
         if importlib.util.find_spec(package) is not None:
             if ALONE:
@@ -34,7 +34,7 @@ def need_absence(*packages: str) -> None:
 
 
 @pytest.mark.skipif(not ALONE, reason="the wheel is installed only in the environment minimal")
-def test_the_wheel_is_tested_and_not_the_checkout() -> None:
+def test_tests_use_the_wheel_and_not_the_checkout() -> None:
     installed, checkout = Path(arraybridge.__file__).parent, Path(__file__).parents[2] / "arraybridge"
     assert installed != checkout
     files = [sorted(path.name for path in folder.rglob("*.py")) for folder in (installed, checkout)]
@@ -42,7 +42,7 @@ def test_the_wheel_is_tested_and_not_the_checkout() -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_missing_framework_names_its_extra(name: str) -> None:
+def test_missing_framework_error_names_its_extra(name: str) -> None:
     packages, extra = OTHERS[name]
     need_absence(*packages)
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_a_missing_framework_names_its_extra(name: str) -> None:
         assert isinstance(caught.value, ImportError)
         assert name in str(caught.value)
         assert extra in str(caught.value)
-    # An array that is not what was declared is refused, whatever is installed.
+    # An array that does not match the declaration raises, regardless of the installed packages.
     with pytest.raises(arraybridge.MemoryConversionError):
         arraybridge.convert_memory(np.arange(3), name, "numpy", gpu_id=0)
 
@@ -67,7 +67,7 @@ def test_numpy_to_numpy() -> None:
     assert (cast.dtype, cast.tolist()) == (np.float32, [0.5, 1.75])
 
 
-def test_the_program_starts() -> None:
+def test_command_line_program_starts() -> None:
     done = run_python("-m", "arraybridge", "--help")
     if importlib.util.find_spec("typer") is None:
         assert (done.returncode, done.stdout) == (1, "")
@@ -77,7 +77,7 @@ def test_the_program_starts() -> None:
         assert "demo" in done.stdout
 
 
-def test_dask_is_named_with_its_extra_where_it_is_missing() -> None:
+def test_missing_dask_error_names_its_extra() -> None:
     need_absence("dask")
     wanted = r"pip install \"\.\[dask\]\" in a checkout"
     with pytest.raises(arraybridge.FrameworkNotInstalledError, match=wanted):

@@ -1,4 +1,4 @@
-"""The fake clock, card and machine of these tests."""
+"""Fixtures: a fake clock, a fake GPU and a simulated machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
 
 @pytest.fixture(autouse=True)
 def of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What one test plants is not there for the next."""
+    """Reset the state of `@gpu` after each test."""
     monkeypatch.setattr(gpu_call, "clock", gpu_call.clock)
     yield
     gpu_call._found.clear()
@@ -37,5 +37,5 @@ def gpu(clock: Clock) -> Iterator[FakeGpu]:
 @pytest.fixture
 def machine(clock: Clock, gpu: FakeGpu) -> Machine:
     machine = Machine(clock)
-    machine.plant(gpu, Device("gpu", 0))  # so that small arrays, too, are weighed
+    machine.plant(gpu, Device("gpu", 0))  # so that small arrays are measured as well
     return machine

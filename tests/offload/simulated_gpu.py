@@ -1,4 +1,4 @@
-"""A card that is none, and a clock that moves only when something is said to take time."""
+"""A simulated GPU, and a clock that advances only when a test lets time pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers import require
 
 
 class Clock:
-    """Seconds that somebody has let pass."""
+    """The seconds that tests have let pass."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class GpuMemoryError(RuntimeError):
-    """The fake card is full."""
+    """The error of a full fake GPU."""
 
 
 class FakeGpuMemory(Memory):
@@ -42,12 +42,12 @@ class FakeGpuMemory(Memory):
 
 
 class FakeGpu(FakeGpuFramework):
-    """Both directions take a latency and a time for each byte.
+    """A fake GPU whose transfers take a latency and a time per byte in both directions.
 
     Attributes:
-        free_bytes: free bytes; 0: it does not tell.
-        rows: of the largest array that fits; None: all fit.
-        moved: direction and bytes of each transfer.
+        free_bytes: The number of free bytes, or 0 if it is not reported.
+        rows: The rows of the largest array that fits, or None if all fit.
+        moved: The direction and bytes of each transfer.
     """
 
     name = "fakecard"
@@ -72,12 +72,12 @@ class FakeGpu(FakeGpuFramework):
     def from_host(self, view: np.ndarray, device: Device) -> FakeGpuArray:
         if self.rows is not None and view.shape and view.shape[0] > self.rows:
             raise GpuMemoryError(f"{view.shape[0]} rows do not fit")
-        self.travel("card", view.nbytes)
-        return FakeGpuArray(view)  # nobody writes to it, and 64 MiB are quickly moved this way
+        self.travel("gpu", view.nbytes)
+        return FakeGpuArray(view)  # a view, since it is not modified and 64 MiB are moved faster this way
 
 
 class Machine:
-    """What @gpu finds: a clock of the test's, and the cards that it plants. The fixtures take them away."""
+    """A machine that `@gpu` finds: a test's clock, and simulated GPUs that the fixtures remove."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = module.clock = clock
@@ -87,7 +87,7 @@ class Machine:
 
 
 def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any) -> Any:
-    """The function as @gpu makes it, on that machine."""
+    """Return the function decorated with `@gpu` on this machine."""
     run = module.Offload(fn, backend=backend, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any
 
 
 def paying(clock: Any, body: Any, seen: list[str] | None = None) -> Any:
-    """The function, which takes a second in NumPy and none on a card."""
+    """Return a function that takes one second in NumPy and no time on a GPU."""
 
     def fn(x: Any, *rest: Any) -> Any:
         if seen is not None:
@@ -110,7 +110,7 @@ def paying(clock: Any, body: Any, seen: list[str] | None = None) -> Any:
 
 
 def pretended(name: str, *devices: str) -> Machine:
-    """A machine on which CPU devices of a real framework are the cards."""
+    """Create a machine that uses CPU devices of a real framework as GPUs."""
     require(name)
     machine = Machine(Clock())
     for index, device in enumerate(devices):
@@ -119,6 +119,6 @@ def pretended(name: str, *devices: str) -> Machine:
 
 
 def running_on(name: str, device: str, body: Any, seen: list[str]) -> Any:
-    """The function, which NumPy is slow at, with that device for a card."""
+    """Return a function that is slow in NumPy, with this device as the GPU."""
     machine = pretended(name, device)
     return offload(paying(machine.clock, body, seen), machine, name)

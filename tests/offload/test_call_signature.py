@@ -1,4 +1,4 @@
-"""@gpu: a verified run vouches for calls with exactly the same arguments, and for no others."""
+"""`@gpu`: a verified call covers only calls with exactly the same arguments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Metres(float):
     unit = "m"
 
 
-# Pairs of arguments between which a function may distinguish.
+# Pairs of arguments that a function may distinguish.
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "floats": (0.5, -0.5),
     "zeros": (0.0, -0.0),
@@ -149,7 +149,7 @@ def test_captured_variables_of_a_function_argument_count() -> None:
     assert signature_of(scaled_by(0.0)) != signature_of(scaled_by(-0.0))
 
 
-def test_a_cycle_has_a_signature() -> None:
+def test_cyclic_containers_have_a_signature() -> None:
     def cycle(mode: str) -> Settings:
         settings = Settings(mode)
         settings.me = settings  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_a_cycle_has_a_signature() -> None:
     assert signature_of(cycle("a")) != signature_of(cycle("b"))
 
 
-def test_very_many_values_have_no_signature() -> None:
+def test_too_many_values_have_no_signature() -> None:
     with pytest.raises(NoSignatureError, match="more than 1000 values"):
         signature_of([0.5] * 1001)
 
@@ -168,7 +168,7 @@ def test_very_many_values_have_no_signature() -> None:
 
 
 def differs_for(clock: Clock, is_wrong: Callable[[Any], bool]) -> Callable[..., Any]:
-    """A function that pays on the card, and gives other values there for some arguments."""
+    """Return a function that is faster on the GPU, and returns other values there for some arguments."""
 
     def fn(x: Any, option: Any) -> Any:
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
@@ -202,7 +202,7 @@ def is_negative(value: Any) -> bool:
         (None, (), lambda value: value is not None),
     ],
 )
-def test_a_verified_value_does_not_vouch_for_another(
+def test_verification_covers_only_the_verified_value(
     machine: Machine, clock: Clock, right: Any, wrong: Any, is_wrong: Callable[[Any], bool]
 ) -> None:
     run = offload(differs_for(clock, is_wrong), machine)
@@ -239,10 +239,10 @@ def test_attributes_of_self_that_a_method_reads_count(machine: Machine, clock: C
         assert np.array_equal(run(b, X), X + 1)
 
 
-def test_a_number_that_changes_on_every_call_costs_nothing(
+def test_numbers_that_change_on_every_call_are_not_verified(
     machine: Machine, gpu: FakeGpu, clock: Clock
 ) -> None:
-    """No such call is verified in vain: each runs on the CPU, once."""
+    """Such calls are not verified: each runs once, on the CPU."""
     ran: list[type] = []
 
     def fn(x: Any, rate: float) -> Any:
@@ -261,7 +261,7 @@ def test_a_number_that_changes_on_every_call_costs_nothing(
     assert gpu.moved == []
     assert "has not run with exactly these arguments" in str(run.explain(X, 99.0))
     run(X, 0.5)
-    assert ran[-1] is FakeGpuArray  # what was verified before still holds
+    assert ran[-1] is FakeGpuArray  # earlier verifications still apply
 
 
 def test_remembered_signatures_are_bounded(
@@ -275,10 +275,10 @@ def test_remembered_signatures_are_bounded(
         run(X, 1.0 + i)
         run(X, 0.5)
     assert len(run.proofs) == 8
-    assert run.explain(X, 0.5).on_gpu  # in use all the time, so that it was never forgotten
+    assert run.explain(X, 0.5).on_gpu  # in use all the time, so that it was never evicted
 
 
-def test_each_gpu_and_each_framework_is_verified(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+def test_each_gpu_and_framework_is_verified(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
     machine.plant(gpu, Device("gpu", 1), 1)
     run = offload(differs_for(clock, lambda _: False), machine)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Two times for each footprint: how close the choice comes to an oracle, and when it changes."""
+"""The cost model of call signatures: how close its choice is to an oracle, and when it changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from arraybridge.offload.cost_model import CPU, GPU, Timings
 
 
 def run(timings: Timings, cpu: float, gpu: float, calls: int) -> list[str]:
-    """Where these calls run."""
+    """Return the devices on which these calls run."""
     places = []
     for _ in range(calls):
         place, _ = timings.choose()
@@ -22,19 +22,19 @@ def tried(cpu: float, gpu: float) -> Timings:
     return timings
 
 
-def test_a_first_run_which_compiles_does_not_count() -> None:
+def test_first_run_is_ignored_because_it_may_compile() -> None:
     timings = tried(1.0, 50.0)
     assert run(timings, 1.0, 0.1, 5) == [GPU] * 5
 
 
-def test_a_change_of_speed_is_noticed() -> None:
+def test_changes_of_speed_are_detected() -> None:
     timings = tried(1.0, 0.1)
     assert run(timings, 1.0, 0.1, 20)[-1] == GPU
-    assert run(timings, 1.0, 5.0, 20)[-1] == CPU  # somebody else uses the card
-    assert GPU in run(timings, 1.0, 0.1, 400)[-50:]  # and has gone
+    assert run(timings, 1.0, 5.0, 20)[-1] == CPU  # another program uses the GPU
+    assert GPU in run(timings, 1.0, 0.1, 400)[-50:]  # and has ended
 
 
-def test_the_slower_place_costs_a_fiftieth_to_look_at() -> None:
+def test_probing_the_slower_device_costs_at_most_two_percent() -> None:
     timings = tried(1.0, 3.0)
     places = run(timings, 1.0, 3.0, 1000)[2:]
     assert 0 < places.count(GPU) <= 0.02 * len(places)

@@ -1,4 +1,4 @@
-"""@gpu: where a call runs with a fake clock and a fake card, what comes back, and what it does without."""
+"""`@gpu` with a fake clock and a fake GPU: device choice, results, and calls without a GPU."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ X = np.arange(64, dtype=np.float32)
 
 
 def on_gpu(machine: Machine, clock: Clock, body: Any = lambda x: x + 1, *first: Any, **options: Any) -> Any:
-    """A function that pays on the card, warmed up with ``first``, or `X`, until it runs there."""
+    """Return a function that is faster on the GPU, warmed up with ``first`` or `X` until it runs there."""
     fn = offload(paying(clock, body), machine, **options)
     for _ in range(4):
         fn(*(first or (X,)))
     return fn
 
 
-# -- where -------------------------------------------------------------------------------------------
+# -- device choice -----------------------------------------------------------------------------------
 
 
-def test_numbers_and_words_are_told_apart(machine: Machine, clock: Clock) -> None:
+def test_numbers_and_strings_have_separate_signatures(machine: Machine, clock: Clock) -> None:
     def steps(x: Any, count: int, *, mode: str) -> Any:
         clock.sleep(count * (1e-3 if isinstance(x, np.ndarray) else 1e-6))
         return x + count
@@ -47,7 +47,7 @@ def test_numbers_and_words_are_told_apart(machine: Machine, clock: Clock) -> Non
     assert not fn.explain(X, 100, mode="wrap").on_gpu
 
 
-def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
+def test_explain_reports_both_times(machine: Machine, clock: Clock) -> None:
     decision = on_gpu(machine, clock).explain(X)
     assert (decision.on_gpu, str(decision.device), decision.backend) == (True, "gpu:0", "fakecard")
     assert (decision.cpu_seconds, decision.gpu_seconds) == (pytest.approx(1.0), pytest.approx(5e-5, rel=0.1))
@@ -58,7 +58,7 @@ def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
     ]
 
 
-def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+def test_arrays_that_do_not_fit_stay_on_the_cpu(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
     fn = on_gpu(machine, clock)
     gpu.free_bytes = 500
     clock.sleep(1.0)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, gpu: FakeGpu, cloc
     assert fn.explain(X).on_gpu
 
 
-def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock) -> None:
+def test_default_device_and_worker_device_are_used(machine: Machine, clock: Clock) -> None:
     fn = on_gpu(machine, clock)
     with use_device("cpu"):
         assert "default device is the CPU" in str(fn.explain(X))
@@ -82,10 +82,10 @@ def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock)
     assert fn.explain(X).on_gpu
 
 
-# -- results and residence ---------------------------------------------------------------------------
+# -- results and their devices -----------------------------------------------------------------------
 
 
-def test_results_come_back_as_they_came(machine: Machine, clock: Clock) -> None:
+def test_results_have_the_original_type(machine: Machine, clock: Clock) -> None:
     torch = require("torch")
     for x in (X, torch.from_numpy(X)):
         fn = on_gpu(machine, clock, lambda x: {"parts": [x * 2], "name": "cells"}, x)
@@ -95,18 +95,18 @@ def test_results_come_back_as_they_came(machine: Machine, clock: Clock) -> None:
         assert fn.explain(x).on_gpu
 
 
-def test_chained_calls_keep_data_on_the_gpu(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
+def test_chained_calls_leave_data_on_the_gpu(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
     fn = on_gpu(machine, clock)
     gpu.moved.clear()
     with stay_on_gpu():
         first = fn(X)
         assert isinstance(first, FakeGpuArray)
         result = fn(fn(first))
-    assert gpu.moved == [("card", 256)]
+    assert gpu.moved == [("gpu", 256)]
     assert arraybridge.to_numpy(result).tolist() == (X + 3).tolist()
     gpu.moved.clear()
     assert isinstance(fn(X), np.ndarray)
-    assert gpu.moved == [("card", 256), ("host", 256)]
+    assert gpu.moved == [("gpu", 256), ("host", 256)]
 
 
 def test_arrays_on_the_gpu_stay_there(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
@@ -114,7 +114,7 @@ def test_arrays_on_the_gpu_stay_there(machine: Machine, gpu: FakeGpu, clock: Clo
     x = arraybridge.convert_memory(X, "fakecard")
     gpu.moved.clear()
     fn(x)
-    assert gpu.moved == [("host", 256), ("host", 256)]  # the trial: the argument, and the result
+    assert gpu.moved == [("host", 256), ("host", 256)]  # the trial run: the argument, and the result
     gpu.moved.clear()
     assert isinstance(fn(x), FakeGpuArray)
     assert gpu.moved == []
@@ -129,10 +129,10 @@ def test_nested_functions_run_where_the_outer_one_runs(machine: Machine, clock: 
     assert seen == ["numpy", "numpy", "fakecard", "fakecard", "fakecard", "fakecard"]
 
 
-# -- where the card cannot ---------------------------------------------------------------------------
+# -- calls that the GPU cannot run -------------------------------------------------------------------
 
 
-def test_oom_is_split_where_rows_are_independent(
+def test_oom_is_split_if_rows_are_independent(
     machine: Machine, gpu: FakeGpu, clock: Clock, recwarn: pytest.WarningsRecorder
 ) -> None:
     x = np.arange(100, dtype=np.float32).reshape(50, 2)
@@ -140,7 +140,7 @@ def test_oom_is_split_where_rows_are_independent(
     gpu.rows = 20
     gpu.moved.clear()
     np.testing.assert_array_equal(fn(x), x + 1)
-    assert sum(n for where, n in gpu.moved if where == "card") == x.nbytes
+    assert sum(n for where, n in gpu.moved if where == "gpu") == x.nbytes
     assert not recwarn
 
 
@@ -150,12 +150,12 @@ def test_oom_falls_back_to_the_cpu_with_a_warning(machine: Machine, gpu: FakeGpu
     with pytest.warns(RuntimeWarning, match=r"fn\(\) ran out of memory on fakecard gpu:0"):
         result = fn(X)
     np.testing.assert_array_equal(result, X + 1)
-    np.testing.assert_array_equal(fn(X), X + 1)  # without another try, and another warning
+    np.testing.assert_array_equal(fn(X), X + 1)  # without another attempt or warning
     assert "ran out of memory" in str(fn.explain(X))
 
 
-def test_what_fails_on_the_gpu_runs_on_the_cpu(machine: Machine, clock: Clock) -> None:
-    fn = offload(paying(clock, lambda x: x - 1), machine)  # the fake card cannot subtract
+def test_calls_that_fail_on_the_gpu_run_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    fn = offload(paying(clock, lambda x: x - 1), machine)  # the fake GPU cannot subtract
     fn(X)
     with pytest.warns(RuntimeWarning, match=r"fn\(\) cannot run in fakecard \(TypeError"):
         fn(X)
@@ -163,7 +163,7 @@ def test_what_fails_on_the_gpu_runs_on_the_cpu(machine: Machine, clock: Clock) -
     assert "cannot run in fakecard: TypeError" in str(fn.explain(X))
 
 
-def test_the_functions_own_errors_are_its_own(machine: Machine, clock: Clock) -> None:
+def test_errors_of_the_function_propagate(machine: Machine, clock: Clock) -> None:
     broken: list[int] = []
 
     def body(x: Any) -> Any:
@@ -179,12 +179,12 @@ def test_the_functions_own_errors_are_its_own(machine: Machine, clock: Clock) ->
     assert fn.explain(X).on_gpu
 
 
-# -- real frameworks, with a device of the CPU for a card ---------------------------------------------
+# -- real frameworks, with a CPU device as the GPU ----------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "device"), [("jax", "cpu:1"), ("torch", "cpu")])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int64"])
-def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
+def test_real_frameworks_run_offloaded_functions(name: str, device: str, dtype: str) -> None:
     require(name)
 
     def body(x: Any, parts: list[Any]) -> Any:
@@ -200,14 +200,14 @@ def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
         assert np.array_equal(result["joined"], np.concatenate([x, part, part]) * 2)
         assert isinstance(result["sum"], np.generic)
         assert result["sum"] == x.sum()
-        result["joined"][0] = 1  # NumPy's results can be written to
+        result["joined"][0] = 1  # NumPy's results are writable
     assert (seen[0], seen[-1]) == ("numpy", name)
     assert fn.explain(x, [part, part]).backend == name
 
 
 @pytest.mark.parametrize(("gpu_id", "place"), [(0, "cpu:1"), (1, "cpu:2")])
 def test_gpu_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
-    """Two of JAX's CPU devices for the cards."""
+    """Use two of JAX's CPU devices as GPUs."""
     machine = pretended("jax", "cpu:1", "cpu:2")
     seen: list[str] = []
 
@@ -220,12 +220,12 @@ def test_gpu_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
     assert (fn.explain(X).backend, fn.explain(X).device) == ("jax", place)
 
 
-# -- the decorator, without a card --------------------------------------------------------------------
+# -- the decorator, without a GPU ---------------------------------------------------------------------
 
 
 @gpu
 def smooth(image: Any, weight: float = 0.5) -> Any:
-    """Average of neighbours."""
+    """Average each element with its neighbors."""
     return weight * image[:-1] + (1 - weight) * image[1:]
 
 
@@ -248,7 +248,7 @@ class Scaler:
         return x + len(cls.__name__)
 
 
-def test_a_function_keeps_what_it_is() -> None:
+def test_decorated_functions_keep_their_attributes() -> None:
     assert (smooth.__name__, smooth.__doc__) == ("smooth", "Average of neighbours.")
     assert str(inspect.signature(smooth)) == "(image: 'Any', weight: 'float' = 0.5) -> 'Any'"
     assert pickle.loads(pickle.dumps(smooth)) is smooth
@@ -286,15 +286,15 @@ def test_scalars_are_restored_as_by_the_decorators(decorator: Any, caller: str, 
 
 
 @pytest.mark.parametrize("decorator", [arraybridge.numpy(output_type="input"), gpu], ids=["numpy", "gpu"])
-def test_a_carrier_that_the_function_returns_stays_unchanged(decorator: Any) -> None:
+def test_carriers_among_results_stay_unchanged(decorator: Any) -> None:
     pandas = pytest.importorskip("pandas")
     other = pandas.Series([5.0, 6.0], name="other")
     assert decorator(lambda x: other)(pandas.Series([1.0, 2.0], name="first")) is other
 
 
-def test_without_a_gpu_explain_says_why() -> None:
+def test_explain_reports_why_no_gpu_is_used() -> None:
     if gpus():
-        pytest.skip("this machine has a card, and the test is of one without")
+        pytest.skip("requires a machine without a GPU")
     assert smooth(np.zeros(1 << 21)).shape == ((1 << 21) - 1,)  # without a warning
     decision = smooth.explain(np.zeros(1 << 22, np.uint8))
     assert (decision.on_gpu, str(decision.device), decision.backend) == (False, "cpu", "numpy")

@@ -1,4 +1,4 @@
-"""@gpu gives NumPy's results: the first run of a footprint on a card is compared with the CPU's."""
+"""`@gpu` returns NumPy's results: the first GPU run of a call signature is compared with the CPU's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = np.random.default_rng(3).normal(size=(40, 50))
 
 
 def checked(name: str, body: Callable[..., Any], *args: Any, calls: int = 5) -> tuple[list[str], str]:
-    """Call ``body`` through @gpu; each result must be NumPy's. Returns where it ran, and the warning."""
+    """Call ``body`` through @gpu and check each result against NumPy. Return the devices and the warning."""
     require(name)
     seen: list[str] = []
     fn = running_on(name, "cpu", body, seen)
@@ -48,7 +48,7 @@ def checked(name: str, body: Callable[..., Any], *args: Any, calls: int = 5) -> 
                     assert a == b
     assert len(caught) <= 1, [str(w.message) for w in caught]
     if caught:
-        assert caught[0].filename == __file__  # the line that called it
+        assert caught[0].filename == __file__  # the line of the call
     return seen, str(caught[0].message) if caught else ""
 
 
@@ -56,7 +56,7 @@ def _leaves(result: Any) -> list[Any]:
     return [y for x in result for y in _leaves(x)] if isinstance(result, tuple) else [result]
 
 
-# What torch takes to mean something else, and what the difference looks like.
+# Calls that PyTorch interprets differently from NumPy, and the reported difference.
 OTHERWISE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "std": (lambda x: x.std(), "in NumPy"),
     "var of rows": (lambda x: x.var(axis=1), "values differ"),
@@ -68,23 +68,23 @@ OTHERWISE: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", OTHERWISE)
-def test_what_torch_means_otherwise_is_computed_in_numpy(what: str) -> None:
+def test_calls_with_another_meaning_in_torch_run_in_numpy(what: str) -> None:
     body, words = OTHERWISE[what]
     seen, warning = checked("torch", body, X.copy())
-    assert seen.count("torch") <= 2  # the trial, and a look in float64
+    assert seen.count("torch") <= 2  # the trial run, and a check in float64
     assert "has a different result on the GPU: in torch, it returns" in warning
     assert words in warning
 
 
-def test_a_float32_image_of_a_quarter_million_pixels_does_not_hide_it() -> None:
-    """There N and N-1 are sixteen roundings apart: another formula shows in float64, rounding does not."""
+def test_differences_are_found_in_large_float32_images() -> None:
+    """N and N-1 differ by sixteen roundings here: float64 exposes another formula, but not rounding."""
     image = np.random.default_rng(0).random((512, 512), dtype=np.float32)
     _, warning = checked("torch", lambda x: x.std(), image)
     assert "has a different result on the GPU" in warning
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
-def test_another_order_of_adding_is_no_difference(dtype: str) -> None:
+def test_another_summation_order_is_accepted(dtype: str) -> None:
     x = np.random.default_rng(1).normal(size=(300, 400)).astype(dtype)
     for body in (lambda x: x.sum(), lambda x: x @ x.T, lambda x: x.cumsum(0), lambda x: x - x.mean()):
         seen, warning = checked("torch", body, x.copy())
@@ -112,8 +112,8 @@ def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
     assert "Its trial failed: in fakecard, it returns 9" in str(run.explain(x))
 
 
-def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
-    """What is right for one axis need not be so for another."""
+def test_each_call_signature_is_verified(machine: Machine, clock: Clock) -> None:
+    """A function that is correct for one axis may be wrong for another."""
 
     def fn(x: Any, axis: int | None) -> Any:
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
@@ -125,15 +125,15 @@ def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
     for _ in range(4):
         assert run(x, 0).tolist() == [4.0] * 4
     assert run.explain(x, 0).on_gpu
-    assert run(x, 1).tolist() == [4.0] * 4  # on the CPU, as each first call
+    assert run(x, 1).tolist() == [4.0] * 4  # on the CPU, like each first call
     with pytest.warns(RuntimeWarning, match="has a different result on the GPU"):
         assert run(x, 1).tolist() == [4.0] * 4
     assert run(x, 0).tolist() == [4.0] * 4
     assert not run.explain(x, 0).on_gpu
 
 
-def test_what_returns_nothing_stays_on_the_cpu(machine: Machine, clock: Clock) -> None:
-    """There is nothing to compare: it works on its arguments in place, or prints."""
+def test_functions_without_a_result_stay_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    """There is no result to compare: the function works in place or prints."""
     seen: list[str] = []
     run = offload(paying(clock, lambda x: x.fill(x[0] + 1), seen), machine)
     x = np.zeros(4)
@@ -143,7 +143,7 @@ def test_what_returns_nothing_stays_on_the_cpu(machine: Machine, clock: Clock) -
     assert set(seen) == {"numpy"}
 
 
-def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Clock) -> None:
+def test_functions_with_a_fixed_device_keep_it(machine: Machine, clock: Clock) -> None:
     require("torch")
     run = offload(arraybridge.torch(output_type="input")(lambda x: x * 2), machine)
     for _ in range(5):
@@ -171,5 +171,5 @@ def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Cl
         (np.float16(1.0), np.float16(1.1), "1.1, but 1.0 in NumPy"),
     ],
 )
-def test_differences_in_words(expected: Any, found: Any, words: str) -> None:
+def test_texts_of_differences(expected: Any, found: Any, words: str) -> None:
     assert words in difference(expected, found, [np.ones(10)])[0]

@@ -1,4 +1,4 @@
-"""Whatever a test does, the threads that it started end."""
+"""Fixtures that check that every test's threads end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.parallel.fake_streams import StreamFramework
 
 
 def our_threads() -> list[str]:
-    """Names of the threads of lines that are alive."""
+    """Return the names of the package's worker threads that are alive."""
     return [t.name for t in threading.enumerate() if re.match(r"arraybridge-\d", t.name)]
 
 

@@ -1,4 +1,4 @@
-"""A framework of the tests with two cards, which writes down what is asked of them."""
+"""A fake framework with two GPUs that records its stream operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StreamBatching(GpuBatching):
 
 
 class StreamFramework(FakeGpuFramework):
-    """A framework with two cards, each thread's marks in the order in which they were set and waited for."""
+    """A framework with two GPUs that records each thread's events and waits in order."""
 
     name = "streams"
     has_host = True
@@ -31,13 +31,13 @@ class StreamFramework(FakeGpuFramework):
         self.count = 0
         self.taken_over: list[FakeGpuArray] = []
         self.lock = threading.Lock()
-        self.streams = NotedStreams(self)
+        self.streams = RecordingStreams(self)
 
     def copy(self, x: FakeGpuArray) -> FakeGpuArray:
         return FakeGpuArray(x.values.copy(), x.gpu)
 
 
-class NotedStreams(Streams):
+class RecordingStreams(Streams):
     has_streams = True
 
     def __init__(self, owner: StreamFramework) -> None:

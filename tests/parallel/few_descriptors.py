@@ -1,4 +1,4 @@
-"""Prints whether items of a hundred large arrays travel where a process has few descriptors."""
+"""Print whether items of a hundred large arrays can be sent when few file descriptors are available."""
 
 from __future__ import annotations
 

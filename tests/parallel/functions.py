@@ -1,4 +1,4 @@
-"""Functions that other processes import: what ``processes=True`` runs."""
+"""Functions that worker processes import, for tests with ``processes=True``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def device_number(x: Any) -> Any:
 
 
 def make_model() -> tuple[int, str]:
-    """A model: the process that made it, and the device that it was made for."""
+    """Return a model: the ID of its process, and the device that it was made for."""
     return os.getpid(), str(arraybridge.get_device())
 
 
@@ -70,14 +70,14 @@ def filled(x: Any) -> Any:
 
 
 def scribbled(x: Any) -> Any:
-    """Its argument, which is written to, and what it was."""
+    """Overwrite the argument, and return its previous value."""
     before = x.ravel()[0]
     x[...] = 7
     return x, before
 
 
 class Taking:
-    """`BufferPool.take` with a shape alone."""
+    """A call of `BufferPool.take` that has only a shape."""
 
     def __init__(self, pool: arraybridge.BufferPool) -> None:
         self.pool = pool
@@ -91,7 +91,7 @@ def make_shared(value: int) -> Any:
 
 
 def kept_by_loky(value: int) -> int:
-    """Return how many segments a worker of joblib keeps of an array to send and one for a cache."""
+    """Return how many segments a joblib worker retains for an array to send and one for a cache."""
     from joblib.externals.loky.backend import reduction
 
     from arraybridge.memory import shared_memory as module
@@ -102,38 +102,38 @@ def kept_by_loky(value: int) -> int:
     return len({*module._segments} - before)
 
 
-# -- what does not travel ----------------------------------------------------------------------------
+# -- values that cannot be sent ----------------------------------------------------------------------
 
 
-def made_at_home(home: int) -> str:
-    if os.getpid() != home:
-        raise FileNotFoundError("not made here")  # which a pipe raises, too
-    return "made at home"
+def made_here(pid: int) -> str:
+    if os.getpid() != pid:
+        raise FileNotFoundError("not made here")  # which a pipe raises as well
+    return "made here"
 
 
 class UnpicklableElsewhere:
-    """Comes back in no other process than the one that made it."""
+    """An object that only the process that made it can unpickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made_at_home, (os.getpid(),)
+        return made_here, (os.getpid(),)
 
 
 class StubbornError(Exception):
-    """Does not pickle."""
+    """An exception that cannot be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise KeyError("not pickled")
 
 
 class Unwelcome:
-    """Comes back nowhere."""
+    """An object that no process can unpickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return raise_it, ((KeyError, ("unwelcome",)),)
 
 
 class Raising:
-    """A function that raises."""
+    """A function that raises an exception."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""Ends with iterators that are half read, while their threads are in native code; test_threads.py runs it."""
+"""Exit with half-read iterators whose threads are in native code; run by test_workers.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Works until somebody presses Ctrl-C; test_threads.py does."""
+"""Work until Ctrl-C; run by test_workers.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints the number of a worker's process, and sends it large items until one of both is killed."""
+"""Print the ID of a worker process, and send it large items until one of the two processes is killed."""
 
 from __future__ import annotations
 

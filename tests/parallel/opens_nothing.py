@@ -1,4 +1,4 @@
-"""Prints whether JAX, merely imported, was opened by work on the host that does not use it."""
+"""Print whether host work that does not use JAX initializes it after a plain import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""device_map: every device works, each with its model, and what it refuses; see test_threads.py."""
+"""`device_map`: every device works with its own model, and invalid input raises. See also test_workers.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def jax_devices() -> Any:
 
 
 @pytest.mark.parametrize("devices", ["all", FOUR])
-def test_a_decorated_function_runs_on_every_device(jax_devices: Any, devices: Any) -> None:
+def test_decorated_function_runs_on_every_device(jax_devices: Any, devices: Any) -> None:
     number = len(list(arraybridge.framework("jax").devices.available())) if devices == "all" else 4
     meeting = threading.Barrier(number, timeout=20)
 
@@ -40,7 +40,7 @@ def test_a_decorated_function_runs_on_every_device(jax_devices: Any, devices: An
     assert devices == "all" or set(seen) == {"cpu", "cpu:1", "cpu:2", "cpu:3"}
 
 
-def test_a_plain_function_gets_arrays_on_its_device(jax_devices: Any) -> None:
+def test_plain_function_receives_arrays_on_its_device(jax_devices: Any) -> None:
     meeting = threading.Barrier(3, timeout=20)
 
     def places(item: dict[str, Any]) -> tuple[str, str]:
@@ -53,17 +53,17 @@ def test_a_plain_function_gets_arrays_on_its_device(jax_devices: Any) -> None:
     assert results == {(f"cpu:{i}", f"cpu:{i}") for i in (1, 2, 3)}
 
 
-def test_a_function_with_a_device_of_its_own_keeps_it(jax_devices: Any) -> None:
+def test_function_with_a_fixed_device_keeps_it(jax_devices: Any) -> None:
     @arraybridge.jax(device="cpu:3")
     def own(x: Any) -> Any:
         return x
 
-    for devices in ("all", jax_devices.devices("cpu")[1]):  # a native one, too
+    for devices in ("all", jax_devices.devices("cpu")[1]):  # native device strings as well
         results = list(device_map(own, [np.zeros(2)] * 3, devices))
         assert {str(arraybridge.device_of(r)) for r in results} == {"cpu:3"}
 
 
-def test_outside_nothing_has_changed(jax_devices: Any) -> None:
+def test_caller_settings_are_unchanged(jax_devices: Any) -> None:
     before = str(arraybridge.device_of(jax_devices.numpy.zeros(2))), str(arraybridge.get_device())
     list(device_map(arraybridge.jax(functions.same), [np.zeros(2)], ["cpu:2"]))
     assert (str(arraybridge.device_of(jax_devices.numpy.zeros(2))), str(arraybridge.get_device())) == before
@@ -88,10 +88,10 @@ def test_opencl_devices() -> None:
     np.testing.assert_array_equal(np.stack(results), np.stack(items) + 1)
 
 
-# -- a model for each device -------------------------------------------------------------------------
+# -- one model per device ----------------------------------------------------------------------------
 
 
-def test_setup_makes_one_model_in_each_worker_on_its_device(jax_devices: Any) -> None:
+def test_setup_makes_one_model_per_worker(jax_devices: Any) -> None:
     jnp = jax_devices.numpy
     made: list[Any] = []
     meeting = threading.Barrier(4, timeout=20)
@@ -121,7 +121,7 @@ def test_setup_makes_one_model_in_each_worker_on_its_device(jax_devices: Any) ->
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_an_error_of_setup_says_where(processes: bool) -> None:
+def test_setup_errors_name_the_device(processes: bool) -> None:
     with pytest.raises(LookupError, match="no model here") as caught:
         list(
             device_map(
@@ -134,7 +134,7 @@ def test_an_error_of_setup_says_where(processes: bool) -> None:
 # -- order and devices -------------------------------------------------------------------------------
 
 
-def test_without_order_results_come_as_they_are_ready_and_before_an_error() -> None:
+def test_unordered_results_arrive_before_an_error() -> None:
     def work(i: int) -> int:
         if i == 12:
             raise LookupError
@@ -150,7 +150,7 @@ def test_without_order_results_come_as_they_are_ready_and_before_an_error() -> N
     assert sorted(loose) == list(range(12))
 
 
-# -- what it refuses ---------------------------------------------------------------------------------
+# -- invalid input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_without_order_results_come_as_they_are_ready_and_before_an_error() -> N
         ((lambda x: x, [1]), {"processes": True}, TypeError, "does not pickle"),
     ],
 )
-def test_bad_input_is_refused_at_once(
+def test_bad_input_raises_immediately(
     arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         device_map(*arguments, **options)
 
 
-def test_the_host_instead_of_a_missing_gpu(jax_devices: Any) -> None:
+def test_missing_gpu_falls_back_to_the_host(jax_devices: Any) -> None:
     @arraybridge.jax
     def same(x: Any) -> Any:
         return x
@@ -194,7 +194,7 @@ def test_the_host_instead_of_a_missing_gpu(jax_devices: Any) -> None:
         assert str(arraybridge.device_of(results[0])) == "cpu"
 
 
-def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_written_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(device_map(abs, [-1, -2, -3], "cpu", progress=True)) == [1, 2, 3]
     captured = capsys.readouterr()
     assert captured.out == ""

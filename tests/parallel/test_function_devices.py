@@ -1,4 +1,4 @@
-"""Where a function runs, told alike by every room, also through what is wrapped around it."""
+"""The device on which a function runs, as every module determines it, also through wrappers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stage:
 
 
 def logged(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper that hides the attributes of the function, and says what it is around."""
+    """A wrapper that hides the function's attributes, except `__wrapped__`."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
@@ -51,7 +51,7 @@ AROUND = {
 
 
 @pytest.mark.parametrize("fn", AROUND.values(), ids=AROUND)
-def test_every_room_finds_the_same_place(fn: Any) -> None:
+def test_all_modules_agree_on_the_device_of_a_function(fn: Any) -> None:
     require("jax")
     x = np.ones(2, np.float32)
     assert placement_text(fn) == "jax on cpu:1"

@@ -1,4 +1,4 @@
-"""What follows an array in one thread, or one process, on its way to another."""
+"""Autodiff state that follows an array to another thread or process."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def by_pipeline(f: Callable[[Any], Any], x: Any) -> Any:
 
 
 @pytest.mark.parametrize("run", [by_map, by_pipeline])
-def test_a_transform_of_torch_does_not_follow_into_another_thread(run: Any) -> None:
+def test_torch_transforms_do_not_cross_threads(run: Any) -> None:
     with pytest.raises(GradientError, match="thread"):
         torch.func.grad(lambda x: run(lambda t: t * t, x).sum())(torch.ones(2))
 
 
 @pytest.mark.parametrize("run", [by_map, by_pipeline])
-def test_a_graph_of_torch_does(run: Any) -> None:
+def test_torch_graphs_cross_threads(run: Any) -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     run(lambda t: t * t, x * 1).sum().backward()
     assert x.grad.tolist() == [2, 4]
 
 
 @pytest.mark.parametrize("run", [by_map, by_pipeline])
-def test_variables_that_no_tape_follows_go_through(run: Any) -> None:
+def test_unwatched_variables_cross_threads(run: Any) -> None:
     tf = require("tensorflow")
     v, steps = tf.Variable([1.0, 2.0]), tf.Variable(3, dtype=tf.int64)
     with tf.GradientTape(watch_accessed_variables=False):

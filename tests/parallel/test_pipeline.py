@@ -1,4 +1,4 @@
-"""Pipelines: results as of the whole batch, stages on devices of their own, errors, and the report."""
+"""Pipelines: results equal to those of the whole batch, stages on separate devices, errors, the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows(n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("n", [0, 1, 5, 12])
-def test_a_batch_comes_out_as_of_the_whole(n: int, microbatches: int) -> None:
+def test_results_equal_those_of_the_whole_batch(n: int, microbatches: int) -> None:
     x = rows(n)
     sizes: list[int] = []
 
@@ -48,13 +48,13 @@ def test_a_batch_comes_out_as_of_the_whole(n: int, microbatches: int) -> None:
 
 
 @pytest.mark.parametrize("axis", [1, 2, -1])
-def test_another_axis(axis: int) -> None:
+def test_batches_are_split_along_another_axis(axis: int) -> None:
     x = np.arange(60).reshape(3, 4, 5)
     np.testing.assert_array_equal(Pipeline(double, axis=axis)(x), x * 2)
 
 
 @pytest.mark.parametrize("n", [2, 8])
-def test_the_last_stage_may_use_a_buffer_again(n: int) -> None:
+def test_last_stage_may_reuse_a_buffer(n: int) -> None:
     buffer = np.empty((2, 3))
     x = rows(n)
     pipeline = Pipeline(double, lambda part: np.add(part, 1, out=buffer), microbatches=n // 2)
@@ -63,7 +63,7 @@ def test_the_last_stage_may_use_a_buffer_again(n: int) -> None:
 
 
 class Model:
-    """A model in two halves, each on a device of its own."""
+    """A model in two halves, each on a separate device."""
 
     def __init__(self) -> None:
         self.places: set[tuple[str, str, str]] = set()
@@ -82,7 +82,7 @@ class Model:
         return x + 1
 
 
-def test_a_model_over_two_devices() -> None:
+def test_model_on_two_devices() -> None:
     jax_with(3)
     model, x = Model(), rows(10).astype(np.float32)
     pipeline = Pipeline(model.encode, model.decode, microbatches=5)
@@ -117,7 +117,7 @@ class OwnError(Exception):
     pass
 
 
-def test_an_error_in_a_batch_names_stage_and_microbatch() -> None:
+def test_batch_errors_name_stage_and_microbatch() -> None:
     def fail(x: Any) -> Any:
         if 6 in x:
             raise OwnError
@@ -128,7 +128,7 @@ def test_an_error_in_a_batch_names_stage_and_microbatch() -> None:
     assert "in stage 1 (fail), microbatch 1" in caught.value.__notes__
 
 
-def test_a_jax_error_comes_out_of_its_own_stage() -> None:
+def test_jax_errors_are_raised_by_their_own_stage() -> None:
     jax = require("jax")
 
     @jax.jit
@@ -184,7 +184,7 @@ def slow(x: Any) -> Any:
     return x
 
 
-def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
+def test_report_names_the_bottleneck(tmp_path: Path) -> None:
     pipeline = Pipeline(double, slow, shift, microbatches=8)
     pipeline(np.arange(16))
     report = pipeline.report()

@@ -1,4 +1,4 @@
-"""prefetch: order, bounds, errors with their number, threads that end, and work that overlaps."""
+"""`prefetch`: order, bounds, errors with the item's number, thread shutdown, and overlapping work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.parallel.fake_streams import StreamFramework
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
 @pytest.mark.parametrize("depth", [1, 5])
-def test_items_come_converted_and_in_order(name: str, depth: int) -> None:
+def test_items_are_converted_and_in_order(name: str, depth: int) -> None:
     require(name)
     items = [
         {"x": np.full(3, i, np.float32), "more": (np.ones(2, np.float32) * i, i), "name": str(i)}
@@ -31,7 +31,7 @@ def test_items_come_converted_and_in_order(name: str, depth: int) -> None:
         assert result["more"][1] == i
 
 
-def test_an_error_of_a_conversion_says_which_item() -> None:
+def test_conversion_errors_name_the_item() -> None:
     results = prefetch([np.zeros(2), np.zeros(2), {"x": np.array(["a"])}], "torch")
     next(results), next(results)
     with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
@@ -51,9 +51,7 @@ def test_an_error_of_a_conversion_says_which_item() -> None:
         ("pyclesperanto", {}),
     ],
 )
-def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
-    name: str, options: dict[str, Any], depth: int
-) -> None:
+def test_source_may_refill_a_buffer_that_is_copied(name: str, options: dict[str, Any], depth: int) -> None:
     require(name)
     buffer = np.zeros((2, 8), np.float32)
 
@@ -66,14 +64,14 @@ def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
     assert [np.unique(arraybridge.to_numpy(r["x"])).tolist() for r in results] == [[i] for i in range(30)]
 
 
-def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
+def test_copies_use_a_separate_stream_ordered_by_events(framework: StreamFramework) -> None:
     for x in prefetch([np.full(2, float(i)) for i in range(4)], "streams", device="gpu:1"):
         assert x.gpu == 1
     converting = [(what, n) for name, what, n in framework.log if name == "arraybridge-0-0"]
     assert converting[0] == ("stream", 1)
-    marks = [n for what, n in converting if what == "mark"]
-    assert [n for name, what, n in framework.log if name == "MainThread" and what == "wait"] == marks
-    assert len(marks) == 4
+    events = [n for what, n in converting if what == "mark"]
+    assert [n for name, what, n in framework.log if name == "MainThread" and what == "wait"] == events
+    assert len(events) == 4
     assert len(framework.taken_over) == 4
 
 
@@ -91,7 +89,7 @@ def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: S
         (([], "torch"), {"device": "gpu 1"}, ValueError, "is not a device"),
     ],
 )
-def test_bad_input_is_refused_at_once(
+def test_bad_input_raises_immediately(
     arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     require("torch")

@@ -15,7 +15,7 @@ def double(items: Iterable[int]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("items", "count"), [([1, 2, 3], "3/3"), (iter([1, 2, 3]), "3 done")])
-def test_the_bar_shows_a_total_only_if_it_is_known(
+def test_bar_shows_the_total_if_it_is_known(
     items: Iterable[int], count: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

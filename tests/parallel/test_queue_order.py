@@ -1,4 +1,4 @@
-"""The order between the queues of several frameworks on one device."""
+"""Ordering between streams of several frameworks on one device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU = Device("gpu", 0)
 
 
 class Recorded(Streams):
-    """Queues that write down what they were asked to wait for."""
+    """Streams that record the streams they wait for."""
 
     has_streams = True
 
@@ -34,19 +34,19 @@ class Recorded(Streams):
         )
 
 
-def test_each_queue_waits_for_those_of_other_frameworks() -> None:
+def test_each_stream_waits_for_those_of_other_frameworks() -> None:
     log: list[Any] = []
     wait_for_each_other([Recorded("a", 1, log).record_event(GPU), Recorded("b", 2, log).record_event(GPU)])
     assert log == [("a", "waits for", 2), ("b", "waits for", 1)]
 
 
-def test_the_host_waits_for_a_queue_without_a_number() -> None:
+def test_host_waits_for_a_stream_without_a_handle() -> None:
     log: list[Any] = []
     wait_for_each_other([Recorded("a", 1, log).record_event(GPU), Recorded("b", None, log).record_event(GPU)])
     assert log == [("host waits for", "b"), ("b", "waits for", 1)]
 
 
-def test_queues_of_different_devices_do_not_wait() -> None:
+def test_streams_of_different_devices_do_not_wait() -> None:
     log: list[Any] = []
     wait_for_each_other(
         [Recorded("a", 1, log).record_event(GPU), Recorded("b", 2, log).record_event(Device("gpu", 1))]
@@ -54,7 +54,7 @@ def test_queues_of_different_devices_do_not_wait() -> None:
     assert log == []
 
 
-def test_the_host_waits_at_the_end_of_a_loan_that_cannot_be_ordered() -> None:
+def test_host_waits_at_the_end_of_an_unordered_export() -> None:
     log: list[Any] = []
     exporter = Recorded("lender", 1, log, RuntimeError("cudaErrorInvalidResourceHandle"))
     held = gpu_memory.keep_alive(object(), exporter, Recorded("borrower", 2, log), GPU)

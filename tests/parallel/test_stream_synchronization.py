@@ -1,4 +1,4 @@
-"""Hand-over between streams, with a framework of the tests that writes down what is asked of its card."""
+"""Synchronization between streams, with a fake framework that records its stream operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fake_gpu import FakeGpuArray
 from tests.parallel.fake_streams import StreamFramework
 
 
-def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFramework) -> None:
+def test_each_stage_waits_for_the_events_of_the_previous_one(framework: StreamFramework) -> None:
     def first(x: FakeGpuArray) -> FakeGpuArray:
         return FakeGpuArray(x.values * 2, 0)
 
@@ -23,21 +23,21 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
     np.testing.assert_array_equal(result.values, x * 2 + 1)
     threads = {name: [e for e in framework.log if e[0] == name] for name in {e[0] for e in framework.log}}
     assert set(threads) == {"MainThread", "arraybridge-0-0", "arraybridge-1-0"}
-    # A stream of its own on each card that a thread touches, and once.
+    # One separate stream per GPU that a thread uses.
     for name in ("arraybridge-0-0", "arraybridge-1-0"):
         assert [what for _, what, _ in threads[name]].count("stream") == 1
     made = {name: [n for _, what, n in events if what == "mark"] for name, events in threads.items()}
     waited = {name: [n for _, what, n in events if what == "wait"] for name, events in threads.items()}
     assert waited["arraybridge-0-0"] == made["MainThread"]
-    # A stage sets two marks an item: behind what it made, and behind what it read.
+    # A stage records two events per item: after producing the result, and after reading the input.
     assert waited["arraybridge-1-0"] == made["arraybridge-0-0"][0::2]
-    # Its thread joins the parts, on its stream; the caller waits for what comes of that.
+    # Its thread concatenates the parts on its stream; the caller waits for the result.
     assert ("arraybridge-1-0", "concatenate", 3) in framework.log
     assert waited["MainThread"] == made["arraybridge-1-0"][-2:-1]
     assert len(framework.taken_over) == 1
 
 
-def test_each_worker_of_device_map_has_a_stream_on_its_gpu(framework: StreamFramework) -> None:
+def test_each_device_map_worker_has_a_stream_on_its_gpu(framework: StreamFramework) -> None:
     barrier = threading.Barrier(4, timeout=10)
 
     def double(x: FakeGpuArray) -> FakeGpuArray:

@@ -1,4 +1,4 @@
-"""What travels to the processes of device_map and back, bit for bit, and what is said of what cannot."""
+"""Values that travel to the processes of `device_map` and back, and errors for those that cannot."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run(fn: Any, *items: Any, **options: Any) -> list[Any]:
     return list(device_map(fn, items, ["cpu"], processes=True, **options))
 
 
-# -- where it runs -----------------------------------------------------------------------------------
+# -- processes and devices ---------------------------------------------------------------------------
 
 
-def test_one_process_for_each_thread_and_one_model_in_each() -> None:
+def test_each_worker_thread_has_one_process_and_model() -> None:
     results = run(functions.apply_model, *range(5), setup=functions.make_model)
     assert [(device, x, here) for _, device, x, here in results] == [("cpu", i, "cpu") for i in range(5)]
     pids = {process for process, *_ in results}
@@ -45,8 +45,8 @@ def test_processes_run_on_their_devices() -> None:
 # -- arrays ------------------------------------------------------------------------------------------
 
 
-def test_arrays_of_every_framework_travel_both_ways() -> None:
-    """By one process, which imports them all. JAX's own pickle would cut 64 bits down there."""
+def test_arrays_of_every_framework_travel_unchanged() -> None:
+    """Use one process that imports all frameworks. JAX's own pickle would narrow 64-bit values there."""
     torch, jax, tf = map(require, ("torch", "jax", "tensorflow"))
     batch = torch.arange(10_000, dtype=torch.float32).reshape(1000, 10)
     large = np.arange(LARGE // 4, dtype=np.float32)
@@ -70,7 +70,7 @@ def test_arrays_of_every_framework_travel_both_ways() -> None:
     assert (halves.dtype, float(halves[0])) == (tf.bfloat16, 0.5)
 
 
-def test_a_graph_is_refused_as_torch_itself_does() -> None:
+def test_tensors_with_a_graph_raise_as_in_torch() -> None:
     torch = require("torch")
     leaf = torch.ones(2, requires_grad=True)
     for fn, item in ((functions.same, partial(abs, leaf * 2)), (functions.with_graph_inside, leaf)):
@@ -78,7 +78,7 @@ def test_a_graph_is_refused_as_torch_itself_does() -> None:
             run(fn, item)
 
 
-# -- what cannot be sent -----------------------------------------------------------------------------
+# -- values that cannot be sent ----------------------------------------------------------------------
 
 # fmt: off
 WRONG: list[tuple[Any, Any, type[Exception], str, str]] = [
@@ -93,15 +93,17 @@ WRONG: list[tuple[Any, Any, type[Exception], str, str]] = [
 
 
 @pytest.mark.parametrize(("fn", "item", "error", "words", "note"), WRONG)
-def test_what_goes_wrong_is_told(fn: Any, item: Any, error: type[Exception], words: str, note: str) -> None:
+def test_transfer_errors_name_the_item(
+    fn: Any, item: Any, error: type[Exception], words: str, note: str
+) -> None:
     with pytest.raises(error, match=words) as caught:
         run(fn, item)
     assert note in "\n".join(caught.value.__notes__)
     assert "item 0, on cpu" in "\n".join(caught.value.__notes__)
 
 
-def test_settings_hold_and_a_missing_gpu_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """By the process itself; threads are tried in test_device_map.py."""
+def test_settings_apply_and_a_missing_gpu_raises(capfd: pytest.CaptureFixture[str]) -> None:
+    """Check the settings in the process; test_device_map.py checks threads."""
     require("jax")
     with arraybridge.settings(missing_gpu="host"):
         (result,) = run(functions.on_a_missing_gpu, np.zeros(2, np.float32))

@@ -1,4 +1,4 @@
-"""What `device_map`, `Pipeline.map` and `prefetch` have in common: order, bounds, errors, and their end."""
+"""Behavior shared by `device_map`, `Pipeline.map` and `prefetch`: order, bounds, errors, and shutdown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(x: Any) -> Any:
     return x
 
 
-#: Each applies a function to items: its name → how, and how many items it reads ahead at most.
+#: Functions that apply a function to items, by name, each with the number of items it reads ahead at most.
 WAYS: dict[str, tuple[Callable[..., Iterator[Any]], int]] = {
     "device_map": (lambda fn, items: device_map(fn, items, "cpu", per_device=2), 8),
     "one stage": (lambda fn, items: Pipeline(fn, queue_size=1).map(items), 2),
@@ -49,7 +49,7 @@ def run(way: str, fn: Any, items: Any) -> Iterator[Any]:
 
 
 @ways
-def test_results_come_in_order(way: str) -> None:
+def test_results_are_in_order(way: str) -> None:
     pauses = np.random.default_rng(0).uniform(0, 0.002, 60)
 
     def wait(i: int) -> int:
@@ -61,7 +61,7 @@ def test_results_come_in_order(way: str) -> None:
 
 
 @ways
-def test_input_is_read_lazily_and_within_bounds(way: str) -> None:
+def test_input_is_read_lazily_and_bounded(way: str) -> None:
     read = handed = most = 0
 
     def items() -> Iterator[int]:
@@ -72,14 +72,14 @@ def test_input_is_read_lazily_and_within_bounds(way: str) -> None:
             yield i
 
     results = run(way, same, items())
-    assert read == 0  # nothing starts before the first result is asked for
+    assert read == 0  # no item is read before the first result is requested
     assert our_threads() == []
     for _ in range(60):
         next(results)
         handed += 1
         time.sleep(0.0005)
     results.close()  # type: ignore[attr-defined]  # a generator
-    assert most <= WAYS[way][1] + 1  # the one that was handed out while the count stood still
+    assert most <= WAYS[way][1] + 1  # the item that was passed on before the count stopped
 
 
 # -- errors ------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ NOTES = {
 
 
 @ways
-def test_an_error_comes_after_the_results_before_it_and_stops_the_rest(way: str) -> None:
+def test_error_follows_earlier_results_and_stops_the_rest(way: str) -> None:
     begun = []
 
     def fail(i: int) -> int:
@@ -113,8 +113,8 @@ def test_an_error_comes_after_the_results_before_it_and_stops_the_rest(way: str)
         wait_for_no_threads()
 
 
-def test_the_first_of_the_items_that_fail_comes_out() -> None:
-    """Also where a later one fails before it."""
+def test_first_failing_item_determines_the_error() -> None:
+    """Check also that a later item may fail first."""
     failed = threading.Event()
 
     def later(x: int) -> int:
@@ -141,7 +141,7 @@ def test_the_first_of_the_items_that_fail_comes_out() -> None:
 
 
 @ways
-def test_an_input_that_raises(way: str) -> None:
+def test_errors_of_the_input_iterator_propagate(way: str) -> None:
     def items() -> Iterator[int]:
         yield from (0, 1)
         raise OwnError("no more")
@@ -154,11 +154,11 @@ def test_an_input_that_raises(way: str) -> None:
 
 
 @ways
-def test_stop_iteration_is_no_end_and_system_exit_reaches_the_caller(way: str) -> None:
+def test_stop_iteration_is_an_error_and_system_exit_propagates(way: str) -> None:
     def stop(x: int) -> int:
         raise StopIteration("three") if x == 3 else SystemExit(3)
 
-    if way != "prefetch":  # whose source ends there, as of any loop
+    if way != "prefetch":  # the source ends there, as in any loop
         with pytest.raises(RuntimeError, match=r"item 3.*StopIteration") as caught:
             list(run(way, lambda x: stop(x) if x == 3 else x, range(9)))
         assert isinstance(caught.value.__cause__, StopIteration)
@@ -166,30 +166,30 @@ def test_stop_iteration_is_no_end_and_system_exit_reaches_the_caller(way: str) -
         list(run(way, stop, [0]))
 
 
-# -- what holds in the threads -----------------------------------------------------------------------
+# -- settings in the threads -------------------------------------------------------------------------
 
 
 @ways
-def test_settings_and_traces_of_the_caller_hold_in_the_threads(way: str) -> None:
+def test_threads_inherit_settings_and_traces(way: str) -> None:
     torch = require("torch")
 
-    def look(x: Any) -> Any:
+    def read_settings(x: Any) -> Any:
         arraybridge.to_torch(np.zeros(2))
         return torch.is_grad_enabled(), missing_gpu()
 
     with torch.no_grad(), arraybridge.settings(missing_gpu="host"), arraybridge.trace() as log:
-        results = list(run(way, look, range(4)))
+        results = list(run(way, read_settings, range(4)))
     assert results == [(False, "host")] * 4
     assert len(log.records) == 4
     kind = "stage" if "stage" in way else "item"
     assert {event.file for event in log.events if event.kind == kind} == {__file__}
 
 
-# -- ends --------------------------------------------------------------------------------------------
+# -- shutdown ----------------------------------------------------------------------------------------
 
 
 @ways
-def test_an_iterator_that_is_dropped_ends_its_threads(way: str) -> None:
+def test_dropped_iterator_ends_its_threads(way: str) -> None:
     results = run(way, same, count())
     next(results)
     assert our_threads()
@@ -222,15 +222,15 @@ def test_ctrl_c(mode: str) -> None:
         assert (out, err, process.returncode) == ("interrupted, and 0 threads left\n", "", 0)
 
 
-def test_a_program_ends_in_peace_with_half_read_iterators() -> None:
-    """With the threads left to themselves it aborted, in torch and in JAX."""
+def test_program_exits_cleanly_with_half_read_iterators() -> None:
+    """Without shutdown of these threads, the process aborted in PyTorch and in JAX."""
     require("torch")
     require("jax")
     done = run_python("-m", "tests.parallel.half_read", "torch", "jax", env={"PYTHONWARNINGS": ""})
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def test_a_framework_that_is_merely_imported_is_not_opened() -> None:
+def test_imported_but_unused_framework_is_not_initialized() -> None:
     require("jax")
     done = run_python("-m", "tests.parallel.opens_nothing", env={"PYTHONWARNINGS": ""})
     assert (done.stdout, done.stderr) == ("left alone\n", "")
@@ -256,14 +256,14 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [next(one) for one in 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system does not have")
-def test_a_forked_process_is_told_that_its_iterators_have_no_threads() -> None:
+def test_iterators_raise_in_a_forked_process() -> None:
     done = run_python("-W", "ignore", "-c", FORKED)
     assert done.stdout.splitlines() == ["True"] * 3 + ["5 [1, 1, 1]"], done.stderr
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_exception_in_the_loop_ends_the_threads(error: type[BaseException]) -> None:
-    """Without a collection: nothing may refer to the iterator that the loop drops."""
+def test_exception_in_the_loop_ends_the_threads(error: type[BaseException]) -> None:
+    """Check without garbage collection: no reference to the dropped iterator may remain."""
     gc.collect()
     gc.disable()
     try:

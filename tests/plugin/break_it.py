@@ -1,4 +1,4 @@
-"""Use the library beside the plug-ins named, which do not load; print each answer as JSON."""
+"""Use the library together with the named plug-ins, which fail to load; print each result as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import arraybridge as ab
 
 
 def calls(name: str) -> dict[str, Callable[[], object]]:
-    """What asks for the plug-in by its name."""
+    """Return calls that request the plug-in by its name."""
     return {
         "convert_memory": lambda: ab.convert_memory(np.ones(2), name),
         "framework": lambda: ab.framework(name),
@@ -24,13 +24,13 @@ def calls(name: str) -> dict[str, Callable[[], object]]:
 
 
 class Mine:
-    """An object of the user's own."""
+    """A user's own object."""
 
 
 def raised(call: Callable[[], object]) -> Exception:
     try:
         call()
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is reported
+    except Exception as error:  # noqa: BLE001  # any exception is reported
         return error
     raise AssertionError("nothing was raised")
 
@@ -52,7 +52,7 @@ report: dict[str, Any] = {}
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     for name in sys.argv[1:]:
-        importlib.import_module(f"{name}plug")  # whose framework an object may be, from now on
+        importlib.import_module(f"{name}plug")  # after which the owner of any object is unknown
     report["others"] = {what: call() for what, call in OTHERS.items()}
     report["named"] = {
         name: {what: error_text(call) for what, call in calls(name).items()} for name in sys.argv[1:]

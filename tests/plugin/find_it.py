@@ -1,4 +1,4 @@
-"""Where a framework of another package is found; the answers as JSON. Its package is imported last."""
+"""Print as JSON where a framework of another package is found. Its package is imported last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Use what needs no framework, and print which frameworks are imported then: none."""
+"""Use functions that need no framework, and print the imported frameworks, which should be none."""
 
 import sys
 from typing import Any
@@ -40,7 +40,7 @@ ab.coexist()
 pool = ab.BufferPool(1 << 20)
 pool.give(pool.take((4, 4), "float32", "numpy"))
 ab.pinned(np.zeros(3))
-# small arrays, for which nobody looks for a card
+# small arrays, for which no GPU is searched
 for _ in range(20):
     double(np.ones(1000))
 assert not double.explain(np.ones(1000)).on_gpu

@@ -1,4 +1,4 @@
-"""Sparse arrays of each framework, made and read by the frameworks' own calls alone."""
+"""Sparse arrays of each framework, created and read only by the frameworks' own calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYOUTS = {
     "jax": ("csr", "coo"),
     "tensorflow": ("coo",),
 }
-#: Every source, target and layout that both have.
+#: Every source and target with each layout that both have.
 PAIRS = [
     (source, target, layout)
     for source, layouts in LAYOUTS.items()
@@ -29,7 +29,7 @@ PAIRS = [
     for layout in layouts
     if layout in LAYOUTS[target]
 ]
-#: What PyTorch says once per process about its compressed layouts.
+#: PyTorch's warning about its compressed layouts, emitted once per process.
 BETA = "ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta"
 
 
@@ -43,14 +43,14 @@ class Contents:
     indices: tuple[np.ndarray, ...]
 
     def bits(self) -> tuple[Any, ...]:
-        """Everything that has to stay the same, apart from index dtypes."""
+        """Return all data that must be preserved, apart from index dtypes."""
         indices = [index.astype(np.int64).tolist() for index in self.indices]
         values = np.ascontiguousarray(self.values)
         return self.layout, self.shape, values.dtype.name, values.shape, values.tobytes(), indices
 
 
 def made(framework: str, contents: Contents) -> Any:
-    """A sparse array of a framework with these parts, which it may share."""
+    """Return a sparse array of a framework with these parts, which it may share."""
     if framework != "numpy":
         require(framework)
     return _MAKE[framework](contents)
@@ -79,7 +79,7 @@ def as_tensor(x: np.ndarray) -> Any:
 
 
 def as_numpy(x: Any) -> np.ndarray:
-    """A tensor of PyTorch as a NumPy array that shares its memory."""
+    """Return a PyTorch tensor as a NumPy array that shares its memory."""
     import torch
 
     name = str(x.dtype).removeprefix("torch.")
@@ -132,7 +132,7 @@ def framework_of(x: Any) -> str:
 
 
 def read(x: Any) -> Contents:
-    """The parts of a sparse array, read through its framework."""
+    """Return the parts of a sparse array, read through its framework."""
     root = framework_of(x)
     shape = tuple(int(n) for n in x.shape)
     if root == "numpy":
@@ -156,7 +156,7 @@ def read(x: Any) -> Contents:
 
 
 def tensorflow_view(x: Any) -> np.ndarray:
-    """The memory of a tensor; ``numpy()`` copies it."""
+    """Return a view of the tensor's memory, since ``numpy()`` copies it."""
     try:
         return np.asarray(memoryview(x))
     except (TypeError, ValueError):  # a dtype without a buffer format
@@ -164,7 +164,7 @@ def tensorflow_view(x: Any) -> np.ndarray:
 
 
 def dense_of(x: Any) -> Any:
-    """The elements as nested lists, with duplicates summed, from the parts alone."""
+    """Return the elements as nested lists, with duplicates summed, computed only from the parts."""
     c = read(x)
     dense = np.zeros(c.shape, c.values.dtype)
     if c.layout == "coo":
@@ -191,7 +191,7 @@ def random_contents(
     index_dtype: str = "int64",
     seed: int = 0,
 ) -> Contents:
-    """Random entries, in no order, some of them twice, with explicit zeros and empty rows."""
+    """Return random unordered entries, with duplicates, explicit zeros and empty rows."""
     random = np.random.default_rng(seed)
     if layout == "bsr":
         blocks = random_contents(
@@ -221,7 +221,7 @@ def random_contents(
 
 
 def random_values(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Values of a dtype, with an explicit zero among them."""
+    """Return values of a dtype, with an explicit zero among them."""
     if dtype in ("bfloat16", "float8_e4m3fn"):
         values = random.integers(-8, 8, shape).astype(getattr(require("ml_dtypes"), dtype))
     elif dtype == "bool":

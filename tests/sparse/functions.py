@@ -8,7 +8,7 @@ from tests.sparse.arrays import read
 
 
 def parts_of(x: Any) -> Any:
-    """The layout and the sum of the values."""
+    """Return the layout and the sum of the values."""
     contents = read(x)
     return contents.layout, contents.values.tolist()
 

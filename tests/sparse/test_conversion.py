@@ -1,4 +1,4 @@
-"""Sparse arrays are converted exactly, without densifying, and share what dense arrays would share."""
+"""Sparse arrays are converted exactly, without densifying, and share memory as dense arrays do."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def index_addresses(x: Any) -> list[int]:
     return [int(index.ctypes.data) for index in read(x).indices]
 
 
-# -- which arrays --------------------------------------------------------------------------------------
+# -- pairs of frameworks -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("source", "target", "layout"), PAIRS)
@@ -200,7 +200,7 @@ def test_entries_beyond_the_last_pointer_are_omitted() -> None:
     assert explain(x, "torch").shares_memory
     assert explain(x, "torch").nbytes == 2 * 8 + 2 * 8 + 3 * 8
     assert explain(y, "numpy").nbytes == 2 * 8 + 2 * 8 + 3 * 8
-    for _ in range(2):  # also by the plan that the first call has made
+    for _ in range(2):  # also by the plan of the first call
         assert len(read(convert_memory(x, "torch")).values) == 2
         assert len(read(convert_memory(y, "torch")).values) == 2
 
@@ -277,7 +277,7 @@ def test_sorted_and_unique_indices_are_passed_on_if_stated() -> None:
     assert torch.equal(convert_memory(z, "torch").to_dense(), sorted_once.to_dense())
 
 
-def test_nothing_is_claimed_about_compressed_indices_of_scipy() -> None:
+def test_scipy_compressed_indices_make_no_claim_about_order() -> None:
     require("jax")
     x = made("numpy", random_contents("csr"))
     y = convert_memory(x, "jax")
@@ -469,7 +469,7 @@ def test_the_same_framework_and_dtype_return_the_same_object(framework: str, lay
 
 
 @pytest.mark.parametrize(("source", "target", "layout"), PAIRS)
-def test_dtype_casts_the_values_alone(source: str, target: str, layout: str) -> None:
+def test_dtype_casts_only_the_values(source: str, target: str, layout: str) -> None:
     require(target)
     x = made(source, random_contents(layout))
     y = convert_memory(x, target, dtype="float32")
@@ -602,7 +602,7 @@ def test_arraybridge_imports_no_scipy() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_the_hazard_of_duplicates_is_documented_where_people_begin() -> None:
+def test_duplicates_hazard_is_documented() -> None:
     assert convert_memory.__doc__ is not None
     assert "sum_duplicates()" in convert_memory.__doc__
     root = Path(__file__).parents[2]

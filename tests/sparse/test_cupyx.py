@@ -1,4 +1,4 @@
-"""Sparse matrices of CuPy: classes with the same attributes, on the cards of the tests."""
+"""Sparse matrices of CuPy, simulated by classes with the same attributes on fake GPUs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparseGpus]:
 
 
 def on_host(x: Any) -> Any:
-    """The parts of a matrix on a card: layout, shape, values and indices."""
+    """Return the parts of a matrix on a GPU: layout, shape, values and indices."""
     parts = (x.row, x.col) if x.format == "coo" else (x.indices, x.indptr)
     return x.format, x.shape, x.data.values, [part.values for part in parts]
 
@@ -176,7 +176,7 @@ def test_other_gpus_and_frameworks() -> None:
     assert {y.data.gpu, y.row.gpu, y.col.gpu} == {1}
     z = convert_memory(y, "torch")
     assert read(z).bits() == read(x).bits()
-    assert explain(y, "torch").copies == 2  # joined on the card, and copied to the host
+    assert explain(y, "torch").copies == 2  # joined on the GPU, and copied to the host
     assert read(convert_memory(y, "jax")).bits() == read(x).bits()
     moved = convert_memory(y, "cards", gpu_id=0)
     assert {moved.data.gpu, moved.row.gpu} == {0}
@@ -202,7 +202,7 @@ def test_copies_and_casts_on_a_gpu() -> None:
     assert convert_memory(x, "cards", dtype="float32").data.dtype == np.float32
 
 
-def test_what_cupy_does_not_have() -> None:
+def test_layouts_that_cupy_lacks_raise() -> None:
     integers = made("numpy", random_contents("csr", dtype="int32"))
     for call in (explain, convert_memory):
         with pytest.raises(arraybridge.DtypeNotSupportedError, match='dtype="float64"'):

@@ -1,4 +1,4 @@
-"""What cannot be converted raises a typed error, whose advice stays sparse and runs as printed."""
+"""Unsupported conversions raise typed errors, whose advice stays sparse and runs as printed."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_no_axes() -> None:
     assert torch.equal(convert_memory(y, "torch").to_dense(), x.to_dense())
 
 
-def test_frameworks_without_sparse_arrays_say_how_large_the_dense_array_is() -> None:
+def test_frameworks_without_sparse_arrays_report_the_dense_size() -> None:
     require("pyclesperanto")
     x = scipy_sparse.csr_array((200_000, 200_000), dtype=np.float32)
     for call in (explain, convert_memory):
@@ -222,7 +222,7 @@ def test_values_outside_of_cupys_dtypes() -> None:
     assert "int32" not in sparse.dtypes
 
 
-def test_traced_values_are_refused_and_pass_within_their_framework() -> None:
+def test_traced_values_raise_except_within_their_framework() -> None:
     jax = require("jax")
     x = in_jax("coo")
 
@@ -302,7 +302,7 @@ def test_parts_that_do_not_fit_together() -> None:
         convert_memory(damaged("coords", (np.zeros(9, bool),) * 2, "coo"), "torch")
 
 
-def test_strange_memory_of_scipy() -> None:
+def test_unusual_memory_of_scipy() -> None:
     torch = require("torch")
     require("jax")
     contents = random_contents("csr")

@@ -96,7 +96,7 @@ def test_results_with_three_axes_become_arrays() -> None:
     assert type(cube(matrix())) is scipy_sparse.coo_array
 
 
-def test_a_sparse_array_beside_a_dense_one() -> None:
+def test_sparse_arrays_together_with_dense_ones() -> None:
     require("torch")
 
     @arraybridge.torch(output_type="input")
@@ -149,7 +149,7 @@ def test_memory_types_and_methods() -> None:
     assert Model().layout(matrix()) is torch.sparse_csr
 
 
-def test_a_sparse_array_of_jax_is_one_array_and_no_container() -> None:
+def test_sparse_jax_arrays_are_not_containers() -> None:
     require("jax")
     x = made("jax", random_contents("csr"))
     assert convert_tree([x], "jax")[0] is x
@@ -221,7 +221,7 @@ def test_gpu_functions_stay_on_the_cpu_next_to_a_gpu(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("layout", ["csr", "csc", "coo", "bsr"])
-def test_differentiated_sparse_tensors_are_refused_at_the_call(layout: str) -> None:
+def test_differentiated_sparse_tensors_raise_at_the_call(layout: str) -> None:
     torch = require("torch")
     require("jax")
 
@@ -237,7 +237,7 @@ def test_differentiated_sparse_tensors_are_refused_at_the_call(layout: str) -> N
         same({"x": [x]}, torch.ones(2, requires_grad=True))
 
 
-def test_differentiated_values_of_jax_and_tensorflow_are_refused() -> None:
+def test_differentiated_values_of_jax_and_tensorflow_raise() -> None:
     jax, tf = require("jax"), require("tensorflow")
     require("torch")
     from jax.experimental import sparse
@@ -261,7 +261,7 @@ def test_differentiated_values_of_jax_and_tensorflow_are_refused() -> None:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
-def test_sparse_constants_beside_differentiated_arrays(framework: str) -> None:
+def test_sparse_constants_together_with_differentiated_arrays(framework: str) -> None:
     torch = require("torch")
     require("jax")
 
@@ -277,7 +277,7 @@ def test_sparse_constants_beside_differentiated_arrays(framework: str) -> None:
     np.testing.assert_allclose(y.grad.numpy(), np.stack([expected, expected], axis=1), rtol=1e-5)
 
 
-def test_sparse_results_of_a_differentiated_function_are_refused() -> None:
+def test_sparse_results_of_differentiated_functions_raise() -> None:
     torch = require("torch")
     require("jax")
 
@@ -299,7 +299,7 @@ def twice(x: Any) -> Any:
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-def test_split_recovery_cuts_csr_by_rows_and_joins_it(framework: str, index_dtype: str) -> None:
+def test_split_recovery_splits_and_joins_csr_by_rows(framework: str, index_dtype: str) -> None:
     contents = random_contents("csr", shape=(10, 8), count=30, index_dtype=index_dtype)
     x = made(framework, contents)
     rows: list[int] = []
@@ -328,7 +328,7 @@ def test_split_recovery_of_jax_keeps_64_bits() -> None:
     assert read(y).indices[1].dtype == np.int64
 
 
-def test_split_recovery_in_a_decorator_beside_dense_arrays() -> None:
+def test_split_recovery_in_a_decorator_with_dense_arrays() -> None:
     require("torch")
 
     @arraybridge.torch(oom_recovery="split", output_type="input")
@@ -356,7 +356,7 @@ def test_parts_share_the_memory_of_the_whole() -> None:
     assert y.tolist() == x.sum(axis=1).tolist()
 
 
-def test_csc_is_cut_along_columns() -> None:
+def test_csc_is_split_along_columns() -> None:
     x = made("numpy", random_contents("csc", shape=(6, 12), count=30))
     with inject_oom("numpy", above_rows=4):
         y = split_and_retry(lambda part: part, x, axis=1)
@@ -367,7 +367,7 @@ def test_csc_is_cut_along_columns() -> None:
 
 
 @pytest.mark.parametrize(("framework", "layout"), [kind for kind in KINDS if kind[1] != "csr"])
-def test_other_layouts_raise_with_the_expression_that_can_be_cut(framework: str, layout: str) -> None:
+def test_other_layouts_raise_with_a_splittable_expression(framework: str, layout: str) -> None:
     x = made(framework, random_contents(layout))
     with (
         inject_oom("numpy", above_rows=3),

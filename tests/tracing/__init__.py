@@ -1,1 +1,1 @@
-"""Tests of arraybridge/timeline: events, hot spots, files for viewers, and annotations."""
+"""Tests of traces: events, hot spots, files for viewers, and annotations."""

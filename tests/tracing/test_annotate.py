@@ -1,4 +1,4 @@
-"""The same names in other people's profilers, and memory over time."""
+"""Annotations in third-party profilers, and memory over time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def increment(x: Any) -> Any:
     return x + 1
 
 
-def test_in_the_profilers_of_torch_and_jax() -> None:
+def test_annotations_appear_in_torch_and_jax_profiles() -> None:
     torch, jax = require("torch"), require("jax")
     with torch.profiler.profile() as profile, settings(annotate="torch"):
         increment(torch.ones(3))
@@ -36,8 +36,8 @@ def test_in_the_profilers_of_torch_and_jax() -> None:
     assert not trace_module.open_logs
 
 
-def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its package, as far as it is used here, by a stand-in."""
+def test_annotations_appear_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check with a replacement of the nvtx package that has the functions used here."""
     error_text: list[tuple[str, str]] = []
 
     @contextmanager
@@ -58,7 +58,7 @@ def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_text == [("begin", "increment"), *inner, *inner, ("end", "increment")]
 
 
-def test_a_missing_package_and_an_unknown_profiler_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_and_unknown_profiler_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with (
         pytest.raises(FrameworkNotInstalledError, match=r"pip install nvtx.*\[nvtx\]"),
@@ -89,7 +89,7 @@ print("done")
 
 
 def test_traces_and_annotations_do_not_import_triton(tmp_path: Path) -> None:
-    """After TensorFlow, that crashes the process; a planted Triton does the same."""
+    """Importing Triton after TensorFlow crashes the process; a fake Triton does the same."""
     require("torch")
     require("tensorflow")
     planted = tmp_path / "triton"

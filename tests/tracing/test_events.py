@@ -1,4 +1,4 @@
-"""What a trace records, and to which line of the user's code it belongs."""
+"""Events of a trace, and the lines of user code that they are attributed to."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.helpers import require
 SCRIPT = Path(__file__).parent / "scripts" / "three_things.py"
 
 
-def line_of(mark: str, file: Path | str = __file__) -> int:
-    """The number of the line that ends in ``# MARK``."""
+def line_of(label: str, file: Path | str = __file__) -> int:
+    """Return the number of the line that ends in ``# MARK``."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
-    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {label}")]
     return number
 
 
@@ -42,15 +42,15 @@ def increment(x: Any) -> Any:
     return x + 1
 
 
-# ---- the three things of the guide -----------------------------------------------------------------------
+# ---- the examples of the guide ---------------------------------------------------------------------------
 
 
-def test_a_script_with_a_loop_a_pipeline_and_an_oom() -> None:
+def test_script_with_loop_pipeline_and_oom() -> None:
     require("torch")
     require("tensorflow")
     with trace() as log:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    at = {mark: line_of(mark, SCRIPT) for mark in ("LOOP", "INSIDE", "PIPELINE", "OOM")}
+    at = {label: line_of(label, SCRIPT) for label in ("LOOP", "INSIDE", "PIPELINE", "OOM")}
     assert {event.file for event in log.events} == {str(SCRIPT)}
 
     loop = [e for e in log.events if e.line == at["LOOP"]]
@@ -92,10 +92,10 @@ def test_a_script_with_a_loop_a_pipeline_and_an_oom() -> None:
     assert spots[at["INSIDE"]].nbytes == 2 * 96
 
 
-# ---- the line is the user's own --------------------------------------------------------------------------
+# ---- attribution to user lines ---------------------------------------------------------------------------
 
 
-def test_the_line_through_decorators_containers_coroutines_and_frameworks() -> None:
+def test_events_name_user_lines_through_decorators_and_frameworks() -> None:
     torch = require("torch")
 
     @arraybridge.torch
@@ -115,7 +115,7 @@ def test_the_line_through_decorators_containers_coroutines_and_frameworks() -> N
             return increment(x)  # FORWARD
 
     tree = {"a": np.zeros(3)[::-1], "b": [np.zeros(2)[::-1]]}
-    for mark, run in {
+    for label, run in {
         "TREE": lambda: both(tree),  # TREE
         "CONVERTED": lambda: arraybridge.convert_tree(tree, "torch"),  # CONVERTED
         "AWAITED": lambda: asyncio.run(main()),
@@ -124,10 +124,10 @@ def test_the_line_through_decorators_containers_coroutines_and_frameworks() -> N
         with trace() as log:
             run()
         assert log.events
-        assert {(e.file, e.line, e.library) for e in log.events} == {(__file__, line_of(mark), "")}
+        assert {(e.file, e.line, e.library) for e in log.events} == {(__file__, line_of(label), "")}
 
 
-def test_the_line_where_work_was_handed_out() -> None:
+def test_thread_events_name_the_line_that_submitted_the_work() -> None:
     require("torch")
     items = [np.zeros((2, 2)), np.ones((2, 2))]
     with trace() as log:
@@ -149,9 +149,7 @@ def test_the_line_where_work_was_handed_out() -> None:
     assert {e.device for e in of_kind(log, "item") if e.name == "increment"} == {"cpu"}
 
 
-def test_another_library_is_named_and_the_line_is_still_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_name_the_library_and_the_user_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("torch")
     folder = tmp_path / "site-packages"
     folder.mkdir()
@@ -171,8 +169,8 @@ def test_another_library_is_named_and_the_line_is_still_the_users(
     sys.modules.pop("somebody")
 
 
-def test_a_notebooks_cell_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what IPython's compiler calls it; a stand-in has its two calls."""
+def test_events_name_notebook_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check with a module that names cells as IPython's compiler does."""
     names = {"/x/ipykernel_99/123.py": ("Cell", "In[7]")}
     stand_in = ModuleType("IPython")
     stand_in.get_ipython = lambda: SimpleNamespace(  # type: ignore[attr-defined]
@@ -185,10 +183,10 @@ def test_a_notebooks_cell_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [e.where for e in of_kind(log, "call")] == ["In[7]:3", "<ipython-input-8-abc>:3"]
 
 
-# ---- what each event says --------------------------------------------------------------------------------
+# ---- fields of events ------------------------------------------------------------------------------------
 
 
-def test_a_call_that_fails_and_a_decision_of_gpu() -> None:
+def test_failed_calls_and_gpu_decisions_are_recorded() -> None:
     @arraybridge.numpy
     def fails(x: Any) -> Any:
         raise KeyError(1)
@@ -204,7 +202,7 @@ def test_a_call_that_fails_and_a_decision_of_gpu() -> None:
     assert decision.reason
 
 
-def test_a_clean_up_tells_what_it_freed() -> None:
+def test_cleanup_events_report_freed_bytes() -> None:
     pool = arraybridge.BufferPool(1 << 20)
     pool.give(pool.take((1000,), "float64", "numpy"))
     with trace() as log, inject_oom("numpy"):
@@ -214,7 +212,7 @@ def test_a_clean_up_tells_what_it_freed() -> None:
     assert log.total_bytes_copied == 0, "what is freed is not copied"
 
 
-def test_events_in_order_and_ready_for_json() -> None:
+def test_events_are_ordered_and_json_serializable() -> None:
     require("torch")
     with trace() as log:
         increment(np.zeros(2))
@@ -228,10 +226,10 @@ def test_events_in_order_and_ready_for_json() -> None:
     assert error_text[-1]["copies"] == 1
 
 
-# ---- bounds, threads, price ------------------------------------------------------------------------------
+# ---- limits, threads and overhead ------------------------------------------------------------------------
 
 
-def test_the_oldest_go_and_are_counted() -> None:
+def test_oldest_events_are_dropped_and_counted() -> None:
     require("torch")
     with trace(limit=3) as log:
         for n in range(2, 9):
@@ -247,13 +245,13 @@ def test_the_oldest_go_and_are_counted() -> None:
 @pytest.mark.parametrize(
     ("limit", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError)]
 )
-def test_a_senseless_limit_is_refused(limit: Any, error: type[Exception]) -> None:
+def test_invalid_event_limit_raises(limit: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="limit"), trace(limit=limit):
         pass
     assert not trace_module.open_logs
 
 
-def test_all_threads_are_heard_by_the_log_of_a_program() -> None:
+def test_program_log_records_all_threads() -> None:
     def work() -> None:
         increment(np.zeros(1))  # THREAD
 
@@ -265,7 +263,7 @@ def test_all_threads_are_heard_by_the_log_of_a_program() -> None:
     assert not trace_module.open_logs
 
 
-def test_nothing_is_measured_when_no_trace_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_without_an_open_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def clock() -> float:
         raise AssertionError("measured")
 
@@ -280,9 +278,9 @@ def test_nothing_is_measured_when_no_trace_is_open(monkeypatch: pytest.MonkeyPat
 
 # PyTorch 2.14 warns so on Python 3.13.0.
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python")
-def test_torch_compile_is_left_alone() -> None:
+def test_torch_compile_works_without_an_open_trace() -> None:
     torch = require("torch")
-    trees.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces
+    trees.kinds.clear()  # PyTorch inspects a type when it first traces it
     torch.compiler.reset()
 
     @arraybridge.torch(output_type="input")

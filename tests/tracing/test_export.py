@@ -1,4 +1,4 @@
-"""Hot spots in all their forms, the trace-event format, and pictures."""
+"""Exports of a trace: hot spots in all formats, the trace-event format, and plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arraybridge.tracing.hotspots import advice_for
 from tests import matrix_data as data
 from tests.helpers import require
 
-#: What each phase of the format must have, besides name, phase, process and thread.
+#: Required fields of each phase of the format, in addition to name, phase, process and thread.
 REQUIRED = {
     "X": {"ts", "dur", "cat"},
     "i": {"ts", "s", "cat"},
@@ -33,10 +33,10 @@ REQUIRED = {
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """What was written, as a strict reader reads it."""
+    """Return the file's content as a strict JSON reader parses it."""
 
     def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     events: list[dict[str, Any]]
     events = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)["traceEvents"]
@@ -45,7 +45,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def log() -> TraceLog:
-    """A pipeline of three stages, three copies, and memory that runs out."""
+    """Record a pipeline of three stages, three copies, and an out-of-memory error."""
     require("torch")
 
     def stage(x: Any) -> Any:
@@ -71,7 +71,7 @@ def written(log: TraceLog, tmp_path_factory: pytest.TempPathFactory) -> list[dic
     return read(file)
 
 
-def test_the_format(written: list[dict[str, Any]]) -> None:
+def test_events_follow_the_trace_event_format(written: list[dict[str, Any]]) -> None:
     for event in written:
         assert {"name", "ph", "pid", "tid"} <= set(event)
         assert set(event) >= REQUIRED[event["ph"]], event
@@ -103,7 +103,7 @@ def test_tracks_are_named_and_nested(written: list[dict[str, Any]]) -> None:
         ends.append(end)
 
 
-def test_flows_lead_from_stage_to_stage(written: list[dict[str, Any]]) -> None:
+def test_flows_connect_stages(written: list[dict[str, Any]]) -> None:
     flows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in written:
         if event["ph"] in "stf":
@@ -117,11 +117,11 @@ def test_flows_lead_from_stage_to_stage(written: list[dict[str, Any]]) -> None:
         assert len({s["args"]["item"] for s in begun}) == 1
 
 
-def test_bytes_copied_are_a_counter(written: list[dict[str, Any]]) -> None:
+def test_copied_bytes_are_exported_as_a_counter(written: list[dict[str, Any]]) -> None:
     assert [e["args"]["bytes"] for e in written if e["name"] == "bytes copied"] == [48, 96, 144]
 
 
-def test_an_empty_log_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
+def test_empty_log_can_be_exported_and_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with trace() as log:
         pass
@@ -134,7 +134,7 @@ def test_an_empty_log_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
         log.save(tmp_path / "run.png")
 
 
-def test_the_report_of_a_pipeline_is_saved(tmp_path: Path) -> None:
+def test_pipeline_report_is_saved(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pipeline = Pipeline(abs, abs)
     assert list(pipeline.map([-1, -2, -3])) == [1, 2, 3]
@@ -146,7 +146,7 @@ def test_the_report_of_a_pipeline_is_saved(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "line.svg").read_text()
 
 
-def test_a_picture(log: TraceLog, tmp_path: Path) -> None:
+def test_plot_shows_tracks_and_labels(log: TraceLog, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (axes,) = log.plot(tmp_path / "run.svg").axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -158,18 +158,18 @@ def test_a_picture(log: TraceLog, tmp_path: Path) -> None:
 # ---- hot spots -------------------------------------------------------------------------------------------
 
 
-def test_lines_that_only_share_are_no_hot_spots() -> None:
+def test_lines_that_only_share_are_not_hot_spots() -> None:
     require("torch")
     with trace() as log:
         convert_memory(np.ones(4), "torch")
-        convert_memory(np.ones((0, 4))[::-1], "torch")  # nothing to copy
+        convert_memory(np.ones((0, 4))[::-1], "torch")  # no copies
     assert list(log.hotspots()) == []
     assert log.hotspots().shared == 2
     assert repr(log.hotspots()) == "no copies"
     assert len(log.records) == 2
 
 
-def test_hot_spots_in_numbers() -> None:
+def test_hot_spots_add_up_bytes_and_times() -> None:
     require("torch")
     small, large = np.ones(4)[::-1], np.ones(400)[::-1]
     with trace() as log:
@@ -199,7 +199,7 @@ def test_hot_spots_in_numbers() -> None:
             log.hotspots(top=top)  # type: ignore[arg-type]
 
 
-def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hot_spots_as_table_html_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     require("torch")
     monkeypatch.setenv("COLUMNS", "60")
     with trace() as log:
@@ -212,7 +212,7 @@ def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(map(len, text.splitlines())) <= 60
     page = html.unescape(spots._repr_html_())
     assert page.startswith("<table")
-    assert re.findall(r"<td>(.*?)</td>", page)[0] == "3.1 KiB"  # beside the line, which is a heading
+    assert re.findall(r"<td>(.*?)</td>", page)[0] == "3.1 KiB"  # in a table whose heading is the source line
     (error_text,) = json.loads(json.dumps(spots.to_dict()))["hotspots"]
     assert (error_text["reason"], error_text["threads"]) == (
         "torch does not support negative strides",
@@ -238,7 +238,9 @@ def read_only() -> np.ndarray[Any, Any]:
         (read_only, "torch", {}, "to_torch(x, copy=False) shares it"),
     ],
 )
-def test_what_would_save_the_copy(make: Any, target: str, options: dict[str, Any], words: str) -> None:
+def test_hot_spots_advise_how_to_avoid_the_copy(
+    make: Any, target: str, options: dict[str, Any], words: str
+) -> None:
     require(target)
     with trace() as log:
         convert_memory(make(), target, **options)
@@ -247,8 +249,8 @@ def test_what_would_save_the_copy(make: Any, target: str, options: dict[str, Any
     assert words in spot.advice
 
 
-def test_the_advice_saves_the_copy() -> None:
-    """What is said is done, and then nothing is copied."""
+def test_advice_avoids_the_copy() -> None:
+    """Follow the advice, and check that the conversion then shares memory."""
     require("tensorflow")
     x = np.ones((30, 40)).T
     with trace() as log:
@@ -259,8 +261,8 @@ def test_the_advice_saves_the_copy() -> None:
     assert arraybridge.explain(y, "tensorflow").copies == 0
 
 
-def test_every_reason_to_copy_has_advice() -> None:
-    """Each framework's arrays, in each layout, to each framework: no reason is left without a word."""
+def test_every_copy_reason_has_advice() -> None:
+    """Check each framework's arrays in each layout with each target: every reason has advice."""
     names = [name for name in data.FRAMEWORKS if require(name)]
     seen = set()
     for name, layout in itertools.product(names, data.LAYOUTS):

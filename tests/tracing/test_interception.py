@@ -1,4 +1,4 @@
-"""Conversions by the frameworks' own calls: each is seen with its line, and behaves as it did."""
+"""Conversions by the frameworks' own functions: each one is traced with its line, and behaves as before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test may have loaded it; here it does not work."""
+    """Hide compilers that another test may have loaded."""
     monkeypatch.setattr(interception, "_COMPILER", "loaded by nobody")
 
 
@@ -53,8 +53,8 @@ def read_only() -> np.ndarray[Any, Any]:
     return x
 
 
-def heard(call: Callable[[], Any]) -> list[Event]:
-    """The foreign events of a call."""
+def foreign_events(call: Callable[[], Any]) -> list[Event]:
+    """Return the events of third-party conversions that a call records."""
     with trace(foreign=True) as log:
         call()
     return [event for event in log.events if event.kind == "foreign"]
@@ -74,16 +74,20 @@ SAME, COPY = ("same memory", ""), "could be shared"
 READ_ONLY = ("it is read-only", "arraybridge.to_torch(x, copy=False) shares it")
 OF_NUMPY, OF_TENSORFLOW = (COPY, "arraybridge.to_tensorflow(x)"), (COPY, "arraybridge.to_numpy(x) shares it")
 tf_dlpack, torch_dlpack = tf.experimental.dlpack, torch.utils.dlpack
-# The call by name, the frameworks, its argument, the call, and a part of the reason and of the advice. Whose
-# memory a capsule lends, it does not say.
-# fmt: off
+# The name of the function, the frameworks, its argument, the call, and parts of the reason and of the
+# advice. A DLPack capsule does not state whose memory it exports. fmt: off
 ROWS: list[tuple[str, str, Callable[[], Any], Callable[[Any], Any], tuple[str, str]]] = [
     ("torch.from_numpy", "numpy-torch", aligned, lambda x: torch.from_numpy(x), SAME),
     ("torch.as_tensor", "numpy-torch", aligned, lambda x: torch.as_tensor(x), SAME),
     ("torch.asarray", "numpy-torch", aligned, lambda x: torch.asarray(x), SAME),
     ("torch.from_dlpack", "numpy-torch", aligned, lambda x: torch.from_dlpack(x), SAME),
-    ("torch.from_dlpack", "capsule-torch", of_tensorflow,
-     lambda x: torch.from_dlpack(tf_dlpack.to_dlpack(x)), SAME),
+    (
+        "torch.from_dlpack",
+        "capsule-torch",
+        of_tensorflow,
+        lambda x: torch.from_dlpack(tf_dlpack.to_dlpack(x)),
+        SAME,
+    ),
     ("torch.utils.dlpack.from_dlpack", "jax-torch", of_jax, lambda x: torch_dlpack.from_dlpack(x), SAME),
     ("Tensor.numpy", "torch-numpy", of_torch, lambda x: x.numpy(), SAME),
     ("np.asarray", "torch-numpy", of_torch, lambda x: np.asarray(x), SAME),
@@ -92,8 +96,13 @@ ROWS: list[tuple[str, str, Callable[[], Any], Callable[[Any], Any], tuple[str, s
     ("np.from_dlpack", "torch-numpy", of_torch, lambda x: np.from_dlpack(x), SAME),
     ("jnp.from_dlpack", "torch-jax", of_torch, lambda x: jnp.from_dlpack(x), SAME),
     ("jax.dlpack.from_dlpack", "torch-jax", of_torch, lambda x: jax.dlpack.from_dlpack(x), SAME),
-    ("tf.experimental.dlpack.from_dlpack", "capsule-tensorflow", of_jax,
-     lambda x: tf_dlpack.from_dlpack(dlcapsule=x.__dlpack__()), SAME),
+    (
+        "tf.experimental.dlpack.from_dlpack",
+        "capsule-tensorflow",
+        of_jax,
+        lambda x: tf_dlpack.from_dlpack(dlcapsule=x.__dlpack__()),
+        SAME,
+    ),
     ("torch.tensor", "numpy-torch", aligned, lambda x: torch.tensor(x), (COPY, "torch.from_numpy(x)")),
     ("torch.tensor", "numpy-torch", lambda: aligned().T, lambda x: torch.tensor(x), (COPY, "from_numpy(x)")),
     ("torch.tensor", "numpy-torch", read_only, lambda x: torch.tensor(x), READ_ONLY),
@@ -115,7 +124,7 @@ ROWS: list[tuple[str, str, Callable[[], Any], Callable[[Any], Any], tuple[str, s
 @pytest.mark.parametrize(
     ("name", "pair", "make", "call", "words"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS]
 )
-def test_each_call_is_seen(name: str, pair: str, make: Any, call: Any, words: tuple[str, str]) -> None:
+def test_each_call_is_recorded(name: str, pair: str, make: Any, call: Any, words: tuple[str, str]) -> None:
     x, (reason, advice) = make(), words
     nbytes = 0 if words == SAME else MIB
     with trace(foreign=True) as log:
@@ -147,13 +156,13 @@ def test_each_call_is_seen(name: str, pair: str, make: Any, call: Any, words: tu
     ],
 )
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-def test_a_dtype_that_the_program_asks_for_is_no_narrowing(dtype: Any, reason: str) -> None:
+def test_requested_dtype_is_not_reported_as_narrowing(dtype: Any, reason: str) -> None:
     x = doubles()
-    assert [e.reason for e in heard(lambda: jnp.asarray(x, dtype=dtype))] == [reason]
-    assert [e.reason for e in heard(lambda: jnp.array(x, dtype))] == [reason]
+    assert [e.reason for e in foreign_events(lambda: jnp.asarray(x, dtype=dtype))] == [reason]
+    assert [e.reason for e in foreign_events(lambda: jnp.array(x, dtype))] == [reason]
 
 
-def test_the_same_tensor_twice_is_told_once() -> None:
+def test_repeated_conversions_of_one_array_get_their_own_advice() -> None:
     x, others = aligned(), [aligned() for _ in range(3)]
     with trace(foreign=True) as log:
         for _ in range(3):
@@ -165,23 +174,23 @@ def test_the_same_tensor_twice_is_told_once() -> None:
     assert "before the loop" not in second
 
 
-def test_a_move_between_devices_of_jax() -> None:
+def test_moves_between_jax_devices_are_recorded() -> None:
     x = jnp.ones((512, 512))
-    (event,) = heard(lambda: jax.device_put(x, jax.devices("cpu")[1]))
+    (event,) = foreign_events(lambda: jax.device_put(x, jax.devices("cpu")[1]))
     assert (event.nbytes, event.device, event.reason) == (MIB, "cpu:1", "cpu:1 is another device than cpu")
     host = aligned()
-    (event,) = heard(lambda: jax.device_put(host, jax.devices("cpu")[1]))
+    (event,) = foreign_events(lambda: jax.device_put(host, jax.devices("cpu")[1]))
     assert (event.nbytes, event.device, event.reason) == (0, "cpu:1", "both use the same memory")
 
 
-def test_arrays_that_several_devices_hold() -> None:
+def test_arrays_on_several_devices_are_recorded() -> None:
     x = jnp.ones((512, 512))
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("rows",))
     by_rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
     y = jax.device_put(x, by_rows)
-    (event,) = heard(lambda: jax.device_put(x, by_rows))
+    (event,) = foreign_events(lambda: jax.device_put(x, by_rows))
     assert (event.nbytes, event.reason) == (MIB, "it is redistributed over devices")
-    assert heard(lambda: jax.device_put(y, by_rows)) == [], "it lies there already"
+    assert foreign_events(lambda: jax.device_put(y, by_rows)) == [], "it is already there"
     with trace(foreign=True) as log:
         np.asarray(y)
     ((event,), (spot,)) = log.events, log.hotspots()
@@ -200,26 +209,26 @@ def test_pyclesperanto() -> None:
     assert cle.pull is pull
 
 
-# ---- what counts for nobody --------------------------------------------------------------------------
+# ---- calls that are not recorded ---------------------------------------------------------------------
 
 
-def test_nothing_is_seen_of() -> None:
+def test_calls_that_are_not_recorded() -> None:
     x, t = aligned(), torch.ones(4)
-    assert heard(lambda: np.asarray(x)) == [], "no conversion"
-    assert heard(lambda: np.asarray([1, 2])) == [], "lists"
-    assert heard(lambda: torch.tensor(3.0)) == [], "numbers"
-    assert heard(lambda: t.cpu()) == [], "it is already there"
-    assert heard(lambda: repr(t.double())) == [], "what torch casts to print"
-    assert heard(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
-    assert heard(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"
-    assert heard(lambda: tf.constant(["a"]).numpy()) == [], "words"
-    assert heard(lambda: t.to("meta", torch.int32)) == [], "bytes that do not exist"
+    assert foreign_events(lambda: np.asarray(x)) == [], "no conversion"
+    assert foreign_events(lambda: np.asarray([1, 2])) == [], "lists"
+    assert foreign_events(lambda: torch.tensor(3.0)) == [], "numbers"
+    assert foreign_events(lambda: t.cpu()) == [], "it is already there"
+    assert foreign_events(lambda: repr(t.double())) == [], "what torch casts to print"
+    assert foreign_events(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
+    assert foreign_events(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"
+    assert foreign_events(lambda: tf.constant(["a"]).numpy()) == [], "words"
+    assert foreign_events(lambda: t.to("meta", torch.int32)) == [], "bytes that do not exist"
     with trace() as log:
         torch.from_numpy(x)
     assert not log.events, "a trace that does not ask"
 
 
-# ---- nothing behaves otherwise -----------------------------------------------------------------------
+# ---- unchanged behavior ------------------------------------------------------------------------------
 
 
 #: The functions, where programs find them.
@@ -230,14 +239,14 @@ FUNCTIONS: dict[Any, str] = {
 
 
 def every_call() -> dict[str, Any]:
-    """The functions, and some methods, as they are now."""
+    """Return the functions and some methods in their current state."""
     holders = {**FUNCTIONS, torch.Tensor: "numpy to cpu"}
     return {
         f"{holder.__name__}.{n}": getattr(holder, n) for holder in holders for n in holders[holder].split()
     }
 
 
-def test_the_originals_come_back_on_every_exit() -> None:
+def test_original_functions_are_restored_on_every_exit() -> None:
     before = every_call()
     inherited = "numpy" in vars(torch.Tensor)
     with contextlib.suppress(KeyError), trace(foreign=True), trace(foreign=True):
@@ -250,7 +259,7 @@ def test_the_originals_come_back_on_every_exit() -> None:
         assert torch.from_numpy is before["torch.from_numpy"]
 
 
-def test_traces_that_end_in_another_order() -> None:
+def test_traces_may_end_in_any_order() -> None:
     first, second = trace(foreign=True), trace(foreign=True)
     log_1, log_2 = first.__enter__(), second.__enter__()
     first.__exit__(None, None, None)
@@ -261,7 +270,7 @@ def test_traces_that_end_in_another_order() -> None:
     assert every_call()["numpy.asarray"] is np.asarray
 
 
-def test_the_wrapped_stand_for_the_originals() -> None:
+def test_wrapped_functions_behave_like_the_originals() -> None:
     class Marked(torch.Tensor):  # type: ignore[misc]
         pass
 
@@ -290,10 +299,10 @@ ARGUMENTS: list[Any] = [
 
 
 def outcome(holder: Any, name: str, x: Any, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Type, dtype, shape, values and sharing of a result; or the error."""
+    """Return type, dtype, shape, values and sharing of a result, or the exception."""
     try:
         y = getattr(holder, name)(x, **options)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it has to be the same
+    except Exception as error:  # noqa: BLE001  # any exception has to be the same
         return type(error), str(error)
     if isinstance(y, dict):
         return type(y), str(y)
@@ -311,13 +320,13 @@ def test_results_and_errors_are_the_same(holder: Any) -> None:
     cases = []
     for name, x, option in itertools.product(FUNCTIONS[holder].split(), [*ARGUMENTS, *tensors], options):
         if getattr(holder, name) is torch.asarray and isinstance(x, (tf.Tensor, jax.Array)):
-            continue  # it reads a JAX array as flat float32
+            continue  # the function reads a JAX array as flat float32
         if (
             getattr(holder, name) is torch.from_dlpack
             and isinstance(x, np.ndarray)
             and min((0, *x.strides)) < 0
         ):
-            continue  # it ends the process (pytorch #188023)
+            continue  # the call crashes the process (pytorch #188023)
         cases.append((outcome(holder, name, x, option), name, x, option))
     with trace(foreign=True):
         for expected, name, x, option in cases:
@@ -356,14 +365,14 @@ print([event.name for event in log.events])
 """
 
 
-def test_a_framework_that_is_imported_later_and_its_compilers() -> None:
+def test_frameworks_imported_during_a_trace_are_recorded() -> None:
     done = run_python("-W", "ignore", "-c", COMPILED, env={"PYTHONWARNINGS": "ignore"})
     assert done.stdout.strip() == "['np.asarray', 'torch.from_numpy']", done.stderr
 
 
 # -- threads of libraries -------------------------------------------------------------------------------
 
-# A library whose own thread converts what it is handed through a queue; its helper is another library.
+# A library whose own thread converts arrays from a queue; its helper is another library.
 FEEDER = """
 import queue, threading
 import {helper}
@@ -397,7 +406,7 @@ def convert(x):
 
 @pytest.fixture
 def feeder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the library, and the folder of both."""
+    """Import the library, and return it with the folder of both."""
     site = tmp_path / "site-packages"
     site.mkdir()
     (site / "feeder_lib.py").write_text(FEEDER.format(helper="helper_lib"), encoding="utf-8")
@@ -436,7 +445,7 @@ def test_threads_of_libraries_show_their_innermost_line(feeder: Any) -> None:
     assert [spot.file for spot in log.hotspots(libraries=False)] == [__file__]
 
 
-def test_a_thread_of_pythons_own_library_shows_its_innermost_line() -> None:
+def test_threads_of_the_standard_library_show_their_innermost_line() -> None:
     with trace_everywhere(foreign=True) as log, ThreadPoolExecutor(1) as pool:
         pool.submit(torch.tensor, unaligned()).result()
     (event,) = log.events
@@ -451,7 +460,7 @@ def test_a_thread_of_pythons_own_library_shows_its_innermost_line() -> None:
 
 
 class Pending:
-    """A clock that only a pending computation moves."""
+    """A clock that advances only while a computation is pending."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
         self.now = 0.0
@@ -488,12 +497,12 @@ def test_waiting_for_a_pending_computation_is_not_counted(what: str, monkeypatch
     pending = Pending(monkeypatch, owner)
     with trace(foreign=True) as log:
         read(x)
-    assert pending.now >= 100.0  # it was waited for
+    assert pending.now >= 100.0  # the wait was recorded
     assert [event.seconds for event in log.events] == [0.0] * len(log.events)
     assert log.events
 
 
-def test_calls_that_do_not_wait_are_not_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asynchronous_calls_do_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a traced program would no longer overlap its work."""
     x = of_jax()
     pending = Pending(monkeypatch, "jax")
@@ -542,7 +551,7 @@ tf.config.experimental.set_synchronous_execution(True)
 
 
 def test_tensorflow_in_asynchronous_mode() -> None:
-    """Its computation takes a hundred times as long as the copy, on any machine."""
+    """The computation takes a hundred times as long as the copy, on any machine."""
     done = run_python("-c", ASYNCHRONOUS)
     assert done.returncode == 0, done.stderr
 

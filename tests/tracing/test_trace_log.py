@@ -1,4 +1,4 @@
-"""explain foretells and trace records, in words and figures. That both tell the same, the matrix shows."""
+"""`explain` and `trace`: text and numbers. test_matrix.py checks that both agree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def aligned() -> np.ndarray[Any, Any]:
 # ---- explain ---------------------------------------------------------------------------------------------
 
 
-def test_a_route_in_its_fields() -> None:
+def test_route_fields() -> None:
     for name in ("torch", "jax", "pyclesperanto"):
         require(name)
     x, on_opencl = aligned(), convert_memory(aligned().astype("f4"), "pyclesperanto", 0)
@@ -66,7 +66,7 @@ def test_a_route_in_its_fields() -> None:
             route.copies = 3
 
 
-def test_a_route_prints_as_one_plain_sentence_and_is_a_table_in_a_notebook() -> None:
+def test_route_text_and_notebook_table() -> None:
     for target in ("numpy", "torch", "jax", "tensorflow"):
         require(target)
         for array in (aligned(), aligned()[::-1], aligned().T, np.array(1.0), np.zeros(0)):
@@ -78,11 +78,11 @@ def test_a_route_prints_as_one_plain_sentence_and_is_a_table_in_a_notebook() -> 
     assert table.startswith("<table>")
     assert "<th>method</th><td>same</td>" in table
     assert "<th>bytes</th><td>32 B</td>" in table
-    assert "<th>time</th>" not in table  # nothing was measured
+    assert "<th>time</th>" not in table  # no measured time
 
 
 def test_explain_converts_nothing() -> None:
-    """32 MiB that would be copied stay uncopied."""
+    """Check that 32 MiB that would be copied are not copied."""
     array = np.ones(2**22)
     peaks = []
     tracemalloc.start()
@@ -100,8 +100,8 @@ def test_explain_converts_nothing() -> None:
 # ---- trace -----------------------------------------------------------------------------------------------
 
 
-def test_a_trace_in_numbers() -> None:
-    """The short forms and trees are recorded too; an exception ends it as any other end does."""
+def test_trace_counts_calls_and_bytes() -> None:
+    """Short functions and trees are recorded as well, and an exception ends the trace as usual."""
     require("torch")
     x = aligned()
     logs: list[TraceLog] = []
@@ -126,12 +126,12 @@ def test_a_trace_in_numbers() -> None:
 
 
 def test_each_thread_has_its_own_trace() -> None:
-    """Many of them open and close theirs at once, one inside the other."""
+    """Threads open and close nested traces at the same time."""
 
     def work(number: int) -> list[tuple[int, set[int]]]:
         counts = []
         for i in range(200):
-            convert_memory(np.zeros(1), "numpy")  # while the others' logs are open
+            convert_memory(np.zeros(1), "numpy")  # while the other threads' logs are open
             with trace() as log, trace() as inner:
                 for _ in range(i % 3):
                     convert_memory(np.zeros(number + 1), "numpy")
@@ -164,7 +164,7 @@ def test_each_task_has_its_own_trace() -> None:
         assert [record.nbytes for record in log.records] == [8 * number] * 3
 
 
-def test_a_trace_is_a_table() -> None:
+def test_trace_renders_as_a_table() -> None:
     require("torch")
     with trace() as log:
         convert_memory(aligned(), "torch")
@@ -188,7 +188,7 @@ def test_a_trace_is_a_table() -> None:
     assert text.count("<th>") == 9 + 2  # the first cell of a row is its heading
 
 
-def test_a_long_trace_shows_its_beginning_and_its_end() -> None:
+def test_long_trace_is_abbreviated() -> None:
     x = aligned()
     with trace() as log:
         for _ in range(60):
@@ -201,8 +201,8 @@ def test_a_long_trace_shows_its_beginning_and_its_end() -> None:
         assert "61 conversions" in text
 
 
-def test_a_trace_may_be_closed_elsewhere_and_out_of_order() -> None:
-    """In another thread, as a task may that runs the end of a generator; or before one that opened later."""
+def test_trace_may_be_closed_in_another_thread_or_order() -> None:
+    """In another thread, such as a task that finalizes a generator, or before a trace that opened later."""
     first, second, third = trace(), trace(), trace()
     logs = [one.__enter__() for one in (first, second, third)]
     with ThreadPoolExecutor(1) as pool:
@@ -214,7 +214,7 @@ def test_a_trace_may_be_closed_elsewhere_and_out_of_order() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_an_array_without_strides_is_recorded() -> None:
+def test_array_without_strides_is_recorded() -> None:
     torch = require("torch")
     x = torch.eye(3).to_sparse_csr()
     with trace() as log:

@@ -1,1 +1,1 @@
-"""Scripts that the tests beside run in processes of their own."""
+"""Scripts that the conversion tests run in separate processes."""

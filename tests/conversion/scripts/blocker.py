@@ -1,4 +1,4 @@
-"""Hides installed packages from a process, as if they had never been installed."""
+"""Hide installed packages from a process, as if they had never been installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAMEWORKS = frozenset(
 
 
 class Blocker(MetaPathFinder):
-    """Stands before a finder and does not see the packages."""
+    """A finder in front of another one that does not find the packages."""
 
     def __init__(self, finder: Any, hidden: frozenset[str]) -> None:
         self.finder = finder
@@ -28,7 +28,7 @@ class Blocker(MetaPathFinder):
         return self.finder.find_spec(fullname, path, target)
 
     def find_distributions(self, *context: Any) -> Any:
-        """Metadata stay: `dask.array` reads those of NumPy."""
+        """Keep the metadata, because `dask.array` reads NumPy's."""
         find = getattr(self.finder, "find_distributions", None)
         return () if find is None else find(*context)
 

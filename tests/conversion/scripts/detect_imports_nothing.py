@@ -1,6 +1,6 @@
-"""Detect all kinds of things and print which top-level packages that has loaded: two JSON lists.
+"""Detect all kinds of objects and print the loaded top-level packages: two JSON lists.
 
-Arguments: frameworks that are imported for the second list, in which one of their arrays is detected too.
+Arguments: frameworks to import for the second list, in which one array of each is detected as well.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import arraybridge
 
 
 class Interface:
-    """Somebody's array type."""
+    """A third-party array type."""
 
     __array_interface__ = np.arange(3.0).__array_interface__
 

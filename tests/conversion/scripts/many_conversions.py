@@ -1,4 +1,5 @@
-"""Calls from threads first, then ten thousand conversions, failures and empties among them: nothing stays.
+"""Check that calls from threads, then ten thousand conversions with failures and empty arrays, leak
+nothing.
 
 Arguments: the frameworks to convert between.
 """
@@ -32,7 +33,7 @@ done = failed = 0
 
 
 def attempt(x: Any, target: str, **option: Any) -> Any:
-    """Convert it, or return it as it is."""
+    """Convert the array, or return it unchanged if that raises."""
     global done, failed
     done += 1
     try:
@@ -43,7 +44,7 @@ def attempt(x: Any, target: str, **option: Any) -> Any:
 
 
 def rounds(least: int) -> None:
-    """Convert at least so many times."""
+    """Convert at least this many times."""
     global done, failed
     done = failed = 0
     while done < least:
@@ -51,14 +52,14 @@ def rounds(least: int) -> None:
             array = attempt(layout, source)
             for target, option in product(frameworks, options):
                 attempt(array, target, **option)
-            # A class of its own for each array, as in code that makes classes in a loop.
+            # A separate class for each array, as in code that creates classes in a loop.
             arraybridge.convert_memory(values.view(type("Fleeting", (np.ndarray,), {})), "numpy")
         with arraybridge.trace():
             arraybridge.convert_memory(values, "numpy", copy=True)
 
 
 def first_calls(number: int) -> None:
-    """All pairs, beginning with another framework in each thread; the threads begin together."""
+    """Convert all pairs in threads that start simultaneously, each with a different first framework."""
     barrier.wait()
     own = values + number
     order = frameworks[number % len(frameworks) :] + frameworks[: number % len(frameworks)]
@@ -66,7 +67,7 @@ def first_calls(number: int) -> None:
     for array, target in product(arrays, order):
         assert (arraybridge.to_numpy(arraybridge.convert_memory(array, target)) == own).all()
         assert arraybridge.explain(array, target).nbytes == own.nbytes
-    if "jax" in frameworks:  # whose global flag, x64, stays off
+    if "jax" in frameworks:  # whose global x64 flag stays off
         import jax
 
         assert arraybridge.to_jax(np.array([2**40 + 1])).dtype == np.int64
@@ -95,6 +96,6 @@ rounds(10_000)
 after = held()
 grown = {name: after[name] - before[name] for name in before}
 assert done // 10 < failed < done, "failures and successes both"
-# One array of a hundred that stays would be more.
+# One leaked array per hundred would take more.
 most = {"rss": 8 * 2**20, "files": 0, "threads": 0, "objects": 2_000}
 assert all(grown[name] <= most[name] for name in most), grown

@@ -1,4 +1,4 @@
-"""Hide the frameworks, ask for each of them, and print the answers."""
+"""Hide the frameworks, request each of them, and print the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GOES_ON: dict[str, Callable[[], object]] = {
 def answer(call: Callable[..., object], *arguments: Any) -> dict[str, Any]:
     try:
         return {"result": call(*arguments)}
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is reported
+    except Exception as error:  # noqa: BLE001  # any exception is reported
         return {"class": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of gradients share: the six directions, and how each framework differentiates."""
+"""Helpers for the gradient tests: the six directions, and how each framework differentiates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAVE: dict[str, Callable[..., Any]] = {
 
 
 def array(name: str, x: Any) -> Any:
-    """An array of the framework, of its own memory."""
+    """Return an array of the framework in separate memory."""
     x = np.array(x)
     make: Any = {"torch": torch.from_numpy, "jax": jnp.array, "tensorflow": tf.constant}[name]
     return make(x)
@@ -41,9 +41,9 @@ def summed(total: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> list[np.ndarray]:
-    """The derivatives of the sum of ``fn(*arrays)``, by the framework's own means.
+    """Return the derivatives of the sum of ``fn(*arrays)``, by the framework's own functions.
 
-    A higher order is that of the sum of the first derivatives, in the first argument alone.
+    A higher order is that of the sum of the first derivatives, with respect to the first argument only.
     """
     if name == "jax":
 
@@ -60,7 +60,7 @@ def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> lis
         for _ in range(order - 1):
             (first,) = torch.autograd.grad(value, xs[:1], create_graph=True, materialize_grads=True)
             value = first.sum()
-            if not value.requires_grad:  # it is the same everywhere
+            if not value.requires_grad:  # the value is the same in every framework
                 return [np.zeros_like(x) for x in arrays]
         return [
             g.detach().resolve_conj().numpy() for g in torch.autograd.grad(value, xs, materialize_grads=True)
@@ -87,7 +87,7 @@ in_torch = arraybridge.torch(grad="flow")
 
 SIN: dict[str, Callable[[Any], Any]] = {"torch": torch.sin, "jax": jnp.sin, "tensorflow": tf.sin}
 
-#: sin(x) x, by each framework.
+#: sin(x) x in each framework.
 CALLEES: dict[str, Callable[..., Any]] = {
     "jax": in_jax(lambda x: jnp.sin(x) * x),
     "jitted": in_jax(jax.jit(lambda x: jnp.sin(x) * x)),
@@ -99,7 +99,7 @@ TO_JAX = ("torch", "tensorflow")
 
 
 def slope() -> np.ndarray[Any, Any]:
-    """The derivative of sin(x) x at X, computed by hand."""
+    """Return the derivative of sin(x) x at X, computed by hand."""
     return np.cos(X) * X + np.sin(X)
 
 
@@ -112,7 +112,7 @@ def x64() -> Any:
 
 
 def place(x: Any) -> int:
-    """The address of a plain array, by its framework's own means."""
+    """Return the address of a plain array, read by its framework's own functions."""
     if isinstance(x, torch.Tensor):
         return x.data_ptr()
     if isinstance(x, jax.Array):
@@ -121,7 +121,7 @@ def place(x: Any) -> int:
 
 
 def pulled(caller: str, f: Callable[..., Any], xs: list[Any], cotangent: Any) -> tuple[Any, list[Any]]:
-    """The result, and the gradients for a cotangent, as the caller's own arrays."""
+    """Return the result, and the gradients for a cotangent as arrays of the caller."""
     if caller == "jax":
         y, pull = jax.vjp(f, *xs)
         return y, list(pull(cotangent))

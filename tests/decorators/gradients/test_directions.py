@@ -1,4 +1,4 @@
-"""All six directions: values and gradients of any order, bit for bit those of the callee's own."""
+"""All six directions: values and gradients of any order equal the callee's own, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ jnp = jax.numpy
 
 
 @pytest.mark.parametrize("caller", FRAMEWORKS)
-@pytest.mark.parametrize("callee", FRAMEWORKS)  # in its own framework the graph is kept
+@pytest.mark.parametrize("callee", FRAMEWORKS)  # in its own framework, PyTorch retains the graph
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_gradients_are_bit_for_bit_the_callees_own(caller: str, callee: str, order: int) -> None:
+def test_gradients_equal_the_callees_own_bit_for_bit(caller: str, callee: str, order: int) -> None:
     wanted = grad(callee, WAVE[callee], X, Y, order=order)
     found = grad(caller, flowing(callee, WAVE[callee]), X, Y, order=order)
     for a, b in zip(found, wanted, strict=True):
@@ -47,7 +47,8 @@ def test_a_callee_under_jit(caller: str, order: int) -> None:
     jitted = jax.jit(WAVE["jax"])
     wanted = grad("jax", jitted, X, Y, order=order)
     for a, b in zip(grad(caller, flowing("jax", jitted), X, Y, order=order), wanted, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6 if order == 3 else 0)  # XLA fuses the third its own way
+        # XLA fuses the third case differently
+        np.testing.assert_allclose(a, b, rtol=1e-6 if order == 3 else 0)
 
 
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])
@@ -65,7 +66,7 @@ def test_a_caller_under_jit(callee: str, order: int) -> None:
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_without_a_graph_tape_or_tracer_it_is_an_ordinary_function(caller: str, callee: str) -> None:
+def test_undifferentiated_calls_are_ordinary_calls(caller: str, callee: str) -> None:
     f = flowing(callee, WAVE[callee])
     result = f(array(caller, X), array(caller, Y))
     assert arraybridge.detect_memory_type(result) == caller
@@ -80,7 +81,7 @@ class Pair(NamedTuple):
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_containers_keywords_several_results_integers_and_no_arrays(caller: str, callee: str) -> None:
+def test_containers_keywords_several_results_and_non_arrays(caller: str, callee: str) -> None:
     seen: list[str] = []
     side: dict[str, Any] = {}
 
@@ -108,7 +109,7 @@ def test_containers_keywords_several_results_integers_and_no_arrays(caller: str,
 
 
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])
-def test_a_python_float_of_jax_grad(callee: str) -> None:
+def test_python_floats_under_jax_grad(callee: str) -> None:
     f = flowing(callee, lambda x: x * x * x)
     assert float(jax.grad(f)(0.5)) == 0.75
 
@@ -134,13 +135,13 @@ def test_complex_numbers_follow_the_callers_convention(caller: str, callee: str,
     wanted = grad(caller, bodies[caller], z)[0]
     found = grad(caller, flowing(callee, bodies[callee]), z)[0]
     np.testing.assert_allclose(found, wanted, rtol=2e-6)
-    # And bit for bit the callee's own, conjugated where one of the two is JAX.
+    # They also equal the callee's own bit for bit, conjugated if one of the two is JAX.
     own = grad(callee, bodies[callee], z)[0]
     np.testing.assert_array_equal(found, own.conj() if "jax" in (caller, callee) else own)
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_an_argument_that_is_not_used_gets_zeros_or_none(caller: str, callee: str) -> None:
+def test_unused_arguments_get_zeros_or_none(caller: str, callee: str) -> None:
     f = flowing(callee, lambda x, unused: x * 2)
     if caller == "torch":
         x, unused = (array("torch", a).requires_grad_() for a in (X, Y))
@@ -160,7 +161,7 @@ def test_an_argument_that_is_not_used_gets_zeros_or_none(caller: str, callee: st
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_a_result_that_is_not_used_adds_nothing(caller: str, callee: str) -> None:
+def test_unused_results_do_not_contribute(caller: str, callee: str) -> None:
     def body(x: Any) -> Any:
         return x * 2, SIN[callee](x), x * 0 + 1
 
@@ -183,7 +184,7 @@ class Named(NamedTuple):
 
 
 class Computing:
-    """A class whose constructor looks at its arrays, as one that checks their shapes does."""
+    """A class whose constructor inspects its arrays, such as one that checks their shapes."""
 
     def __init__(self, x: Any, w: Any) -> None:
         assert x.shape == w.shape
@@ -208,7 +209,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
 @pytest.mark.parametrize("kind", CONTAINERS)
-def test_every_container_in_and_out(caller: str, callee: str, kind: str) -> None:
+def test_all_containers_as_arguments_and_results(caller: str, callee: str, kind: str) -> None:
     make, take = CONTAINERS[kind]
 
     def body(container: Any) -> Any:
@@ -231,7 +232,7 @@ def test_every_container_in_and_out(caller: str, callee: str, kind: str) -> None
 
 @pytest.mark.parametrize("names", list(itertools.permutations(FRAMEWORKS)))
 @pytest.mark.parametrize("order", [1, 2])
-def test_nested_in_every_order(names: tuple[str, str, str], order: int) -> None:
+def test_nested_functions_in_every_order(names: tuple[str, str, str], order: int) -> None:
     caller, middle, last = names
     inner = flowing(last, lambda x, y: SIN[last](x) * y)
     outer = flowing(middle, lambda x, y: SIN[middle](inner(x, y)) * x)

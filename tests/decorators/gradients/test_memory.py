@@ -1,4 +1,4 @@
-"""Inputs, results and gradients share memory as conversions do; what is kept is noticed and freed."""
+"""Inputs, results and gradients share memory as conversions do; saved arrays are checked and freed."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_checkpoint_frees_the_residuals() -> None:
     plain, _y = kept_bytes(lambda: f(big))
     saved, y = kept_bytes(lambda: checkpoint(f, big, use_reentrant=False))
     assert plain >= 2 * big.nbytes
-    assert saved <= big.nbytes + 1024  # the result alone
+    assert saved <= big.nbytes + 1024  # only the result
     y.sum().backward()
 
 
 def kept_bytes(fn: Callable[[], Any]) -> tuple[int, Any]:
-    """Live arrays of JAX and TensorFlow that a call leaves behind, beside its result."""
+    """Return the live arrays of JAX and TensorFlow that a call leaves behind in addition to its result."""
     gc.collect()
     before = {id(a) for a in jax.live_arrays()}
     result = fn()
@@ -72,40 +72,40 @@ def kept_bytes(fn: Callable[[], Any]) -> tuple[int, Any]:
     return sum(a.nbytes for a in jax.live_arrays() if id(a) not in before), result
 
 
-def linearised() -> int:
-    """How many functions are kept at a point, for a backward pass."""
+def linearized() -> int:
+    """Return how many linearized functions are saved for a backward pass."""
     gc.collect()
     return sum(issubclass(type(x), Linear) for x in gc.get_objects())
 
 
 @pytest.mark.parametrize("callee", TO_TORCH)
-def test_what_is_kept_is_freed_with_the_graph(callee: str) -> None:
-    before = linearised()
+def test_saved_arrays_are_freed_with_the_graph(callee: str) -> None:
+    before = linearized()
     x = tensor()
     y = CALLEES[callee](x).sum()
-    assert linearised() == before + 1
-    y.backward()  # without retain_graph, and y is still there
-    assert linearised() == before
+    assert linearized() == before + 1
+    y.backward()  # without retain_graph, while y still exists
+    assert linearized() == before
     z = CALLEES[callee](x)
-    assert linearised() == before + 1
+    assert linearized() == before + 1
     del z
-    assert linearised() == before
+    assert linearized() == before
 
 
 @pytest.mark.parametrize("callee", TO_TORCH)
-def test_no_grad_and_inference_mode_keep_nothing(callee: str) -> None:
-    x, before = tensor(), linearised()
+def test_no_grad_and_inference_mode_save_nothing(callee: str) -> None:
+    x, before = tensor(), linearized()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             y = CALLEES[callee](x)
         assert not y.requires_grad
         assert arraybridge.detect_memory_type(y) == "torch"
         np.testing.assert_allclose(y.numpy(), np.sin(X) * X, rtol=1e-5)
-    assert linearised() == before
+    assert linearized() == before
 
 
 @pytest.mark.parametrize("callee", TO_TORCH)
-def test_writing_to_an_argument_before_the_backward_is_noticed(callee: str) -> None:
+def test_writes_to_an_argument_before_the_backward_are_detected(callee: str) -> None:
     x = tensor()
     inner = x * 1
     y = CALLEES[callee](inner)
@@ -115,8 +115,8 @@ def test_writing_to_an_argument_before_the_backward_is_noticed(callee: str) -> N
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_writing_to_a_result_never_spoils_the_gradient(jitted: bool) -> None:
-    # The derivative of exp is exp itself, so that the result may be what the pullback keeps.
+def test_writes_to_a_result_do_not_change_the_gradient(jitted: bool) -> None:
+    # The derivative of exp is exp itself, so that the pullback may save the result.
     body = jax.jit(jnp.exp) if jitted else jnp.exp
     for f in (arraybridge.jax(grad="flow")(body), arraybridge.tensorflow(grad="flow")(tf.exp)):
         x = tensor()
@@ -132,25 +132,25 @@ def test_writing_to_a_result_never_spoils_the_gradient(jitted: bool) -> None:
         assert noticed or np.allclose(x.grad.numpy(), np.exp(X), rtol=1e-6)
 
 
-def test_writing_to_numpy_beside_changes_nothing() -> None:
-    beside = X.copy()
+def test_writes_to_numpy_arguments_do_not_change_the_gradient() -> None:
+    numpy_argument = X.copy()
     for f in (
         arraybridge.jax(grad="flow")(jax.jit(lambda x, w: x * w)),
         arraybridge.jax(grad="flow")(lambda x, w: x * w),
         arraybridge.tensorflow(grad="flow")(lambda x, w: x * w),
     ):
-        beside[:] = 2
+        numpy_argument[:] = 2
         x = tensor()
-        y = f(x, beside)
-        beside[:] = -5
+        y = f(x, numpy_argument)
+        numpy_argument[:] = -5
         y.sum().backward()
         np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
-    beside[:] = 2
+    numpy_argument[:] = 2
     f = arraybridge.torch(grad="flow")(lambda x, w: x * w)
 
     def late(x: Any) -> Any:
-        y = f(x, beside)
-        beside[:] = -5
+        y = f(x, numpy_argument)
+        numpy_argument[:] = -5
         return y.sum()
 
     np.testing.assert_array_equal(np.asarray(jax.grad(late)(jnp.asarray(X))), np.full_like(X, 2))
@@ -208,7 +208,7 @@ def test_no_gradient_shares_memory_in_any_direction(caller: str, callee: str, ki
 
 
 @pytest.mark.parametrize("caller", ["jax", "tensorflow"])
-def test_what_torch_keeps_is_freed_with_the_tape_or_the_pullback(caller: str) -> None:
+def test_arrays_saved_by_torch_are_freed_with_the_tape_or_pullback(caller: str) -> None:
     inner: list[Any] = []
 
     def body(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a framework does around an operation of its own it does around one of another framework."""
+"""A framework's features work around an operation of another framework as around its own operations."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_gradcheck(callee: str) -> None:
 
 @pytest.mark.parametrize("caller", ["torch", "tensorflow"])
 @pytest.mark.parametrize("callee", ["jax", "jitted"])
-def test_x64_holds_in_the_backward_in_whichever_thread(caller: str, callee: str) -> None:
+def test_x64_applies_to_the_backward_in_any_thread(caller: str, callee: str) -> None:
     x0 = np.linspace(0.1, 1.3, 5)
     x: Any = torch.tensor(x0, requires_grad=True) if caller == "torch" else tf.constant(x0)
     with x64(), tf.GradientTape() as tape:
@@ -169,7 +169,7 @@ AS_FLOAT: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_integer_and_boolean_arguments_get_none(caller: str, callee: str) -> None:
+def test_integer_and_boolean_arguments_have_no_gradient(caller: str, callee: str) -> None:
     f = flowing(callee, lambda x, m, c: x * AS_FLOAT[callee](m) * AS_FLOAT[callee](c))
     mask, count = X > 0.5, np.arange(12, dtype=np.int32).reshape(3, 4)
     xs = [array(caller, one) for one in (X, mask, count)]
@@ -189,7 +189,7 @@ def test_integer_and_boolean_arguments_get_none(caller: str, callee: str) -> Non
     assert gradients[1:] == [None, None]
 
 
-def test_context_variables_and_settings_hold_in_the_backward() -> None:
+def test_context_variables_and_settings_apply_to_the_backward() -> None:
     from arraybridge.settings import missing_gpu
 
     depth: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
@@ -253,7 +253,7 @@ def test_jit_vmap_scan_checkpoint(callee: str) -> None:
     )
 
 
-def test_a_jitted_callee_is_compiled_once_for_each_structure() -> None:
+def test_jitted_callees_compile_once_per_structure() -> None:
     traced, pulled = [], []
 
     @jax.custom_vjp
@@ -293,17 +293,17 @@ def test_persistent_tapes_and_variables(callee: str) -> None:
         z = tf.reduce_sum(y * y)
     np.testing.assert_allclose(tape.gradient(y, v), slope(), rtol=1e-5)
     np.testing.assert_allclose(tape.gradient(z, v), 2 * np.sin(X) * X * slope(), rtol=1e-5)
-    v.assign_add(tf.ones_like(v))  # after the forward
+    v.assign_add(tf.ones_like(v))  # after the forward pass
     np.testing.assert_allclose(tape.gradient(y, v), slope(), rtol=1e-5)
     frozen = tf.Variable(X, trainable=False)
     with tf.GradientTape() as tape:
         y = f(frozen)
     assert tape.gradient(y, frozen) is None
-    np.testing.assert_allclose(f(v), np.sin(X + 1) * (X + 1), rtol=1e-5)  # no tape
+    np.testing.assert_allclose(f(v), np.sin(X + 1) * (X + 1), rtol=1e-5)  # without a tape
 
 
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
-def test_a_jacobian_by_a_tape(callee: str) -> None:
+def test_jacobian_of_a_tape(callee: str) -> None:
     x = tf.constant(X[0])
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
@@ -313,7 +313,7 @@ def test_a_jacobian_by_a_tape(callee: str) -> None:
 
 
 @pytest.mark.parametrize("caller", ["torch", "tensorflow"])
-def test_a_number_beside_a_static_argument_compiles_nothing_anew(caller: str) -> None:
+def test_numbers_next_to_a_static_argument_do_not_recompile(caller: str) -> None:
     compiled: list[str] = []
     f = in_jax(functools.partial(jax.jit, static_argnums=2)(lambda x, rate, n: rate * x**n))
     grad(caller, lambda x: f(x, 0.5, 3), X)

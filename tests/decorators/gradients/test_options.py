@@ -34,7 +34,7 @@ jnp = jax.numpy
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def test_it_pickles_and_keeps_its_options() -> None:
+def test_decorated_functions_pickle_with_their_options() -> None:
 
     f = pickle.loads(pickle.dumps(pickled))
     x = tensor()
@@ -63,7 +63,7 @@ def test_strict_contract_and_recovery() -> None:
         f(torch.ones(3, requires_grad=True))
 
 
-def test_pipelines_and_device_map_where_forward_and_backward_meet() -> None:
+def test_pipelines_and_device_map_within_one_thread_differentiate() -> None:
     double = CALLEES["jitted"]
     pipeline = arraybridge.Pipeline(double, CALLEES["tensorflow"], microbatches=3)
     x = tensor()
@@ -78,7 +78,7 @@ def test_pipelines_and_device_map_where_forward_and_backward_meet() -> None:
     np.testing.assert_allclose(x.grad.numpy(), slope(), rtol=1e-5)
 
 
-def test_pipelines_and_device_map_where_they_do_not_are_refused() -> None:
+def test_pipelines_and_device_map_across_threads_raise() -> None:
     f = CALLEES["torch"]
     t = tf.constant(X)
     with tf.GradientTape() as tape:
@@ -92,14 +92,14 @@ def test_pipelines_and_device_map_where_they_do_not_are_refused() -> None:
     with pytest.raises(GradientError, match="thread"):
         jax.grad(lambda x: next(arraybridge.Pipeline(f).map([x])).sum())(jnp.asarray(X))
     np.testing.assert_allclose(np.asarray(arraybridge.Pipeline(f)(t)), np.sin(X) * X, rtol=1e-5)
-    # Each in its own thread.
+    # Each in a separate thread.
     steps = [lambda x: jax.grad(lambda x: f(x).sum())(x)]
     (g,) = arraybridge.device_map(steps[0], [jnp.asarray(X)], devices=["cpu"])
     np.testing.assert_allclose(np.asarray(g), slope(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("callee", ["jax", "jitted", "tensorflow"])
-def test_device_map_over_several_devices(callee: str) -> None:
+def test_device_map_on_several_devices_differentiates(callee: str) -> None:
     name = callee.replace("jitted", "jax")
     body = jax.jit(lambda x: jnp.sin(x) * x) if callee == "jitted" else (lambda x: SIN[name](x) * x)
     devices = [d for d in arraybridge.devices(name) if d.kind == "cpu"][:2]
@@ -111,9 +111,9 @@ def test_device_map_over_several_devices(callee: str) -> None:
     np.testing.assert_allclose(x.grad, np.cos(X) * X + np.sin(X), rtol=1e-5)
 
 
-def test_no_graph_crosses_into_other_processes() -> None:
+def test_graphs_do_not_cross_processes() -> None:
     x = torch.ones(3, requires_grad=True)
-    # As torch itself refuses to send what has a graph; a result must not look as if it had one.
+    # PyTorch itself refuses to send tensors with a graph; a result must not appear to have one.
     with pytest.raises(GradientError):
         list(arraybridge.device_map(cases.squared, [x], devices=["cpu"], processes=True))
 
@@ -132,12 +132,12 @@ def test_a_trace_around_the_backward_records_it(around: str) -> None:
         y.sum().backward()
     assert [(r.source, r.target) for r in log.records] == [("torch", "jax"), ("jax", "torch")]
     if around == "a trace":
-        assert len(first.records) == known  # it is closed
+        assert len(first.records) == known  # the trace is closed
 
 
 @pytest.mark.filterwarnings("ignore::arraybridge.MissingGpuWarning")
-def test_where_memory_runs_out_it_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the caches of the card freed that a number means in a worker of a Dask cluster."""
+def test_out_of_memory_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the freed caches are those of the worker's GPU in a Dask cluster."""
     runs: list[Any] = []
     freed: list[int | None] = []
     monkeypatch.setattr(placement, "only_gpu", 0)
@@ -159,7 +159,7 @@ def test_where_memory_runs_out_it_runs_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("caller", ["torch", "tensorflow"])
-def test_results_and_gradients_are_where_the_callers_arrays_are(caller: str) -> None:
+def test_results_and_gradients_are_on_the_callers_devices(caller: str) -> None:
     def times(x: Any, w: Any) -> Any:
         if not isinstance(w, jax.core.Tracer):
             places.append(w.devices())
@@ -172,7 +172,7 @@ def test_results_and_gradients_are_where_the_callers_arrays_are(caller: str) -> 
 
 
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])
-def test_a_second_device_of_jax_gets_its_gradients(callee: str) -> None:
+def test_gradients_reach_a_second_jax_device(callee: str) -> None:
     device = jax.devices()[-1]
     x = jax.device_put(jnp.asarray(X), device)
     y, pull = jax.vjp(flowing(callee, lambda x: x * x), x)

@@ -1,4 +1,4 @@
-"""Random small expression graphs of one framework, called from the two others."""
+"""Random small expression graphs of one framework, called from two others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "*": lambda a, b: a * b,
 }
 
-#: A step makes a new value of two known ones, by their numbers: of one of them, or of both.
+#: A step makes a new value of two known ones, given by their indices: of one of them, or of both.
 STEPS = st.lists(
     st.tuples(st.sampled_from([*BINARY, "sin", "tanh", "exp"]), st.integers(0, 5), st.integers(0, 5)),
     min_size=1,
@@ -47,7 +47,7 @@ def expression(steps: list[tuple[str, int, int]], name: str) -> Callable[..., An
         for kind, i, j in steps:
             a, b = values[i % len(values)], values[j % len(values)]
             values.append(BINARY[kind](a, b) if kind in BINARY else NAMESPACES[name][kind](a))
-        return values[-1] + x * y  # both count
+        return values[-1] + x * y  # both contribute to the result
 
     return body
 

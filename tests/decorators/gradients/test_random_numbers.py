@@ -1,4 +1,4 @@
-"""A function that runs again for its gradient draws what it drew before."""
+"""A function that runs again for its gradient draws the same random numbers as before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ tf = require("tensorflow")
 jnp = jax.numpy
 
 
-def test_the_random_state_is_left_as_after_one_run() -> None:
+def test_random_state_advances_as_after_one_run() -> None:
     f = arraybridge.torch(grad="flow")(lambda x: x * torch.rand_like(x))
     x = jnp.ones(5)
     torch.manual_seed(3)
@@ -36,7 +36,7 @@ def test_the_random_state_is_left_as_after_one_run() -> None:
 
 @pytest.mark.parametrize("caller", ["jax", "tensorflow"])
 @pytest.mark.parametrize("order", [1, 2])
-def test_the_random_numbers_are_those_of_torch_itself(caller: str, order: int) -> None:
+def test_random_numbers_equal_those_of_torch_itself(caller: str, order: int) -> None:
     def body(x: Any) -> Any:
         return torch.nn.functional.dropout(x**3, 0.5)
 
@@ -53,7 +53,7 @@ def drops(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_a_pullback_and_its_pullback_draw_what_the_forward_drew(jitted: bool) -> None:
+def test_pullbacks_of_all_orders_draw_the_forward_numbers(jitted: bool) -> None:
     f = in_torch(drops)
 
     def derivatives(x: Any) -> Any:
@@ -67,16 +67,16 @@ def test_a_pullback_and_its_pullback_draw_what_the_forward_drew(jitted: bool) ->
         assert ((np.asarray(g) != 0) == (np.asarray(h) != 0)).all()
         np.testing.assert_allclose(np.asarray(own).sum(), 3 * value, rtol=1e-5)  # of x**3 at 1
         masks.add(np.asarray(g).tobytes())
-    assert len(masks) == 3  # other ones in each call
+    assert len(masks) == 3  # different numbers in each call
 
 
-def test_a_pullback_that_a_program_returns_draws_the_same() -> None:
+def test_pullbacks_returned_by_a_program_draw_the_same_numbers() -> None:
     y, pull = jax.jit(lambda x: jax.vjp(in_torch(drops), x))(jnp.ones(64))
     for _ in range(2):
         assert ((np.asarray(y) != 0) == (np.asarray(pull(jnp.ones(64))[0]) != 0)).all()
 
 
-def test_tensorflow_draws_once_or_is_refused() -> None:
+def test_tensorflow_draws_once_or_raises() -> None:
     f = arraybridge.tensorflow(grad="flow")(lambda x: x * tf.random.uniform(x.shape))
     x = tensor()
     y = f(x)

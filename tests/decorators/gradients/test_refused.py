@@ -1,4 +1,4 @@
-"""What gradients cannot flow through is refused, in words that say what to do."""
+"""Unsupported differentiation raises errors with advice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CUBES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # inside PyTorch 2.14's own forward mode
 @pytest.mark.parametrize("callee", TO_TORCH)
-def test_torch_vmap_and_forward_mode_are_refused(callee: str) -> None:
+def test_torch_vmap_and_forward_mode_raise(callee: str) -> None:
     f = CALLEES[callee]
     x = tensor(False)
     with pytest.raises(GradientError, match="vmap"):
@@ -62,7 +62,7 @@ def test_torch_vmap_and_forward_mode_are_refused(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", ["jax", "jitted"])
-def test_64_bits_into_jax_are_refused_while_x64_is_off(callee: str) -> None:
+def test_64_bit_arrays_for_jax_raise_while_x64_is_off(callee: str) -> None:
     x = torch.rand(5, dtype=torch.float64, requires_grad=True)
     with pytest.raises(GradientError, match="enable_x64"):
         CALLEES[callee](x)
@@ -73,7 +73,7 @@ def test_64_bits_into_jax_are_refused_while_x64_is_off(callee: str) -> None:
         tape.watch(t)
         with pytest.raises(GradientError, match="enable_x64"):
             CALLEES[callee](t)
-    # And where a callee makes them for JAX.
+    # The same holds for a callee that creates them for JAX.
     wide = arraybridge.torch(grad="flow")(lambda x: x.double())
     for run in (jax.grad(lambda x: wide(x).sum()), jax.jit(jax.grad(lambda x: wide(x).sum()))):
         with pytest.raises(GradientError, match="enable_x64"):
@@ -81,7 +81,7 @@ def test_64_bits_into_jax_are_refused_while_x64_is_off(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", TO_JAX)
-def test_forward_mode_of_jax_is_refused(callee: str) -> None:
+def test_forward_mode_of_jax_raises(callee: str) -> None:
     f = CALLEES[callee]
     x = jnp.asarray(X[0])
     for run in (
@@ -96,7 +96,7 @@ def test_forward_mode_of_jax_is_refused(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", TO_JAX)
-def test_shapes_that_cannot_be_foretold_under_jit_are_refused(callee: str) -> None:
+def test_unpredictable_shapes_under_jit_raise(callee: str) -> None:
     bodies = {"torch": lambda x: x[x > 0.5], "tensorflow": lambda x: tf.boolean_mask(x, x > 0.5)}
     f = getattr(arraybridge, callee)(grad="flow")(bodies[callee])
     x = jnp.asarray(X)
@@ -106,7 +106,7 @@ def test_shapes_that_cannot_be_foretold_under_jit_are_refused(callee: str) -> No
 
 
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
-def test_tf_function_is_refused_and_py_function_works(callee: str) -> None:
+def test_tf_function_raises_and_py_function_works(callee: str) -> None:
     f = CALLEES[callee]
 
     @tf.function(autograph=False)
@@ -129,7 +129,7 @@ def test_tf_function_is_refused_and_py_function_works(callee: str) -> None:
     np.testing.assert_allclose(tape.gradient(y, x), slope(), rtol=1e-5)
 
 
-def test_captured_trainable_parameters_are_refused() -> None:
+def test_captured_trainable_parameters_raise() -> None:
     linear = torch.nn.Linear(4, 2)
     model = arraybridge.torch(grad="flow")(linear.forward)
     x = jnp.asarray(X)
@@ -140,19 +140,19 @@ def test_captured_trainable_parameters_are_refused() -> None:
         tape.watch(t)
         with pytest.raises(GradientError, match=r"torch\.func\.functional_call"):
             model(t)
-    # Without gradients it is an ordinary function, and frozen parameters are numbers.
+    # Without gradients, it is an ordinary function that treats frozen parameters as constants.
     assert model(x).shape == (3, 2)
     assert model(X).shape == (3, 2)
     linear.requires_grad_(False)
     g = np.asarray(jax.grad(lambda x: model(x).sum())(x))
     np.testing.assert_allclose(g, np.broadcast_to(linear.weight.numpy().sum(0), X.shape), rtol=1e-6)
-    # The same structure as before, and trainable again.
+    # The same structure as before, trainable again.
     linear.requires_grad_(True)
     with pytest.raises(GradientError, match=r"functional_call"):
         jax.grad(lambda x: model(x).sum())(x)
 
 
-def test_captured_trainable_variables_are_refused() -> None:
+def test_captured_trainable_variables_raise() -> None:
     w = tf.Variable(X)
     f = arraybridge.tensorflow(grad="flow")(lambda x: x * w)
     with pytest.raises(GradientError, match="functional_call"):
@@ -171,7 +171,7 @@ def test_captured_trainable_variables_are_refused() -> None:
 
 
 @pytest.mark.parametrize("caller", ["torch", "jax"])
-def test_a_variable_of_keras_beside_arrays_is_read_as_its_value(caller: str) -> None:
+def test_keras_variables_next_to_arrays_are_read_as_values(caller: str) -> None:
     variable = tf.keras.Variable(np.array([2, 3], np.float32))
     fn = arraybridge.tensorflow(grad="flow")(lambda x, w: x * w)
     if caller == "torch":
@@ -183,7 +183,7 @@ def test_a_variable_of_keras_beside_arrays_is_read_as_its_value(caller: str) -> 
     assert gradient.tolist() == [2, 3]
 
 
-def test_a_captured_tracer_is_refused() -> None:
+def test_captured_tracers_raise() -> None:
     x = tensor()
 
     def loss(w: Any) -> Any:
@@ -194,14 +194,14 @@ def test_a_captured_tracer_is_refused() -> None:
         jax.grad(loss)(2.0)
 
 
-def test_a_parameter_that_is_passed_gets_no_gradient_in_silence_neither() -> None:
+def test_parameters_passed_as_arguments_get_a_gradient_or_raise() -> None:
     w = torch.nn.Parameter(torch.from_numpy(X.copy()))
     f = arraybridge.torch(grad="flow")(lambda x, w: x * w)
     with pytest.raises(GradientError, match="detach"):
         jax.grad(lambda x: f(x, w).sum())(jnp.asarray(X))
 
 
-def test_refusals_at_decoration() -> None:
+def test_unsupported_functions_and_options_raise_at_decoration() -> None:
     for name in ("numpy", "cupy", "pyclesperanto"):
         with pytest.raises(ValueError, match=r"torch, jax or tensorflow"):
             getattr(arraybridge, name)(grad="flow")(lambda x: x)
@@ -230,12 +230,12 @@ def test_refusals_at_decoration() -> None:
         arraybridge.torch(grad="flaw")
 
 
-def test_a_conversion_has_no_gradient() -> None:
+def test_conversions_have_no_gradient() -> None:
     with pytest.raises(ValueError, match="decorators"):
         arraybridge.convert_memory(tensor(), "jax", grad="flow")
 
 
-def test_a_torch_function_that_writes_to_its_argument_is_refused() -> None:
+def test_torch_functions_that_write_to_an_argument_raise() -> None:
     f = arraybridge.torch(grad="flow")(lambda x: x.detach().mul_(2) * x)
     with pytest.raises(GradientError, match="clone"):
         jax.grad(lambda x: f(x).sum())(jnp.array(X))
@@ -244,7 +244,7 @@ def test_a_torch_function_that_writes_to_its_argument_is_refused() -> None:
 
 
 @pytest.mark.parametrize("callee", FRAMEWORKS)
-def test_two_frameworks_that_differentiate_are_refused_in_all_pairs(callee: str) -> None:
+def test_arguments_differentiated_by_two_frameworks_raise(callee: str) -> None:
     f = flowing(callee, lambda x, y: x * y)
     one, other = (name for name in FRAMEWORKS if name != callee)
     with pytest.raises(GradientError, match=f"{min(one, other)} and {max(one, other)}"):
@@ -252,7 +252,7 @@ def test_two_frameworks_that_differentiate_are_refused_in_all_pairs(callee: str)
 
 
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])
-def test_what_is_captured_is_refused_under_jit(callee: str) -> None:
+def test_captured_arrays_under_jit_raise(callee: str) -> None:
     w: Any = tf.Variable(X) if callee == "tensorflow" else tensor()
     f = flowing(callee, lambda x: x * w)
     for run in (jax.jit(jax.grad(lambda x: f(x).sum())), jax.grad(jax.jit(lambda x: f(x).sum()))):
@@ -261,24 +261,24 @@ def test_what_is_captured_is_refused_under_jit(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", CUBES)
-def test_a_jacobian_that_maps_its_graph_is_refused(callee: str) -> None:
+def test_vectorized_jacobians_raise(callee: str) -> None:
     x = tf.constant(X)
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = CUBES[callee](x)
-    # AutoGraph quotes the error, with its class where it can read the source.
+    # AutoGraph quotes the error, with its class if it can read the source.
     with pytest.raises(Exception, match="experimental_use_pfor=False"):
         tape.jacobian(y, x)
 
 
-def test_a_wide_integer_among_traced_results_is_refused_in_words() -> None:
+def test_wide_integers_among_traced_results_raise() -> None:
     f = in_torch(lambda x: (x * 2, x.argmax()))
     assert np.asarray(f(jnp.arange(3.0))[1]) == 2
     with pytest.raises(GradientError, match="int32"):
         jax.jit(f)(jnp.arange(3.0))
 
 
-def test_a_graph_that_would_end_is_told_both_ways_on() -> None:
+def test_interrupted_graphs_raise_with_both_alternatives() -> None:
     with pytest.raises(GradientError, match=r"grad='detach'.*only its values.*@jax\(grad='flow'\)"):
         arraybridge.jax(lambda x: x)(tensor())
     with pytest.raises(GradientError) as refused:
@@ -286,7 +286,7 @@ def test_a_graph_that_would_end_is_told_both_ways_on() -> None:
     assert "flow" not in str(refused.value)
 
 
-def test_an_argument_beside_that_is_written_to_before_the_function_runs_again() -> None:
+def test_writes_to_other_arguments_before_the_rerun_are_detected() -> None:
     x, w = jnp.asarray(X), torch.from_numpy(X.copy())
     g, pull = jax.vjp(jax.grad(lambda x: in_torch(lambda x, w: x**3 * w)(x, w).sum()), x)
     w.add_(1)

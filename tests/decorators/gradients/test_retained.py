@@ -71,7 +71,7 @@ CALLEES = {
 
 
 @pytest.mark.parametrize("callee", CALLEES)
-def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -> None:
+def test_writes_to_the_first_gradient_do_not_change_the_second(callee: str) -> None:
     x = torch.ones(4096, requires_grad=True)
     y = CALLEES[callee](x)
     (first,) = torch.autograd.grad(y, x, torch.ones(4096), retain_graph=True)
@@ -141,7 +141,7 @@ def test_static_numbers_are_compiled_once() -> None:
     assert f(x, 3, (4, 1), 2.0).tolist() == [[8.0]] * 4
 
 
-def test_batched_backward_passes_are_refused_and_the_advice_works() -> None:
+def test_batched_backward_passes_raise_with_working_advice() -> None:
     f = arraybridge.jax(grad="flow")(lambda a: a**3)
     a = torch.arange(3.0, requires_grad=True)
     x = a.detach()
@@ -165,7 +165,7 @@ def test_batched_backward_passes_are_refused_and_the_advice_works() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"grad": "flow"}, {"dtype": "float32"}])
-def test_a_trace_contains_the_operations_of_the_function_alone(options: Any) -> None:
+def test_traces_contain_only_the_operations_of_the_function(options: Any) -> None:
     f = arraybridge.jax(**options)(lambda a: a * 2)
     names = [e.primitive.name for e in jax.make_jaxpr(f)(jnp.ones(3)).eqns]
     assert names == ["mul"]
@@ -176,7 +176,7 @@ def test_a_trace_contains_the_operations_of_the_function_alone(options: Any) -> 
 
 
 @pytest.mark.parametrize("value", [np.ones(3), [1, 2]])
-def test_an_array_as_an_option_is_refused_by_name(value: Any) -> None:
+def test_arrays_as_options_raise_with_the_option_name(value: Any) -> None:
     with pytest.raises(ValueError, match="grad="):
         arraybridge.convert_memory(np.ones(3), "torch", grad=value)
     with pytest.raises((TypeError, ValueError), match=r"framework|output_type"):
@@ -184,7 +184,7 @@ def test_an_array_as_an_option_is_refused_by_name(value: Any) -> None:
 
 
 @pytest.mark.parametrize("call", [arraybridge.convert_memory, arraybridge.explain])
-def test_an_array_in_place_of_a_framework_is_refused_by_name(call: Callable[..., Any]) -> None:
+def test_arrays_in_place_of_a_framework_raise(call: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="Expected a framework name"):
         call(np.ones(2), np.ones(2), "torch")
     with pytest.raises(TypeError, match="Expected a framework name"):

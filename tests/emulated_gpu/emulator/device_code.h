@@ -1,5 +1,5 @@
-// What CUDA C++ takes for granted, for a compiler of the host: put in front of every kernel by compile_kernel.py.
-// The threads of a block run one after the other; where a kernel has barriers, each is a fiber of its own.
+// Definitions that CUDA C++ provides, for a host compiler. compile_kernel.py prepends this file to every kernel.
+// The threads of a block run one after the other. In a kernel with barriers, each thread is a separate fiber.
 #pragma once
 #include <algorithm>
 #include <cassert>

@@ -1,4 +1,4 @@
-/* Which gpus there are, which is selected, whether a context is open, and errors. */
+/* Existing GPUs, the selected GPU, its context, and errors. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -26,7 +26,7 @@ static void make_lock(void) {
     pthread_mutex_init(&gpu_lock, &kind);
 }
 
-/* A driver that was woken does not survive a fork: every call in the child fails, as with a real one. */
+/* An initialized driver does not survive a fork: every call in the child fails, as with a real one. */
 static void in_child(void) {
     make_lock();
     if (awake) ruined = cudaErrorInitializationError;
@@ -132,7 +132,7 @@ static int read_visible(void) {
     return count;
 }
 
-/* Without a visible GPU, the driver stays as it was, and the next call reads the variable again. */
+/* Without a visible GPU, the driver stays uninitialized, and the next call reads the variable again. */
 Status wake_driver(void) {
     if (!awake) {
         LOCK();
@@ -145,7 +145,7 @@ Status wake_driver(void) {
     return ruined ? fail(ruined) : cudaSuccess;
 }
 
-/* Wakes the driver, too. */
+/* Also initializes the driver. */
 static Status check_gpu(int gpu) {
     Status error = wake_driver();
     if (error) return error;
@@ -163,7 +163,7 @@ Status open_gpu(int gpu) {
 int is_open(int gpu) { return opened[gpu]; }
 int is_awake(void) { return awake; }
 
-/* What the generated stubs of every call that is not emulated answer. */
+/* The result of the generated stubs for calls that are not emulated. */
 int gpu_unimplemented(const char *name) {
     trace_line("not emulated: %s", name);
     last_error = cudaErrorNotSupported;
@@ -185,7 +185,7 @@ Status cudaGetDevice(int *gpu) {
     return wake_driver();
 }
 
-/* Since CUDA 12 this opens the gpu, and not only the first call that needs it. */
+/* Since CUDA 12, this call opens the GPU, and not only the first call that needs it. */
 Status cudaSetDevice(int gpu) {
     Status error = open_gpu(gpu);
     if (!error) current_gpu = gpu;
@@ -269,7 +269,7 @@ Status cudaDeviceGetByPCIBusId(int *gpu, const char *text) {
     return fail(cudaErrorInvalidDevice);
 }
 
-/* A gpu of compute capability 8.0. */
+/* A GPU of compute capability 8.0. */
 Status cudaGetDeviceProperties(struct cudaDeviceProp *p, int gpu) {
     Status error = check_gpu(gpu);
     if (error) return error;
@@ -348,7 +348,7 @@ Status cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { return cudaSucce
 Status cudaProfilerStart(void) { return cudaSuccess; }
 Status cudaProfilerStop(void) { return cudaSuccess; }
 
-/* Frameworks recognise errors by these words. */
+/* Frameworks recognize errors by these texts. */
 static const struct {
     Status code;
     const char *name, *words;

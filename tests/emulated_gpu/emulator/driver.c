@@ -1,5 +1,5 @@
-/* The little of the driver's interface and of NVML that the frameworks and arraybridge ask, and what the tests ask
- * of the emulation itself. */
+/* The functions of the driver API and of NVML that the frameworks and arraybridge use, and the queries of the
+ * tests about the emulation itself. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -8,13 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- driver: numbers of its errors are those of the runtime ------------------------------------------- */
+/* ---- driver: its error numbers are those of the runtime ----------------------------------------------- */
 
 int cuInit(unsigned flags) { return wake_driver(); }
 
 int cuDriverGetVersion(int *version) { return cudaDriverGetVersion(version); }
 
-/* Unlike the runtime, the driver does not wake up by itself. */
+/* Unlike the runtime, the driver does not initialize itself. */
 int cuDeviceGetCount(int *count) {
     *count = settings.gpus;
     return is_awake() ? ruin() : cudaErrorInitializationError;
@@ -56,7 +56,7 @@ int cuDevicePrimaryCtxGetState(int gpu, unsigned *flags, int *active) {
 
 /* A context's handle is the address of its number. */
 static int contexts[MAX_GPUS];
-static int retained[MAX_GPUS]; /* by cuDevicePrimaryCtxRetain alone; the runtime's own use is not counted */
+static int retained[MAX_GPUS]; /* by cuDevicePrimaryCtxRetain only; the runtime's own use is not counted */
 
 int cuDevicePrimaryCtxRetain(void **context, int gpu) {
     Status error = open_gpu(gpu);
@@ -88,7 +88,7 @@ int cuCtxSetCurrent(void *context) {
     return 0;
 }
 
-static __thread int before[64], depth; /* gpus that were current when a context was pushed */
+static __thread int before[64], depth; /* GPUs that were current when a context was pushed */
 static int failing_pushes;
 
 int cuCtxPushCurrent_v2(void *context) {
@@ -146,8 +146,8 @@ Status cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long 
     return cudaGetDriverEntryPointByVersion(name, out, 13000, flags, result);
 }
 
-/* ---- NVML: it sees this process alone, and never opens a gpu or wakes the driver ------------------------ */
-/* It knows nothing of CUDA_VISIBLE_DEVICES: its numbers are the physical ones. */
+/* ---- NVML: it reports only this process, and never opens a GPU or initializes the driver ---------------- */
+/* It ignores CUDA_VISIBLE_DEVICES: its numbers are the physical ones. */
 
 enum { NVML_SUCCESS = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_TOO_SMALL = 7 };
 
@@ -231,7 +231,7 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *out) {
 }
 
 int nvmlDeviceGetUtilizationRates(void *handle, unsigned *out) {
-    out[0] = out[1] = 0; /* percent: it does nothing between two calls */
+    out[0] = out[1] = 0; /* percent: idle between two calls */
     return NVML_SUCCESS;
 }
 
@@ -258,7 +258,7 @@ int nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *is_slice) {
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) { return NVML_NOT_SUPPORTED; }
 
-/* torch looks these up before it says that memory has run out. */
+/* PyTorch looks these up before it reports an out-of-memory error. */
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *pci) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return NVML_NOT_SUPPORTED; }
@@ -284,7 +284,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Proce
     return NVML_SUCCESS;
 }
 
-/* ---- what the tests ask (tests/emulated_gpu/accounting.py) ------------------------------------------------------------ */
+/* ---- queries of the tests (tests/emulated_gpu/accounting.py) ------------------------------------------ */
 
 size_t gpu_used_bytes(int gpu) { return used_bytes(gpu); }
 size_t gpu_capacity(void) { return settings.capacity; }
@@ -294,6 +294,6 @@ int gpu_is_lazy(void) { return settings.lazy; }
 uint64_t gpu_launched_kernels(void) { return launched_kernels(); }
 int gpu_is_awake(void) { return is_awake(); }
 int gpu_retained_contexts(int gpu) { return retained[gpu]; }
-int gpu_pushed_contexts(void) { return depth; } /* of this thread, and not popped as yet */
+int gpu_pushed_contexts(void) { return depth; } /* of this thread, not popped so far */
 void gpu_fail_next_push(void) { failing_pushes = 1; }
 size_t gpu_pinned_blocks(void) { return count_blocks(cudaMemoryTypeHost); }

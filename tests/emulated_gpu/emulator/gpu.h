@@ -1,5 +1,5 @@
-/* What the parts of the emulated gpu share. One lock guards all of it; it is recursive, since work that is
- * carried out may call back into the runtime. */
+/* Shared declarations of the emulated GPU. One lock guards all of it. It is recursive, since work that runs
+ * may call back into the runtime. */
 #ifndef ARRAYBRIDGE_EMULATED_GPU_H
 #define ARRAYBRIDGE_EMULATED_GPU_H
 
@@ -16,11 +16,11 @@ typedef cudaError_t Status;
 /* ---- settings, read from the environment when the library is loaded -------------------------------- */
 
 typedef struct Settings {
-    int gpus;       /* GPU_COUNT: how many there are, 2; from the first call on, those that are visible */
+    int gpus;       /* GPU_COUNT: how many there are, 2; after the first call, the visible ones */
     size_t capacity; /* GPU_MEMORY: bytes of each, 256 MiB */
     int lazy;        /* GPU_STREAMS=lazy or at-once: whether queued work waits until something forces it */
-    int guarded;     /* GPU_GUARDED=1: the host may not touch a gpu's memory */
-    int trace;       /* GPU_TRACE=1: what is done goes to stderr */
+    int guarded;     /* GPU_GUARDED=1: the host must not access a GPU's memory */
+    int trace;       /* GPU_TRACE=1: operations are written to stderr */
 } Settings;
 
 extern Settings settings;
@@ -32,25 +32,25 @@ extern __thread int current_gpu;
 
 void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Notes the error for cudaGetLastError and returns it. */
+/* Records the error for cudaGetLastError and returns it. */
 Status fail(Status error);
 
-/* An error that every call gets from now on: an illegal address, or a process that was forked too late. */
+/* An error that every later call returns: an illegal address, or a process that was forked too late. */
 Status ruin(void);
 void set_ruin(Status error);
 
-/* Every call that a real runtime answers only after cuInit goes through here; 0, or why it can't answer. */
+/* Every call for which a real runtime calls cuInit first goes through this function. Returns 0 or the error. */
 Status wake_driver(void);
 int is_awake(void);
-/* As above, and opens the gpu's primary context, as the calls do that allocate, queue or select. */
+/* Also opens the GPU's primary context, as calls that allocate, queue or select do. */
 Status open_gpu(int gpu);
 int is_open(int gpu);
 
 /* CUDA numbers the visible GPUs from 0 in the order of CUDA_VISIBLE_DEVICES, which it reads once, when the driver
- * wakes up. All tables of the emulation are indexed by CUDA's number. NVML, nvidia-smi, UUIDs and PCI addresses go
- * by the physical number. */
+ * is initialized. All tables of the emulation are indexed by CUDA's number. NVML, nvidia-smi, UUIDs and PCI
+ * addresses use the physical number. */
 int physical_number(int gpu);
-int cuda_number(int physical); /* -1 for a GPU that is not visible, and while the driver sleeps */
+int cuda_number(int physical); /* -1 for a GPU that is not visible, and before the driver is initialized */
 int physical_count(void);
 void read_uuid(int physical, unsigned char bytes[16]);
 void print_uuid(int physical, char *out, size_t length);
@@ -61,18 +61,18 @@ typedef struct Pool {
     int gpu;
     int is_destroyed;
     size_t used, used_high, reserved, reserved_high;
-    uint64_t threshold; /* bytes that it may keep beyond what is used when something is waited for */
+    uint64_t threshold; /* bytes that the pool may retain beyond its use when a stream is synchronized */
 } Pool;
 
 typedef struct Block {
-    char *address;  /* what the program was given */
-    char *host;     /* where the emulation may touch the same bytes; differs only where they are guarded */
+    char *address;  /* the address returned to the program */
+    char *host;     /* where the emulation accesses the same bytes; differs only if they are guarded */
     size_t size, mapped;
     int gpu;
     enum cudaMemoryType kind;
     unsigned flags;
     int registered; /* the caller's own memory, pinned by cudaHostRegister */
-    Pool *pool;     /* for memory that was allocated in the order of a stream */
+    Pool *pool;     /* for memory that was allocated in stream order */
 } Block;
 
 Block *find_block(const void *address);
@@ -83,7 +83,7 @@ void trim_pools(int gpu);
 size_t used_bytes(int gpu);
 size_t count_blocks(enum cudaMemoryType kind);
 
-/* ---- queues ----------------------------------------------------------------------------------------- */
+/* ---- streams ---------------------------------------------------------------------------------------- */
 
 typedef struct Launch Launch;
 typedef struct Record Record;
@@ -96,7 +96,7 @@ typedef struct Work {
     enum Kind kind;
     char *to;
     const char *from;
-    char *staged;                             /* pageable bytes, taken along when the copy was queued */
+    char *staged;                             /* pageable bytes, read when the copy was queued */
     size_t width, rows, to_pitch, from_pitch; /* rows is 0 for a copy in one piece */
     int value;
     Record *record;

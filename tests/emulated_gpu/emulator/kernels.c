@@ -1,6 +1,6 @@
-/* Kernels. CuPy's are C++: a stand-in for NVRTC has them compiled for the host (see compile_kernel.py), and the
- * "cubin" is the path of that library. torch's are machine code for a gpu and cannot run: fill and sleep are
- * recognised by their names, all others are refused as a gpu would refuse a kernel of another architecture. */
+/* Kernels. CuPy's are C++: a replacement of NVRTC compiles them for the host (see compile_kernel.py), and the
+ * "cubin" is the path of that library. PyTorch's kernels are machine code and cannot run: fill and sleep are
+ * recognized by their names, all others fail as a GPU would reject a kernel of another architecture. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -72,7 +72,7 @@ static char *whole_file(const char *path) {
     return text;
 }
 
-/* GPU_PYTHON compiles, with GPU_COMPILER, into GPU_KERNELS; what was compiled once is found there again. */
+/* GPU_PYTHON compiles, with GPU_COMPILER, into GPU_KERNELS, where compiled kernels are cached. */
 int nvrtcCompileProgram(Program *program, int count, const char *const *options) {
     const char *folder = getenv("GPU_KERNELS"), *python = getenv("GPU_PYTHON"), *script = getenv("GPU_COMPILER");
     if (!folder || !python || !script) return 6;
@@ -90,7 +90,7 @@ int nvrtcCompileProgram(Program *program, int count, const char *const *options)
     if (!file) return 6;
     fputs(program->source, file);
     fclose(file);
-    /* The compiler runs without the gpu. */
+    /* The compiler runs without the GPU. */
     const char *arguments[256] = {"/usr/bin/env", "-u", "LD_PRELOAD", "-u", "LD_LIBRARY_PATH", "-u", "PYTHONPATH",
                                   python, script, source, program->path, log};
     int used = 12, status = 1;
@@ -183,7 +183,7 @@ int cuLibraryLoadData(void **library, const void *image, void *a, void *b, unsig
 int cuLibraryGetKernel(void **kernel, void *library, const char *name) { return cuModuleGetFunction(kernel, library, name); }
 
 int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0; /* threads a block, registers */
+    *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0; /* threads per block, registers */
     return DRIVER_SUCCESS;
 }
 
@@ -210,10 +210,10 @@ static uint64_t launched;
 
 uint64_t launched_kernels(void) { return launched; }
 
-/* A kernel that touches what is not there ends in an error, as on a gpu, and not with the process. */
+/* A kernel that accesses invalid memory causes an error, as on a GPU, and does not crash the process. */
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     if (is_running && pthread_equal(runs_kernel, pthread_self())) siglongjmp(out_of_kernel, 1);
-    sigaction(signal_number, &before, NULL); /* somebody else's: it happens again, and is treated as it was */
+    sigaction(signal_number, &before, NULL); /* a third-party fault: it is raised again with the previous handler */
 }
 
 Status run_kernel(Launch *launch) {
@@ -322,7 +322,7 @@ static void fill(void *argument) {
     free(job);
 }
 
-/* The size of the type that begins a mangled template argument; 0 for one that is not known. */
+/* The size of the type at the start of a mangled template argument, or 0 if it is unknown. */
 static size_t width_of(const char *type) {
     static const struct {
         const char *prefix;

@@ -1,6 +1,6 @@
-/* Libraries that have CUDA's runtime linked in (CuPy's extension modules): their own cuda* functions are turned
- * into jumps to those of the emulation when they are loaded. It needs their symbol table, which CuPy's wheels
- * have; build.py looks for it. x86-64 alone. */
+/* Libraries with CUDA's runtime linked in (CuPy's extension modules): when they are loaded, their own cuda*
+ * functions are replaced by jumps to those of the emulation. This needs their symbol table, which CuPy's wheels
+ * have and build.py finds. Only x86-64 is supported. */
 #define _GNU_SOURCE
 #include "gpu.h"
 

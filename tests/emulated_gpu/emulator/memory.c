@@ -1,4 +1,4 @@
-/* Allocations, their books, pools of asynchronous allocations, and copies. */
+/* Allocations and their accounting, pools of asynchronous allocations, and copies. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -69,17 +69,17 @@ size_t count_blocks(enum cudaMemoryType kind) {
 
 /* ---- allocating ---------------------------------------------------------------------------------------- */
 
-#define GRAIN 512 /* bytes that a real gpu rounds up to */
+#define GRAIN 512 /* bytes that a real GPU rounds up to */
 #define PAGE ((size_t)4096)
 #define POISONED ((size_t)1 << 20)
 
 static size_t rounded(size_t size, size_t grain) { return (size + grain - 1) / grain * grain; }
 
-/* New memory is never zero by luck, and freed memory never right by luck. */
+/* Fill memory, so that new memory is not zero by chance, and freed memory not correct by chance. */
 static void poison(Block *block, int with) { memset(block->host, with, block->size < POISONED ? block->size : POISONED); }
 
-/* Each block has its own pages and an unreachable one behind it, so that a kernel that reads or writes
- * beyond its end, or after it was freed, is noticed. */
+/* Each block has separate pages followed by an unreachable one, so that a kernel that reads or writes
+ * beyond its end, or after it was freed, is detected. */
 static Status map_block(Block *block) {
     block->mapped = rounded(block->size, PAGE);
     int guarded = settings.guarded && block->kind == cudaMemoryTypeDevice;
@@ -156,7 +156,7 @@ Status cudaHostAlloc(void **out, size_t size, unsigned flags) {
 
 Status cudaMallocHost(void **out, size_t size) { return cudaHostAlloc(out, size, 0); }
 
-/* A free waits for the whole gpu, so that programs may rely on it (and on nothing less). */
+/* A free waits for the whole GPU, and programs may rely only on this. */
 Status cudaFree(void *address) {
     if (!address) return open_gpu(current_gpu);
     LOCK();
@@ -218,7 +218,7 @@ Status cudaMemGetInfo(size_t *available, size_t *total) {
     return error;
 }
 
-/* It opens the current gpu: a question about an address is not free. */
+/* Opens the current GPU: a query of an address is not free. */
 Status cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address) {
     Status error = open_gpu(current_gpu);
     if (error) return error;
@@ -230,7 +230,7 @@ Status cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *a
         out->device = block->gpu;
         out->devicePointer = (void *)address;
         out->hostPointer = block->kind == cudaMemoryTypeDevice ? NULL : (void *)address;
-    } else { /* memory that CUDA did not allocate and does not know */
+    } else { /* memory that CUDA neither allocated nor knows */
         out->type = cudaMemoryTypeUnregistered;
         out->device = cudaInvalidDeviceId;
         out->hostPointer = (void *)address;
@@ -277,7 +277,7 @@ Status cudaMallocFromPoolAsync(void **out, size_t size, cudaMemPool_t handle, cu
     LOCK();
     if (pool->used + taken > pool->reserved) {
         size_t more = pool->used + taken - pool->reserved;
-        if (used[pool->gpu] + more > settings.capacity) { /* what was freed comes back when its stream gets there */
+        if (used[pool->gpu] + more > settings.capacity) { /* freed memory becomes available when its stream runs */
             finish_gpu(pool->gpu);
             more = pool->used + taken > pool->reserved ? pool->used + taken - pool->reserved : 0;
         }
@@ -327,7 +327,7 @@ Status cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps *prop
 }
 
 Status cudaMemPoolDestroy(cudaMemPool_t handle) {
-    Pool *pool = (Pool *)handle; /* stays: its blocks may still name it */
+    Pool *pool = (Pool *)handle; /* not freed: its blocks may still refer to it */
     LOCK();
     finish_gpu(pool->gpu);
     trim(pool, 0);
@@ -360,7 +360,7 @@ Status cudaMemPoolGetAttribute(cudaMemPool_t handle, enum cudaMemPoolAttr attrib
     case cudaMemPoolAttrReservedMemHigh: *(uint64_t *)value = pool->reserved_high; break;
     case cudaMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool->used; break;
     case cudaMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool->used_high; break;
-    default: *(int *)value = 1; /* whether blocks may be reused in this way or that */
+    default: *(int *)value = 1; /* attributes of block reuse */
     }
     return cudaSuccess;
 }
@@ -371,7 +371,7 @@ Status cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *
 
 /* ---- copies -------------------------------------------------------------------------------------------- */
 
-/* Whether so many bytes from here on lie within one block, or in memory that CUDA does not know. */
+/* Whether this many bytes from here on are within one block, or in memory that CUDA does not know. */
 static int fits(const void *address, size_t size) {
     Block *block = find_block(address);
     return !block || (char *)address + size <= block->address + block->size;
@@ -379,8 +379,8 @@ static int fits(const void *address, size_t size) {
 
 static size_t extent(size_t width, size_t rows, size_t pitch) { return rows ? (rows - 1) * pitch + width : width; }
 
-/* A copy out of pageable memory takes the bytes along at once; one into pageable memory is waited for. All
- * others are carried out when their queue gets to them, with the bytes that are there then. */
+/* A copy out of pageable memory reads the bytes immediately; one into pageable memory is synchronous. All
+ * others run when their stream reaches them, with the bytes at that time. */
 static Status copy(Work work, cudaStream_t stream, int is_blocking) {
     if (!work.width) return cudaSuccess;
     LOCK();
@@ -418,7 +418,7 @@ Status cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyK
 
 Status cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
     LOCK();
-    /* Within a gpu it is queued and not waited for; the runtime's documentation says so. */
+    /* Within a GPU, the copy is queued and asynchronous, as the runtime's documentation states. */
     int blocking = !(is_on_gpu(to) && is_on_gpu(from));
     UNLOCK();
     return copy((Work){.to = to, .from = from, .width = size}, NULL, blocking);

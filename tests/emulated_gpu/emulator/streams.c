@@ -1,9 +1,9 @@
-/* Streams as queues that are carried out as late as they may be, and events.
+/* Streams, which run their work as late as possible, and events.
  *
- * A real gpu carries work out soon, so that a wait that was forgotten goes unnoticed nearly always. Here
- * nothing is carried out before something forces it: a host that waits, or a queue that waits for another. Work
- * that was not ordered then reads old bytes each time. The default stream is as lazy as the others; it waits for
- * the blocking ones and they for it, as the runtime's documentation says. */
+ * A real GPU runs work soon, so that a missing wait almost never shows. Here,
+ * work does not run until something forces it: a host that waits, or a stream that waits for another. Work
+ * that was not ordered then reads old bytes every time. The default stream is as lazy as the others. It waits for
+ * the blocking streams and they for it, as the runtime's documentation states. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -21,7 +21,7 @@ struct Queue {
     Queue *next;
 };
 
-/* A point in a queue. Events and waits refer to it, also after the event was recorded anew elsewhere. */
+/* A point in a stream. Events and waits refer to it, even after the event was recorded again elsewhere. */
 struct Record {
     int references, is_done, polls;
     Queue *queue;
@@ -41,7 +41,7 @@ static void release(Record *record) {
     if (record && !--record->references) free(record);
 }
 
-/* ---- carrying out ------------------------------------------------------------------------------------ */
+/* ---- running work ------------------------------------------------------------------------------------ */
 
 static Status run_until(Queue *queue, Record *record);
 
@@ -77,7 +77,7 @@ static Status carry_out(Queue *queue, Work *work) {
     return cudaSuccess;
 }
 
-/* Carries the queue out up to that record, or all of it for NULL. */
+/* Runs the stream up to that record, or all of it for NULL. */
 static Status run_until(Queue *queue, Record *record) {
     while (queue->head && !(record && record->is_done)) {
         Work *work = queue->head;
@@ -103,7 +103,7 @@ static void append(Queue *queue, Work work) {
 static Record *record_on(Queue *queue) {
     Record *record = calloc(1, sizeof *record);
     record->queue = queue;
-    record->references = 2; /* the caller's and the queue's */
+    record->references = 2; /* references of the caller and of the stream */
     append(queue, (Work){.kind = RECORD, .record = record});
     return record;
 }
@@ -112,7 +112,7 @@ static void wait_for(Queue *queue, Queue *other) {
     if (other->head) append(queue, (Work){.kind = WAIT, .record = record_on(other)});
 }
 
-/* ---- which queue ------------------------------------------------------------------------------------- */
+/* ---- selecting a stream ------------------------------------------------------------------------------ */
 
 static int is_default(cudaStream_t stream) {
     return !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
@@ -131,7 +131,7 @@ int gpu_of_queue(const Queue *queue) { return queue->gpu; }
 
 static int is_blocking(const Queue *queue) { return !(queue->flags & cudaStreamNonBlocking); }
 
-/* The default stream and the blocking ones take turns. */
+/* The default stream and the blocking streams wait for each other. */
 static void take_turns(Queue *queue) {
     Queue *first = &defaults[queue->gpu];
     if (queue == first) {
@@ -151,7 +151,7 @@ Status submit(cudaStream_t stream, Work work) {
                    work.width, (const void *)work.from, (void *)work.to);
         take_turns(queue);
         append(queue, work);
-        /* What goes wrong there is told by the next call, as on a gpu. */
+        /* An error there is returned by the next call, as on a GPU. */
         if (!settings.lazy) run_until(queue, NULL);
     }
     UNLOCK();
@@ -210,7 +210,7 @@ Status cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int prior
 Status cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) { return cudaStreamCreateWithPriority(out, flags, 0); }
 Status cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithPriority(out, 0, 0); }
 
-/* The queue's memory stays, so that a handle that is used after its end is told from one that is alive. */
+/* The memory of the struct remains, so that a handle used after its end can be recognized. */
 Status cudaStreamDestroy(cudaStream_t stream) {
     LOCK();
     Queue *queue = (Queue *)stream;
@@ -231,8 +231,8 @@ Status cudaStreamDestroy(cudaStream_t stream) {
 
 Status cudaStreamSynchronize(cudaStream_t stream) { return finish_queue(stream); }
 
-/* The first question finds nothing done, so that no program can rely on the question itself; a program that asks
- * until it is done gets there with the second. */
+/* The first query finds no work done, so that programs cannot rely on the query itself; a program that polls
+ * finishes with the second query. */
 Status cudaStreamQuery(cudaStream_t stream) {
     LOCK();
     Queue *queue = queue_of(stream);
@@ -262,7 +262,7 @@ Status cudaStreamGetDevice(cudaStream_t stream, int *gpu) {
     return cudaSuccess;
 }
 
-/* Nothing is ever captured into a graph. */
+/* Graph capture is not supported. */
 Status cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
@@ -309,7 +309,7 @@ Status cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, 
 Status cudaEventDestroy(cudaEvent_t handle) {
     LOCK();
     Event *event = (Event *)handle;
-    release(event->last); /* queued waits have references of their own */
+    release(event->last); /* queued waits have separate references */
     event->magic = 0;
     free(event);
     UNLOCK();
@@ -346,7 +346,7 @@ Status cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned fla
     return error;
 }
 
-/* As cudaStreamQuery: the first question carries nothing out. */
+/* As in cudaStreamQuery, the first query runs no work. */
 Status cudaEventQuery(cudaEvent_t handle) {
     LOCK();
     Record *record = ((Event *)handle)->last;

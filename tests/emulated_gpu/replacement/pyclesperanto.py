@@ -1,4 +1,4 @@
-"""A stand-in for pyclesperanto 0.25 with its CUDA backend: the same calls, over memory of CuPy."""
+"""A replacement for pyclesperanto 0.25 with its CUDA backend: the same calls, on memory of CuPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 
 CUDA = 2
-_devices = [SimpleNamespace(index=i, type="CUDA", name=f"card {i}") for i in range(2)]
+_devices = [SimpleNamespace(index=i, type="CUDA", name=f"GPU {i}") for i in range(2)]
 _current = [_devices[0]]
 
 
@@ -23,7 +23,7 @@ def _queue(index: int) -> Any:
 
 @contextmanager
 def _on(device: Any) -> Iterator[None]:
-    """In a queue of its own, which waits for no other."""
+    """Run in a separate stream that does not wait for any other."""
     with cupy.cuda.Device(device.index), _queue(device.index):
         yield
 
@@ -45,7 +45,7 @@ class Array:
         with _on(self.device):
             return self.memory.get()
 
-    # No stream=, no max_version=, and versioned always.
+    # Like the original: neither stream= nor max_version=, and always versioned.
 
     def __dlpack__(self, stream: Any = None, version: tuple[int, int] = (1, 0)) -> Any:
         with _on(self.device):

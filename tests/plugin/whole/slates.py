@@ -1,4 +1,4 @@
-"""A whole framework in one file: arrays on the host and on a card of its own, which is host memory too."""
+"""A complete framework in one file: arrays on the host and on a simulated GPU in host memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = Device("gpu", 0, "a slate")
 
 
 class Slate:
-    """Values, and where they live."""
+    """Values and their device."""
 
     def __init__(self, values: Any, device: Device) -> None:
         self.values, self.device = np.asarray(values), device
