@@ -236,7 +236,7 @@ class Container(ABC):
         Raises:
             ArrayNotSupportedError: The class does not accept them.
         """
-        return self._rebuild_checked(self._make_with_items, items, fields)
+        return self._rebuild_checked(self.make_with_items, items, fields)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that a list has in addition to its items, by place, such as ``.language``."""
@@ -259,7 +259,7 @@ class Container(ABC):
     def _make(self, children: Sequence[Any]) -> Any:
         """Return a container like this one with other children; the class of the container may raise."""
 
-    def _make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
+    def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
         """Return a list like this one with other items and fields; the class of the list may raise."""
         return self._make(items)
 
@@ -314,11 +314,11 @@ class _Sequence(Container):
             rebuilt = tuple.__new__(type(self.tree), children)
             _attributes(rebuilt).update(_attributes(self.tree))
         else:
-            rebuilt = self._make_with_items(children, ())
+            rebuilt = self.make_with_items(children, ())
         _restore_attributes(self, rebuilt, children)
         return rebuilt
 
-    def _make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
+    def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
         rebuilt = _copied(self.tree, self._base)
         holder = _holder_of(rebuilt)
         self._base.clear(holder)
@@ -377,8 +377,8 @@ class _ItemsAndFields(Container):
         count = len(self._items.children)
         return self._with_fields(self._items._make(children[:count]), children[count:])
 
-    def _make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
-        rebuilt = self._items._make_with_items(items, ())
+    def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
+        rebuilt = self._items.make_with_items(items, ())
         return self._with_fields(rebuilt, fields) if fields else rebuilt
 
     def _with_fields(self, rebuilt: Any, values: Sequence[Any]) -> Any:

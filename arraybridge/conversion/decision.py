@@ -49,6 +49,7 @@ class Decision:
         return conversion_errors(self.source, self.target)
 
     def __call__(self) -> Any:
+        """Convert the array."""
         try:
             return self.convert(self.data)
         except MemoryConversionError:

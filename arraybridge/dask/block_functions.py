@@ -82,6 +82,7 @@ class Block:
         return {**self.__dict__, "_fn": None}
 
     def __call__(self, *blocks: Any, **kwargs: Any) -> Any:
+        """Call the function on blocks and check the result."""
         # NumPy passes 0-d blocks as scalars, which are not arrays.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
@@ -125,7 +126,7 @@ def _check_blocks(out: Any, name: str | None, token: str, function: str) -> Any:
     places = ArraySliceDep(out.chunks)
     return da.blockwise(
         _check_block, axes, out, axes, places, axes, function, None,
-        align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=token,
+        align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=token,  # noqa: SLF001 - as Dask itself
     )  # fmt: skip
 
 
@@ -287,7 +288,9 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
             expected = f"as {conversion} declares"
-    empty = meta_from_array(array._meta if meta is None else meta, dtype=dtype)
+    # Dask has no public name for the meta array.
+    meta = array._meta if meta is None else meta  # noqa: SLF001
+    empty = meta_from_array(meta, dtype=dtype)
     return Block(fn, empty.dtype, target, expected), empty
 
 

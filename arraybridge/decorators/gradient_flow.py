@@ -325,9 +325,10 @@ class CallOperation(autodiff.Operation):
         operation = self
         for state in states:
             operation = operation.replaying(state)
-        return list(operation._under_settings(operation._host_results, arrays))
+        return list(operation.run_under_settings(operation.host_results, arrays))
 
-    def _host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the results of the function as host arrays."""
         self._check_unmodified()
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
         entered = self._to_callee([read_only.writable_alias(x) for x in arrays])
@@ -394,7 +395,7 @@ class CallOperation(autodiff.Operation):
 
     # -- conversion between caller and callee --------------------------------------------------------
 
-    def _under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
+    def run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call a function under the settings of the forward pass; a backward pass may run in any thread."""
         context = self.context.copy()
         if trace_log.open_logs:  # a trace around the backward pass records it
@@ -477,7 +478,7 @@ class Pullback(CallOperation):
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
         """Return the gradients, without a linearization."""
         # Second derivatives are rare. The pullback runs again to compute them.
-        return list(self._under_settings(self._values, arrays)), None
+        return list(self.run_under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
         examples = select(arrays, self.forward.active)

@@ -137,7 +137,7 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
     wrapper.explain = run.explain
     wrapper.history = run.history
     wrapper.gpu_id = gpu_id
-    wrapper._placement = Placement(None, gpu_id=gpu_id)
+    wrapper._placement = Placement(None, gpu_id=gpu_id)  # noqa: SLF001 - read by parallel.function_devices
     return wrapper
 
 

@@ -146,6 +146,7 @@ class NativeCallRecord(Record):
         self.conversion = conversion
 
     def event(self, opened: float, line: int) -> Event:
+        """Return the event of the call; see `Record.event`."""
         conversion = self.conversion
         cause = conversion.cause()
         file, _, _, library = self.site
@@ -456,7 +457,7 @@ def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
 def _detach(package: str) -> None:
     for holder, name, call, own in _patches.pop(package, ()):
         if vars(holder).get(name) is call:  # not replaced by other code in the meantime
-            setattr(holder, name, call._original) if own else delattr(holder, name)
+            setattr(holder, name, call._original) if own else delattr(holder, name)  # noqa: SLF001
 
 
 def _attach(package: str) -> None:

@@ -73,6 +73,7 @@ class ConversionRecord(Record):
         self.array = array
 
     def event(self, opened: float, line: int) -> Event:
+        """Return the event of the conversion; see `Record.event`."""
         route = self.route
         cause = route.cause
         file, _, _, library = self.site
@@ -129,6 +130,7 @@ class SpanRecord(Record):
         self.flow = flow
 
     def event(self, opened: float, line: int) -> Event:
+        """Return the event of the span; see `Record.event`."""
         file, _, _, library = self.site
         return _new_event(
             Event,

@@ -17,9 +17,9 @@ from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
 # A private name: no public function returns whether a transform of torch.func follows a tensor (torch 2.14).
-_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
 # A private name: is_grads_batched=True passes batched tensors of an older implementation of vmap.
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001
 
 
 class TorchAutodiff(autodiff.Autodiff):
@@ -48,7 +48,7 @@ class TorchAutodiff(autodiff.Autodiff):
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
     def version(self, x: torch.Tensor) -> int:
-        return 0 if x.is_inference() else int(x._version)
+        return 0 if x.is_inference() else int(x._version)  # noqa: SLF001 - documented by PyTorch
 
     def apply(self, operation: autodiff.Operation, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
         saved: list[torch.Tensor] = []

@@ -55,11 +55,11 @@ class TorchSparse(SparseArrays):
         if layout is Layout.COO:
             coalesced = x.is_coalesced()
             # indices() and values() are only defined for coalesced tensors.
-            indices = x._indices().t()
+            indices = x._indices().t()  # noqa: SLF001
             return SparseParts(
                 layout,
                 tuple(x.shape),
-                x._values(),
+                x._values(),  # noqa: SLF001
                 (indices,),
                 coalesced,
                 coalesced,
