@@ -70,21 +70,19 @@ def is_shared(result: Any, made: data.Source, same: bool) -> bool:
 
 
 def check_explanation(
-    error_text: Any, made: data.Source, pair: tuple[str, str], result: Any, shared: bool
+    route: Any, made: data.Source, pair: tuple[str, str], result: Any, shared: bool
 ) -> None:
     """Check that the previous explain() is correct for the result."""
     size = len(made.values)
-    assert (str(error_text.source), str(error_text.target)) == pair, f"{error_text!r}"
-    assert error_text.method in METHODS, error_text.method
-    assert (error_text.method == "same") == (result is made.array), f"method {error_text.method!r}"
-    assert error_text.nbytes == size, f"nbytes {error_text.nbytes}, not {size}"
+    assert (str(route.source), str(route.target)) == pair, f"{route!r}"
+    assert route.method in METHODS, route.method
+    assert (route.method == "same") == (result is made.array), f"method {route.method!r}"
+    assert route.nbytes == size, f"nbytes {route.nbytes}, not {size}"
     if size:
-        assert error_text.shares_memory == shared, (
-            f"shares_memory={error_text.shares_memory}, really {shared}"
-        )
-        assert (error_text.copies == 0) == shared, f"copies={error_text.copies}, really shared: {shared}"
+        assert route.shares_memory == shared, f"shares_memory={route.shares_memory}, really {shared}"
+        assert (route.copies == 0) == shared, f"copies={route.copies}, really shared: {shared}"
     if pair[1] != "pyclesperanto":
-        assert str(error_text.device) == "cpu", f"device {error_text.device!r}"
+        assert str(route.device) == "cpu", f"device {route.device!r}"
 
 
 def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | None) -> None:
