@@ -146,7 +146,7 @@ def test_declared_source_advice_fits_the_call() -> None:
     with pytest.raises(SourceMismatchError) as called:
         strict(torch.ones(2))
     assert converted.value.advice == "Omit the source to detect it automatically."
-    assert called.value.advice == "Leave strict=True out to have it detected."
+    assert called.value.advice == "Remove strict=True to detect the framework automatically."
     assert converted.value.code == called.value.code == Reason.OTHER_SOURCE
 
 
@@ -184,7 +184,7 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "gpu_id=-1": (to("torch", X, gpu_id=-1), ValueError, ""),
     "'cuda0' is not a device": (to("torch", X, device="cuda0"), ValueError, "Pass 'cpu', "),
     "not both": (to("torch", X, gpu_id=0, device="cpu"), ValueError, ""),
-    "is a decorator and has no 'nn'": (lambda: arraybridge.torch.nn, AttributeError, ""),  # type: ignore[attr-defined]
+    "is a decorator and has no attribute 'nn'": (lambda: arraybridge.torch.nn, AttributeError, ""),  # type: ignore[attr-defined]
     "no common namespace": (lambda: arraybridge.array_namespace(X, to("torch", X)()), TypeError, ""),
 }
 MET = EXPLAINED | {

@@ -48,7 +48,7 @@ def decide(data: Any, request: Request) -> Decision:
         ValueError: If an option is invalid.
     """
     request = check_options(request)
-    if isinstance(data, str) and not isinstance(request.target, str):
+    if issubclass(type(data), str) and not isinstance(request.target, str):
         raise TypeError(
             f"Expected a framework name, got {type(request.target).__name__}. Did you swap the arguments?"
             f" Use convert_memory(data, {data!r})."

@@ -23,8 +23,11 @@ class ScipySparse(SparseArrays):
     separates_axes: ClassVar[bool] = True
 
     def layout(self, x: Any) -> str:
-        scipy = sys.modules.get("scipy.sparse")
-        return str(x.format) if scipy is not None and scipy.issparse(x) else ""
+        if issubclass(type(x), np.ndarray):  # `issparse` caches every class that it is passed
+            return ""
+        # Without the attribute while another thread imports the module.
+        is_sparse = getattr(sys.modules.get("scipy.sparse"), "issparse", None)
+        return str(x.format) if is_sparse is not None and is_sparse(x) else ""
 
     def take_apart(self, x: Any) -> SparseParts | None:
         layout = x.format

@@ -315,7 +315,7 @@ def test_files_match_a_declared_numpy_source(tmp_path: Path) -> None:
         double = ab.torch(input_type="numpy", output_type="numpy", strict=strict)(lambda x: x * 2)
         for x in (zarr_array(), dataset(tmp_path / str(strict))):
             assert equal(double(x), VALUES * 2)
-    with pytest.raises(MemoryConversionError, match=r"of numpy .*strict=True"):
+    with pytest.raises(MemoryConversionError, match=r"from numpy .*strict=True"):
         ab.torch(input_type="jax", strict=True)(lambda x: x)(zarr_array())
 
 

@@ -93,7 +93,7 @@ def test_text_is_not_a_shape() -> None:
 
 def test_stack_slices_takes_several_arrays() -> None:
     for slices in (3, None, object()):
-        with pytest.raises(TypeError, match="slices must be several arrays"):
+        with pytest.raises(TypeError, match="slices must be an iterable of arrays"):
             arraybridge.stack_slices(slices, "numpy")  # type: ignore[arg-type]
 
 

@@ -249,7 +249,7 @@ class Scaler:
 
 
 def test_decorated_functions_keep_their_attributes() -> None:
-    assert (smooth.__name__, smooth.__doc__) == ("smooth", "Average of neighbours.")
+    assert (smooth.__name__, smooth.__doc__) == ("smooth", "Average each element with its neighbors.")
     assert str(inspect.signature(smooth)) == "(image: 'Any', weight: 'float' = 0.5) -> 'Any'"
     assert pickle.loads(pickle.dumps(smooth)) is smooth
     assert pickle.loads(pickle.dumps(Scaler(2).scale))(np.ones(2)).tolist() == [2.0, 2.0]

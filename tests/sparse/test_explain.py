@@ -69,7 +69,7 @@ def test_advice_is_about_the_parts() -> None:
     if x.data.ctypes.data % 64 == 0:  # pragma: no cover
         pytest.skip("this memory is aligned by chance")
     advice = explain(x, "jax").advice
-    assert advice.startswith("for the values or indices that are copied: ")
+    assert advice.startswith("for the copied values or indices: ")
     assert "aligned(shape, dtype)" in advice
 
 
