@@ -6,6 +6,8 @@ import sys
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
+
 from arraybridge.errors import ArrayNotSupportedError, FrameworkNotInstalledError, error_text
 from arraybridge.frameworks.sparse import INT32_OR_INT64, Expressions, Layout, SparseArrays, SparseParts
 

@@ -63,7 +63,7 @@ class Refusing(ForeignDlpack):
     def __dlpack__(self, stream=None, **options):
         if stream == 2: raise BufferError('per-thread default stream is not supported')
         return super().__dlpack__(stream=stream)
-lender, cupys, queue = Lender(), ab.framework('cupy'), cupy.cuda.Stream(non_blocking=True)
+lender, cupys, queue = StreamlessFramework(), ab.framework('cupy'), cupy.cuda.Stream(non_blocking=True)
 class Queues(type(cupys.streams)):
     def handle(self, device): return queue.ptr
 lender.streams = Queues()
@@ -77,7 +77,7 @@ print((y.get() == 3).all())
     "streams of threads that have ended are used again": (
         """
 gpus = hardware.gpus()
-print(gpu_memory.is_awake(), len(gpus), hardware.free_memory(1) == gpus[1].total)
+print(gpu_memory.is_driver_initialized(), len(gpus), hardware.free_memory(1) == gpus[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)
 def f(x):

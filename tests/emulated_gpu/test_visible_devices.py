@@ -36,7 +36,7 @@ def test_all_interfaces_number_gpus_equally(variable: str) -> None:
     printed = asked(
         *PROGRAM,
         "listed = [gpu.pci for gpu in hardware.gpus()]",
-        "print([str(device) for device in ab.devices('cupy')], accounting.is_awake())",
+        "print([str(device) for device in ab.devices('cupy')], accounting.is_driver_initialized())",
         "try: count = runtime.getDeviceCount()",
         "except runtime.CUDARuntimeError as error: count = 0; print(error)",
         "else: print('')",
@@ -86,7 +86,7 @@ def test_driver_stays_uninitialized_without_visible_gpus() -> None:
         *PROGRAM,
         "print(ab.gpu_available(), ab.devices('cupy'))",
         "print(ab.framework('cupy').devices.missing_device_reason())",
-        "print(accounting.is_awake())",
+        "print(accounting.is_driver_initialized())",
         env={"CUDA_VISIBLE_DEVICES": "-1"},
     )
     reason = "CUDA reports cudaErrorNoDevice: no CUDA-capable device is detected"
