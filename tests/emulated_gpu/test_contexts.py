@@ -58,7 +58,7 @@ print(*opened())
     ),
     "who lends to no stream of each thread is waited for": (
         """
-from tests.gpu.test_ordering import ForeignDlpack, Lender
+from tests.gpu.test_ordering import ForeignDlpack, StreamlessFramework
 class Refusing(ForeignDlpack):
     def __dlpack__(self, stream=None, **options):
         if stream == 2: raise BufferError('per-thread default stream is not supported')
