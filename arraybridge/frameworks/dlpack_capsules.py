@@ -97,11 +97,16 @@ def is_writable_extended(exported: Any) -> bool:
     return device_type == 1 and axes > 0 and code in _DLPACK_NAMES and not flags & _IS_READ_ONLY
 
 
+_NUMPY_READS_VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)
+
+
 def export(x: Any) -> Any:
     """Return the capsule of a producer in host memory, if possible a versioned one.
 
-    Only a versioned capsule states whether its memory may be written to.
+    Only a versioned capsule states whether its memory may be written to. NumPy reads them from 2.1 on.
     """
+    if not _NUMPY_READS_VERSIONED:
+        return x.__dlpack__()
     try:
         return x.__dlpack__(max_version=_NEWEST_VERSION)
     except TypeError:  # a producer from before DLPack 1.0
