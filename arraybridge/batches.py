@@ -121,7 +121,7 @@ def _slice_array(array: Any, axis: int, start: int, stop: int) -> Any:
 
 
 def split_places(tree: Any, axis: int, count: int) -> list[str]:
-    """Return the places of the arrays and row lists that `part` splits, such as ``"['x'].image"``."""
+    """Return the paths of the arrays and row lists that `part` splits, such as ``"['x'].image"``."""
     kind = kinds.get(type(tree)) or kind_of(tree)
     if type(tree) is fixed:
         return []
@@ -216,7 +216,7 @@ class Joined:
         return self._root.result()
 
     def node(self, first: Any, count: int, place: str, *, as_rows: bool = True) -> _Node:
-        """Return a node for the values at one place of the results, of which ``first`` is the first.
+        """Return a node for the values at one position in the results; ``first`` is the first value.
 
         With ``as_rows=False``, ``first`` is joined entry by entry even if it has one entry per row.
         """
@@ -288,7 +288,7 @@ def _contains(tree: Any, wanted: Any) -> bool:
 
 
 class _Node:
-    """The values at one place of the results of all parts."""
+    """The values at the same position in the results of all parts."""
 
     __slots__ = ("of", "place")
 
@@ -306,7 +306,7 @@ class _Node:
 
 
 class _Value(_Node):
-    """A value that is not an array, and that has to be the same in every part."""
+    """A value that is not an array and must be the same in every part."""
 
     __slots__ = ("value",)
 
@@ -334,7 +334,7 @@ def _is_number(x: Any) -> bool:
 
 
 class _Column(_Node):
-    """The arrays at one place: in one output array, or stored per part by the first row of the part."""
+    """The arrays at one position: in one output array, or stored per part by the part's first row."""
 
     __slots__ = ("buffer", "parts", "properties")
 
@@ -494,7 +494,7 @@ class _RowList(_Node):
                 return self._by_entry().result()
             raise self.of.error(
                 self.place,
-                f"a list of {len(lists[0])} is ambiguous: one entry per row, or {len(lists[0])} results",
+                f"a list of length {len(lists[0])} may contain one entry per row or several results",
                 "For several results, return a tuple.",
             )
         items = [plain(entry) for one in lists for entry in one]
@@ -529,7 +529,7 @@ def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bo
 def _have_batched_children(
     values: Sequence[Any], counts: Sequence[int], axis: int, *, without_fields: bool
 ) -> bool | None:
-    """Return the answer of `_batched` for containers, from their children of the same name."""
+    """Return the result of `_batched` for containers, based on their children of the same name."""
     opened = [open_container(x) for x in values]
     sorts = list(map(_sort, values, opened))
     if any(sort != sorts[0] for sort in sorts):

@@ -17,7 +17,7 @@ from arraybridge.types import hooks
 
 def nearest(word: str, names: Iterable[str]) -> str:
     """Return ``" (did you mean 'torch'?)"`` for a misspelled name, or an empty string."""
-    import difflib  # costs 5 ms, and only a mistake needs it
+    import difflib  # takes 5 ms, and only errors need it
 
     close = difflib.get_close_matches(word.lower(), list(names), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -42,8 +42,8 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
 
     Args:
         head: The headings.
-        rows: One text per column. In a shorter row, the last cell extends over the remaining columns and may
-            have several lines.
+        rows: One string per column. In a shorter row, the last cell extends over the remaining columns and
+            may have several lines.
         right: The headings of right-aligned columns.
 
     >>> print(text_table(("what", "size"), [("one", "4 B"), ("three", "12 B")], right=("size",)))
@@ -63,12 +63,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
     return "\n".join("  ".join(map(padded, line, widths, head)).rstrip() for line in lines)
 
 
-#: A text, or HTML and the attributes of the cell's tag.
+#: Plain text, or a pair of HTML and the attributes of the cell's tag.
 Cell: TypeAlias = "str | tuple[str, str]"
 
 
 def html_table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], caption: str = "") -> str:
-    """Format a table as HTML, and escape the cells that are text.
+    """Format a table as HTML, and escape plain-text cells.
 
     Args:
         head: The headings.

@@ -182,13 +182,13 @@ def _query(function: str, *arguments: Any, field: str = "") -> Any:
 def _visible_gpus(visible: str | None, order: str) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA shows under these values of the two environment variables."""
     groups = list(filter(None, map(_gpu_with_slices, range(_query("nvmlDeviceGetCount") or 0))))
-    # NVML numbers GPUs by PCI address. CUDA does the same for GPUs of one model, which are equally fast.
+    # NVML numbers GPUs by PCI address. CUDA does the same for GPUs of the same model, which are equally fast.
     if order != "PCI_BUS_ID" and len({gpu.name for gpu, *_ in groups}) > 1:
         groups.sort(key=_speed, reverse=True)
     usable = [next(iter(slices), gpu) for gpu, *slices in groups]
     candidates = [gpu for group in groups for gpu in group]
     chosen = usable if visible is None else _select(visible, usable, candidates)
-    # CUDA shows a single slice to a process, and no GPU in addition.
+    # If a MIG slice is visible, CUDA gives the process only that one slice and no whole GPU.
     slices = [gpu for gpu in chosen if gpu.uuid.startswith("MIG-")]
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(slices[:1] or chosen))
 

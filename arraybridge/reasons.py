@@ -19,7 +19,7 @@ class Reason(StrEnum):
     SAME_OBJECT = auto()
     SHARED_HOST_MEMORY = auto()
     SHARED_DEVICE_MEMORY = auto()
-    #: By a call of a framework, on the host or on an accelerator.
+    #: Shared by a framework function, on the host or on an accelerator.
     SHARED_MEMORY = auto()
     REPLICA_ON_DEVICE = auto()
 
@@ -83,13 +83,13 @@ class Reason(StrEnum):
     #: One array of coordinates per axis, where the other framework has a matrix.
     SEPARATE_COORDINATES = auto()
     INDEX_DTYPE = auto()
-    #: Entries behind the last row pointer, which are left out.
+    #: Entries after the last row pointer, which are omitted.
     SPARE_ENTRIES = auto()
 
-    #: The text of a plug-in.
+    #: A text that a plug-in provides.
     OTHER = auto()
 
-    # That of Enum is written in Python, and takes three times as long.
+    # Enum.__hash__ is written in Python and takes three times as long.
     __hash__ = str.__hash__
 
 

@@ -57,7 +57,7 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
         with nullcontext() if annotate is None else hooks.annotate(annotate):
             yield
     finally:
-        with suppress(ValueError):  # closed in another thread or task, whose setting stays
+        with suppress(ValueError):  # closed in another thread or task, which keeps its setting
             _missing_gpu.reset(token)
 
 

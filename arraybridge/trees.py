@@ -621,7 +621,7 @@ def flattened(tree: Any) -> tuple[list[Any], Any]:
 
 
 def filled(structure: Any, leaves: Iterator[Any]) -> Any:
-    """Return a structure of `flattened`, filled with the next leaves."""
+    """Return a structure from `flattened`, filled with the next leaves of an iterator."""
     return map_arrays(structure, lambda _: next(leaves), also=object, rebuild_all=True)
 
 
@@ -716,7 +716,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
 def together(
     trees: Sequence[Any], join: Callable[[Sequence[Any], str], Any], noun: str = "part", place: str = ""
 ) -> Any:
-    """Return a tree like the first one, with the joined leaves of all trees at each place.
+    """Return a tree like the first one, with the joined leaves of all trees at each position.
 
     Values of dicts are joined by key.
 

@@ -12,8 +12,8 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.trees import arrays_of
 from arraybridge.validation import whole_number
 
-# After this many waits, the remaining calls are timed without one, if the shortest wait took less than this
-# multiple of a wait on idle devices.
+# If the shortest of this many waits took less than this multiple of a wait on idle devices, the remaining
+# calls are timed without a wait.
 _TRIALS = 5
 _IDLE_FACTOR = 1.2
 

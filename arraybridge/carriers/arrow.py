@@ -62,7 +62,7 @@ class Arrow(Carrier):
         pyarrow = sys.modules["pyarrow"]
         try:
             kind = pyarrow.from_numpy_dtype(array.dtype)
-        except pyarrow.ArrowNotImplementedError:  # complex numbers, and the dtypes of ml_dtypes
+        except pyarrow.ArrowNotImplementedError:  # complex and ml_dtypes dtypes
             return array
         if not _is_number(kind):
             return array
@@ -162,7 +162,7 @@ def _null_counts(columns: list[list[list[Any]]]) -> tuple[int, int, int]:
 
 def _join(parts: list[list[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return the values of all columns in new memory, with contiguous columns."""
-    if dtype.kind == "b" and len(parts) == 1:  # two thirds of the time of an array
+    if dtype.kind == "b" and len(parts) == 1:  # takes two thirds of the time of the general path
         values: np.ndarray = sys.modules["pyarrow"].chunked_array(parts[0]).to_numpy()
         return values.reshape(shape)
     memory = host_memory.aligned_empty((len(parts), math.prod(shape) // len(parts)), dtype)

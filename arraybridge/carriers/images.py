@@ -45,7 +45,7 @@ class SimpleItk(Carrier):
         values = array[..., None] if vector and array.ndim == x.GetDimension() else array
         try:
             like = sitk.GetImageFromArray(values, isVector=vector)
-        except (KeyError, TypeError, RuntimeError):  # no pixels of this dtype
+        except (KeyError, TypeError, RuntimeError):  # SimpleITK does not support this dtype
             return array
         like.CopyInformation(x)
         for key in x.GetMetaDataKeys():
@@ -87,7 +87,7 @@ class Pillow(Carrier):
         if array.dtype.newbyteorder("=") != pixel.dtype.newbyteorder("="):  # mode I;16B is big-endian
             try:
                 like = pillow.fromarray(array)
-            except (TypeError, ValueError):  # no mode of this dtype
+            except (TypeError, ValueError):  # Pillow has no mode for this dtype
                 return array
             if self.array(like)[0].dtype != array.dtype:  # Pillow converts float64 to float32
                 return array

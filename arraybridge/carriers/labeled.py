@@ -30,7 +30,7 @@ class Xarray(Carrier):
         if _is_unread(variable):
             source = "a file that xarray opened lazily"
             return _UnreadVariable(variable), Cause(Reason.FILE, source=source)
-        return x.data  # of any framework, or sparse, which raises an error later
+        return x.data  # may be from any framework; sparse arrays raise later
 
     def rebuild(self, x: Any, array: Any) -> Any:
         like = x.copy(deep=False, data=array)

@@ -70,7 +70,7 @@ def carrier_of(x: Any) -> Carrier | None:
     if candidates is None:
         try:
             candidates = tuple(_candidates(x, cls))
-        except (RecursionError, MemoryError, MemoryConversionError):  # the last for a broken framework
+        except (RecursionError, MemoryError, MemoryConversionError):  # the last means a broken framework
             raise
         except Exception:  # noqa: BLE001  # from attributes of the object, such as __class__
             return None

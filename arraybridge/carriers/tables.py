@@ -40,7 +40,7 @@ class Pandas(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pandas = sys.modules["pandas"]
-        if array.dtype.isbuiltin == 2:  # a dtype of ml_dtypes, which pandas does not treat as numbers
+        if array.dtype.isbuiltin == 2:  # an ml_dtypes dtype, which pandas does not treat as numeric
             return array
         if is_of(x, "pandas", "DataFrame"):
             table = _table(pandas, array, x)
@@ -49,7 +49,7 @@ class Pandas(Carrier):
         if is_of(x, "pandas", "Index"):
             try:
                 return pandas.Index(values, name=x.name)
-            except NotImplementedError:  # no index of this dtype, such as float16
+            except NotImplementedError:  # pandas has no index of dtype float16
                 return array
         return pandas.Series(values, index=x.index, name=x.name).__finalize__(x)
 
@@ -129,7 +129,7 @@ class Polars(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
-        if array.dtype.isbuiltin == 2:  # a dtype of ml_dtypes, which polars treats as objects
+        if array.dtype.isbuiltin == 2:  # an ml_dtypes dtype, which polars treats as an object
             return array
         if is_of(x, "polars", "DataFrame"):
             columns = [polars.Series(name, array[:, i]) for i, name in enumerate(x.columns)]

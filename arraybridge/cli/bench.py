@@ -140,7 +140,7 @@ def bench(
     """Compare the speed of arraybridge with the frameworks' own functions.
 
     Conversions are compared with the fastest public functions that do the same.
-    Decorators are compared with a call of the undecorated function.
+    Decorators are compared with a call to the undecorated function.
     The calls alternate, so that other load on the machine affects both equally.
 
     With --sizes, functions are timed on the CPU and on the GPU, without transfers.
@@ -247,7 +247,7 @@ def print_result(result: Json) -> None:
         rows.append((row["name"], escape(row["raw_call"]), *times))
     console.print(output.table_or_list(console, columns, rows, right=columns[2:], wrap="native functions"))
     if any(row["name"].startswith("@") for row in result["rows"]):
-        console.print("\n@name: a call of a decorated function f that does nothing.")
+        console.print("\n@name: a call to a decorated function f that does nothing.")
     if any(row["difference"] < 0 for row in result["rows"]):
         console.print("Negative overhead: arraybridge skips steps that the native functions repeat.")
     output.print_skipped(console, result["left_out"])

@@ -45,7 +45,7 @@ _STATES = {
     "crashed": "[red]crashes[/red]",
     "timed out": "[red]hangs[/red]",
 }
-#: The error of PoCL if it cannot compile for this CPU.
+#: The PoCL error message for a CPU that its compiler does not support.
 _UNKNOWN_CPU = "unknown target CPU"
 #: The CuPy wheels and the CUDA major version of each.
 _CUPY_WHEELS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
@@ -80,7 +80,7 @@ class Findings(NamedTuple):
         return None if match is None else int(match.group(1))
 
     def driver_cuda(self) -> int | None:
-        """Return the newest CUDA major version that the driver supports, or None without a driver."""
+        """Return the newest CUDA major version that the driver supports, or None if there is no driver."""
         return None if self.driver.cuda is None else self.driver.cuda[0]
 
     def cupy_distributions(self) -> list[str]:
@@ -205,7 +205,7 @@ def check_opencl(findings: Findings) -> Iterator[Json]:
 
 
 def check_pocl(findings: Findings) -> Iterator[Json]:
-    """Report a PoCL whose compiler does not support this CPU."""
+    """Report a PoCL installation whose compiler does not support this CPU."""
     if _UNKNOWN_CPU in (findings.probes.get("pyclesperanto", {}).get("error") or ""):
         message = (
             "The functions of pyclesperanto fail, although arrays can be converted: the compiler of the"
@@ -451,7 +451,7 @@ def _run_trials(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]
 
 
 def _read_trial(order: tuple[str, ...], texts: tuple[str, str], code: int, seconds: float) -> Json:
-    """Read the result of a process that probed frameworks in an order.
+    """Parse the output of a process that probed frameworks in a given order.
 
     Args:
         order: The names of the frameworks.
@@ -461,7 +461,7 @@ def _read_trial(order: tuple[str, ...], texts: tuple[str, str], code: int, secon
 
     Returns:
         ``"order"``; ``"probes"``: the findings by framework; ``"crash"``: how the process crashed, or ``""``;
-        ``"at"``: the framework during which it crashed, or ``""`` if there is none, as for a crash on exit.
+        ``"at"``: the framework that was being probed when it crashed; ``""`` for a crash on exit.
     """
     probes: dict[str, Json] = {}
     at = ""

@@ -190,7 +190,7 @@ def _measure_row(source: str, make: Callable[[], Any], places: Places, array: np
 
 def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     route = arraybridge.explain(x, framework)
-    # Omit the device if the default is the same, because most programs call it so.
+    # Omit the device if it is the default one, as most programs do.
     options: Json = {} if route.device == device else {"device": device}
     if options:
         route = arraybridge.explain(x, framework, **options)

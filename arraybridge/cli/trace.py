@@ -119,7 +119,7 @@ def _count_as_user_code(module: str) -> None:
 
 
 def _without_callers(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the script's first frame on; None without one, as for a syntax error."""
+    """Return the traceback, starting at the script's first frame; None if there is none (a syntax error)."""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if file not in (__file__, runpy.__file__) and not file.startswith("<frozen "):

@@ -202,7 +202,7 @@ class _Choice:
     copy_reason: Cause | None = None
 
     def decision(self, *, stays: bool) -> Decision:
-        """Return the decision; raise exceptions of the frameworks as errors of this package.
+        """Return the decision; re-raise framework exceptions as arraybridge errors.
 
         Args:
             stays: Whether the array is already of the target framework and on its device.
@@ -519,7 +519,7 @@ class _Choice:
 
 
 def _compose(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls ``first``, and ``second`` with its result."""
+    """Return the composition of two functions: ``second(first(x))``."""
     return lambda x: second(first(x))
 
 

@@ -18,7 +18,7 @@ __all__ = ["Decision", "Request", "copy_required", "graph_required", "refused"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """The arguments of a call of `convert_memory`, except its array, as the user passed them."""
+    """The arguments of a `convert_memory` call as the user passed them, except the array."""
 
     target: FrameworkLike
     declared: FrameworkLike | None = None
@@ -91,7 +91,7 @@ def copy_required(
 
 
 def refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
-    """Return the error of this package for an exception of a framework."""
+    """Return an arraybridge error that describes an exception raised by a framework."""
     reason = error_text(error)
     how = f" with method {method!r}" if method else ""
     advice = "Convert it to NumPy first to find out which framework raises the error."

@@ -51,7 +51,7 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
         return self.device is not None or isinstance(self.gpu_id, int)
 
     def resolve(self, framework: Framework) -> Device | None:
-        """Return the device in this process; None if none is named."""
+        """Return the device in this process; None if the placement does not specify one."""
         return resolve_device(framework, gpu_index_of(self.gpu_id), self.device)
 
     def __str__(self) -> str:

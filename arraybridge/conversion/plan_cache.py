@@ -158,7 +158,7 @@ def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
 def _planned(
     signature: Hashable, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
-    """Return a plan: first ``fast``, and then the converter for the plan key of the array."""
+    """Return a plan that tries ``fast`` first, then the converter for the array's plan key."""
     source = decision.source
     target = decision.target
     if decision.route.layout and source.sparse.has_own_classes:

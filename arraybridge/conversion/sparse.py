@@ -190,7 +190,7 @@ class SparseConversion:
         return self._decide(x, request)()
 
     def convert(self, x: Any, convert_part: ConvertPart) -> Any:
-        """Return a sparse array converted; ``convert_part`` converts its parts.
+        """Return the converted sparse array; ``convert_part`` converts its parts.
 
         Raises:
             MemoryConversionError: If it cannot be converted exactly.
@@ -288,7 +288,7 @@ class SparseConversion:
                 raise self._refused(
                     parts.layout.upper(),
                     f"its indices are not integers, but {' and '.join(sorted(dtypes))}",
-                    Advice("Indices have to be integers."),
+                    Advice("Indices must be integers."),
                 )
             is_kept = self.source is self.target or not accepted or (len(dtypes) == 1 and dtypes <= accepted)
             dtype = self._index_dtypes[key] = "" if is_kept else _INT64
@@ -335,7 +335,7 @@ class SparseConversion:
                 name,
                 f"{self.target.name} does not have sparse arrays",
                 Advice(
-                    f"Pass its stored values, {{}}, or {{}}, which takes {size}.",
+                    f"Pass its stored values, {{}}, or convert it to a dense array ({size}): {{}}.",
                     (expressions.values, expressions.dense),
                 ),
             )

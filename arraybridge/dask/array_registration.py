@@ -118,7 +118,7 @@ _exported: dict[Segment, float] = {}
 
 
 def reach() -> str:
-    """Return a name for the host, container and user, whose processes can map each other's memory."""
+    """Return a name for this host, container and user. Processes with equal names can share memory."""
     container = Path("/proc/self/ns/pid")
     parts = (platform.node(), container.readlink() if container.exists() else "", getpass.getuser())
     return "arraybridge-" + "-".join(map(str, parts))

@@ -75,7 +75,7 @@ class DecoratedCall:
 
     fn: Callable[..., Any]
     options: DecoratorOptions
-    #: Types of results that are returned unchanged, without a call of `restore_result`.
+    #: Types of results that are returned unchanged, without a call to `restore_result`.
     native_results: Container[type]
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
@@ -395,7 +395,7 @@ class ConvertingCall(DecoratedCall):
                     result = self._restored(result, first)
                 else:
                     result = ResultConversion(self._deliver_to(first), self._dtype_for(first)).tree(result)
-            elif open_logs:  # without `unchanged`, since traces also record arrays that need no conversion
+            elif open_logs:  # skip the `unchanged` check: traces record all arrays
                 result = ResultConversion(self.results.deliver, self.results.dtype).tree(result)
             elif type(result) not in self.results.unchanged:
                 result = self.results.tree(result)

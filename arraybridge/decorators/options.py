@@ -32,7 +32,7 @@ class DecoratorKeywords(TypedDict, total=False):
     device: DeviceLike | None
     #: The expected framework of the arguments, readable as ``input_memory_type``. Defaults to ``None``.
     input_type: FrameworkLike | None
-    #: Whether arrays of other frameworks than ``input_type`` raise an error. Defaults to ``False``.
+    #: Whether arrays of frameworks other than ``input_type`` raise an error. Defaults to ``False``.
     strict: bool
     #: ``True`` frees memory and retries when memory runs out; ``"split"`` also halves the batch. For plain
     #: functions only. Defaults to ``False``.

@@ -45,7 +45,7 @@ class Decorated(Protocol[P, R_co]):
     @overload
     def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
-    # The access to a method binds self.
+    # Attribute access binds self.
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Decorated[P, R_co]: ...
     @overload

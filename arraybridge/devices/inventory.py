@@ -201,7 +201,7 @@ def least_used_gpu() -> int | None:
     a loaded framework that has opened them reports it.
 
     Returns:
-        The number, to pass as ``gpu_id``; None without a GPU.
+        The number, to pass as ``gpu_id``; None if there is no GPU.
 
     Example:
         >>> gpu_id = least_used_gpu()

@@ -72,7 +72,7 @@ class Streams:
             device: The device of the stream.
 
         Returns:
-            The event; None without streams.
+            The event; None if the framework has no streams.
         """
         return None
 
@@ -83,8 +83,8 @@ class Streams:
             device: The device of the stream.
 
         Returns:
-            The handle. None without streams, and for CUDA's per-thread default stream, whose handle denotes a
-            different stream in each thread.
+            The handle. None if the framework has no streams, or for CUDA's per-thread default stream, whose
+            handle denotes a different stream in each thread.
         """
         return None
 
@@ -113,7 +113,7 @@ class Streams:
 
 
 class DeviceDetails(NamedTuple):
-    """A framework's knowledge of a device.
+    """The details of a device that a framework reports.
 
     Attributes:
         name: The name of the model; ``""`` if it is unknown.

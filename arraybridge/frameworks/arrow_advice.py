@@ -1,4 +1,4 @@
-"""What to write instead of an object of pyarrow that is not an array of numbers."""
+"""Advice for pyarrow objects that are not arrays of numbers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _step_from_time(x: Any) -> _Step | None:
 
 
 def _step_from_extension(x: Any, one: str) -> _Step | None:
-    """Return the step from an extension type to its values; None if it is no extension type."""
+    """Return the step from an extension type to its values; None if it is not an extension type."""
     if not hasattr(x.type, "storage_type"):
         return None
     values = _in_one_chunk(x)

@@ -207,7 +207,7 @@ class Runtime(Component):
         return self.framework.fast_path.fast_types()
 
     def array_namespace(self) -> Any:
-        """Return the array API namespace for the framework's arrays; None without one."""
+        """Return the array API namespace for the framework's arrays; None if there is none."""
         return None
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -624,7 +624,7 @@ class Memory(Component):
         Returns:
             The size in bytes; 0 if it is unknown.
         """
-        from arraybridge import hardware  # costs 1 ms, which `import arraybridge` saves
+        from arraybridge import hardware  # takes 1 ms; not needed by `import arraybridge`
 
         free = hardware.free_memory(device.index) if device.kind == "gpu" else None
         if free is None:
@@ -662,7 +662,7 @@ class Memory(Component):
             nbytes: The size in bytes.
 
         Returns:
-            A uint8 array of shape ``(nbytes,)``; None without a GPU.
+            A uint8 array of shape ``(nbytes,)``; None if there is no GPU.
         """
         return None
 
@@ -705,7 +705,7 @@ class Batching(Component):
         """Stack arrays along a new first axis.
 
         Args:
-            planes: Arrays of one shape, dtype and device.
+            planes: Arrays of the same shape and dtype, on the same device.
 
         Returns:
             A new array of shape ``(len(planes), *shape)`` on the same device.

@@ -213,7 +213,7 @@ class CupyMemory(Memory):
         if not self.framework.devices.available():
             return None
         gpus = self.framework.devices_with_context() or [cupy.cuda.runtime.getDevice()]
-        with on_gpu(gpus[0]):  # memory is pinned for all GPUs, through one with a context
+        with on_gpu(gpus[0]):  # pins for all GPUs; any existing context will do
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:

@@ -42,7 +42,7 @@ _capsule_name.argtypes = [ctypes.py_object]
 
 
 def _tensor_of(exported: Any) -> int:
-    """Return the address of the DLTensor in a capsule that was not consumed yet."""
+    """Return the address of the DLTensor in a capsule that has not been consumed."""
     name = _capsule_name(exported)
     return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
 
@@ -66,7 +66,7 @@ def _code_of(exported: Any) -> ctypes.c_uint8:
 
 
 def device_type_of(exported: Any) -> int:
-    """Return the DLPack device type of the memory in a capsule that was not consumed yet.
+    """Return the DLPack device type of the memory in a capsule that has not been consumed.
 
     Raises:
         TypeError: If it is not such a capsule.
@@ -132,7 +132,7 @@ def capsule(view: np.ndarray) -> Any:
     """
     if not view.flags.writeable:
         view = writable_alias(view)
-    # isbuiltin is 2 for dtypes of ml_dtypes.
+    # isbuiltin is 2 for ml_dtypes dtypes.
     code = DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None
     if code is None:
         return view.__dlpack__()

@@ -37,7 +37,7 @@ _DEVICE_ORDINAL = 9
 
 @cache
 def _driver() -> ctypes.CDLL | None:
-    """Return CUDA's driver library without initializing it; None without a driver."""
+    """Return CUDA's driver library without initializing it; None if there is no driver."""
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

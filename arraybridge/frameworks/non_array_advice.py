@@ -20,7 +20,7 @@ _NUMBER_TEXT = Advice("its text represents numbers: pass {}", ('{x}.astype("floa
 
 
 def advice_for(x: Any) -> Advice:
-    """Return what to pass instead of ``x``, which is not an array."""
+    """Return the advice for ``x``, which is not an array."""
     for cls in type(x).__mro__:
         find = _BY_PACKAGE.get(str(cls.__module__).partition(".")[0])
         if find is not None:
@@ -212,7 +212,7 @@ def _of_formatted(x: Any, name: str, subject: str, key: str) -> Advice:
 def _of_row_by_row(x: Any, name: str, subject: str, key: str) -> Advice:
     """Return the advice for a column of a data set that is read row by row."""
     feature = x.features[name]
-    while getattr(feature, "length", 0) > 0:  # of lists of one length
+    while getattr(feature, "length", 0) > 0:  # a column of fixed-length lists
         feature = feature.feature
     dtype = _dtype_of(feature)
     if not dtype.startswith(("int", "uint", "float", "bool")):

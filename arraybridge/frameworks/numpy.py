@@ -92,7 +92,7 @@ class NumpyInterchange(Interchange):
 
     def check_cast(self, source: str, dtype: str) -> None:
         for name in (source, dtype):
-            dtype_names.np_dtype(name)  # raises for a dtype of ml_dtypes if that is not installed
+            dtype_names.np_dtype(name)  # raises for an ml_dtypes dtype if ml_dtypes is not installed
 
 
 class NumpyBatching(IndexedBatching):

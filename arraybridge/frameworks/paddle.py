@@ -248,7 +248,7 @@ class PaddleAutodiff(autodiff.Autodiff):
 
 
 def _leaf(x: Any) -> Any:
-    """Return a tensor of the same memory that starts a new graph."""
+    """Return a tensor that shares the memory and starts a new graph."""
     x = x.detach()
     x.stop_gradient = False
     return x

@@ -1,4 +1,4 @@
-"""What to write instead of an object of polars that is not an array of numbers."""
+"""Advice for polars objects that are not arrays of numbers."""
 
 from __future__ import annotations
 

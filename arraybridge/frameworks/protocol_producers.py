@@ -235,7 +235,7 @@ def _is_readable(kind: int) -> bool:
 
 
 def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
-    """Return a function that opens host arrays of the class of ``x`` as NumPy arrays; None without one.
+    """Return a function that opens host arrays of the class of ``x`` in NumPy; None if there is none.
 
     The function raises `NotImplementedError` for an array that it does not open.
     """

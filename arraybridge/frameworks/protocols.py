@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Exported:
-    """Memory that is exported through array protocols, each an attribute of that name.
+    """An object that exports memory through array protocols, such as ``__array_interface__``.
 
     Attributes:
         owner: An object that must live as long as the memory is used.

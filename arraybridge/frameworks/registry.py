@@ -376,7 +376,7 @@ def framework_name(name: FrameworkLike) -> str:
 
 
 def framework(name: FrameworkLike) -> Framework:
-    """Return the framework of a name, and import its package if necessary.
+    """Return the framework with this name, and import its package if necessary.
 
     Args:
         name: The name, such as ``"torch"``, or a `MemoryType` member.

@@ -27,7 +27,7 @@ class ScipySparse(SparseArrays):
     def layout(self, x: Any) -> str:
         if issubclass(type(x), np.ndarray):  # `issparse` caches every class that it is passed
             return ""
-        # Without the attribute while another thread imports the module.
+        # The attribute is missing while another thread is importing the module.
         is_sparse = getattr(sys.modules.get("scipy.sparse"), "issparse", None)
         return str(x.format) if is_sparse is not None and is_sparse(x) else ""
 
@@ -37,7 +37,7 @@ class ScipySparse(SparseArrays):
             if layout == "coo":
                 return _coordinates(x)
             return _compressed(Layout(layout), x) if layout in self.layouts else None
-        except (AttributeError, IndexError, TypeError) as error:  # parts that somebody has set or deleted
+        except (AttributeError, IndexError, TypeError) as error:  # invalid or deleted parts
             raise _inconsistent(x) from error
 
     def put_together(self, parts: SparseParts, like: Any = None) -> Any:
@@ -120,7 +120,7 @@ def _scipy() -> ModuleType:
         import scipy.sparse
     except ImportError as error:
         raise FrameworkNotInstalledError(
-            "Sparse arrays of numpy are those of SciPy, which is not installed.",
+            "Sparse arrays of numpy require SciPy, which is not installed.",
             target_type="numpy",
             reason=error_text(error),
             advice='Run pip install "scipy>=1.13".',

@@ -63,7 +63,7 @@ def concatenate(framework: Framework, arrays: Sequence[Any], axis: int) -> Any:
             own_pointers = framework.cast(own_pointers, "int64")
         values.append(framework.batching.slice_axis(parts.values, 0, 0, count))
         indices.append(framework.batching.slice_axis(own_indices, 0, 0, count))
-        if pointers:  # the first pointer of a part is the last one of the part before it
+        if pointers:  # the first pointer of a part equals the last one of the previous part
             own_pointers = framework.batching.slice_axis(own_pointers, 0, 1, framework.shape(own_pointers)[0])
         with framework.runtime.device_guard(own_pointers):
             pointers.append(own_pointers + done)

@@ -529,7 +529,7 @@ def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     """Return names for positional arguments: those of the parameters if the signature has them."""
-    import inspect  # costs some ms, and only an error needs it
+    import inspect  # takes a few ms, and only errors need it
 
     names = [f"argument {i}" for i in range(count)]
     with suppress(TypeError, ValueError):  # a built-in function without a signature

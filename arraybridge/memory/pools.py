@@ -27,7 +27,7 @@ __all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
 
 class PoolLimitError(MemoryConversionError, ValueError):
-    """A buffer does not fit into the limit of its `BufferPool`.
+    """A buffer exceeds the limit of its `BufferPool`.
 
     Also a ``ValueError``.
 

@@ -86,7 +86,7 @@ class MemoryStats(Table):
         for one in self.devices:
             if one.device == str(device):
                 return one
-        raise KeyError(f"{device} is not among {', '.join(d.device for d in self.devices)}")
+        raise KeyError(f"no device {device}. Available: {', '.join(d.device for d in self.devices)}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reading as dicts, lists, strings and numbers, ready for JSON."""
@@ -327,7 +327,8 @@ class MemoryPeak(Table):
         for row in self.rows:
             if row.holder == holder:
                 return row
-        raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
+        holders = ", ".join(row.holder for row in self.rows) or "none"
+        raise KeyError(f"no row for {holder}. Available: {holders}.")
 
     def _table(self) -> Contents:
         rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]

@@ -37,7 +37,7 @@ MAX_PROOFS = 256
 _LONG = 256
 
 _SINGLE = (int, bool, NoneType, EllipsisType)
-#: Classes that are written in Python have this flag (Py_TPFLAGS_HEAPTYPE), and so have some written in C.
+#: Classes written in Python have this flag (Py_TPFLAGS_HEAPTYPE), and so do some written in C.
 _HEAP_TYPE = 1 << 9
 _BUILT_IN = (dict, list, tuple, set, frozenset, deque)
 
@@ -163,7 +163,7 @@ class _Walk:
         """Describe an object of a class written in C by its pickle state."""
         try:
             reduced = x.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001  # `__reduce_ex__` may raise anything; the identity remains
+        except Exception:  # noqa: BLE001  # `__reduce_ex__` may raise anything; use the identity
             return (_Identity(x),)
         return (reduced,) if isinstance(reduced, str) else self.values(reduced[1:3])
 

@@ -1,4 +1,4 @@
-"""Timings of a function on the CPU and on a GPU, and the choice of the faster place.
+"""Timings of a function on the CPU and on a GPU, and the choice of the faster device.
 
 This module depends on no framework. Times are in seconds and include transfers; the caller measures them.
 """
@@ -17,16 +17,16 @@ GPU = "gpu"
 
 #: The number of runs whose median is the estimate.
 RUNS = 5
-#: The place changes only if the other one takes less than this fraction of the time of the current one.
+#: The device changes only if the other one takes less than this fraction of the current one's time.
 WORTH_A_CHANGE = 0.95
-#: The slower place is measured again when that costs at most this fraction of the time since the last probe.
+#: The slower device is measured again when that costs at most this fraction of the time since the last probe.
 SPENT_ON_PROBING = 0.02
 
 _lock = threading.Lock()
 
 
 class Timings:
-    """The timing history of one call signature: seconds of the last runs in both places, with transfers."""
+    """The timing history of one call signature: seconds of the last runs on both devices, with transfers."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[float]] = {CPU: [], GPU: []}
@@ -37,12 +37,12 @@ class Timings:
         self._since_probe = 0.0
 
     def estimate(self, place: str) -> float | None:
-        """Return the median of the last runs in seconds, the lower one for even counts; None without runs."""
+        """Return the median of the last runs in seconds (the lower one for even counts), or None."""
         runs = sorted(self.runs[place])
         return runs[(len(runs) - 1) // 2] if runs else None
 
     def add(self, place: str, seconds: float) -> None:
-        """Record a run. The first run in a place includes compilation and is dropped at the second one."""
+        """Record a run. The first run on a device includes compilation and is dropped at the second one."""
         runs = self.runs[place]
         probing = place != self._chosen
         if probing or self.counts[place] == 1:
@@ -53,7 +53,7 @@ class Timings:
         self._since_probe = 0.0 if probing else self._since_probe + seconds
 
     def choose(self) -> tuple[str, str]:
-        """Return the place of the next call and the reason, after both places have been measured."""
+        """Return the device of the next call, and the reason, once both devices have been measured."""
         cpu = self.estimate(CPU)
         gpu = self.estimate(GPU)
         if cpu is None or gpu is None:
@@ -66,7 +66,7 @@ class Timings:
             self._chosen, other = other, self._chosen
             self._since_probe = 0.0
         if seconds[other] - seconds[self._chosen] <= SPENT_ON_PROBING * self._since_probe:
-            return other, "it is time to measure the other place again"
+            return other, "it is time to measure the other device again"
         return self._chosen, "the GPU is faster" if self._chosen == GPU else "the CPU is faster"
 
 
@@ -98,7 +98,7 @@ class History(dict[Any, Timings]):
                 seconds = timings.estimate(place)
                 if seconds is not None:
                     rows.append((_as_text(signature), place, format_seconds(seconds), str(count)))
-        head = ("arguments", "place", "time", "runs")
+        head = ("arguments", "device", "time", "runs")
         return text_table(head, rows, right=head[2:]) if rows else "no call has been measured yet"
 
 

@@ -53,10 +53,10 @@ PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
 _TOO_SMALL = "its arrays are too small to search for a GPU"
 _SPARSE = "sparse arrays stay on the CPU"
-#: Calls that take less on the CPU finish there before a call on the GPU would start.
+#: Calls that take less time on the CPU finish there before a call on the GPU would start.
 QUICK = 50e-6
 _TOO_QUICK = "it finishes on the CPU before a call on the GPU would start"
-#: For this many seconds, a measurement of the free memory of a GPU is reused.
+#: The number of seconds for which a measurement of free GPU memory is reused.
 FREE_MEMORY_SECONDS = 0.5
 
 #: The clock of all timings, in seconds.
@@ -64,13 +64,13 @@ clock: Callable[[], float] = time.perf_counter
 
 #: Whether results stay on the GPU, in this thread or task.
 staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
-#: Whether this thread runs a function whose place is decided. `gpu` functions that it calls run there, too.
+#: Whether this thread runs a function whose device is chosen. `gpu` functions that it calls run there, too.
 _decided: ContextVar[bool] = ContextVar("arraybridge_gpu_decided", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadDecision:
-    """The device on which a call of a `gpu` function would run, and the reasons. Prints as sentences.
+    """The device on which a call to a `gpu` function would run, and the reasons. Prints as sentences.
 
     Attributes:
         on_gpu: Whether it would run on a GPU.
@@ -306,7 +306,7 @@ class Offload:
         return (make, (self.fn,))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one call in the chosen place, and return its result."""
+        """Run one call on the chosen device, and return its result."""
         call = Arguments(args[: self.skip], args[self.skip :], kwargs)
         if _decided.get() or not call.inspect().arrays:
             return call.run(self.fn)
@@ -375,7 +375,7 @@ class Offload:
         return _TOO_QUICK if is_quick and call.in_numpy else gpu
 
     def _by_time(self, gpu: BackendGpu, timings: Timings, proof: Proof) -> _Choice:
-        """Return the faster place, but the GPU only for a signature that has run on the CPU before."""
+        """Return the faster device, but the GPU only for a signature that has run on the CPU before."""
         if timings.counts[GPU] or (proof.is_verified and staying.get()):
             place, reason = timings.choose()
         else:
@@ -538,7 +538,7 @@ class Offload:
 
 
 def _run_decided(call: Arguments, fn: Callable[..., Any]) -> Any:
-    """Call the function. The `gpu` functions that it calls run in the same place."""
+    """Call the function. The `gpu` functions that it calls run on the same device."""
     token = _decided.set(True)
     try:
         return call.run(fn)

@@ -29,7 +29,7 @@ class Offloaded(Decorated[P, R_co], Protocol[P, R_co]):
     explain: Callable[..., OffloadDecision]
     history: History
 
-    # The access to a method binds self.
+    # Attribute access binds self.
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Offloaded[P, R_co]: ...
     @overload
@@ -62,9 +62,9 @@ def gpu(
     The function must be pure in its array arguments, and must not draw random numbers.
 
     Timings are recorded per call signature: dtypes, ranks, the byte count rounded to a power of two, and
-    number and string arguments. Calls run in the faster place, transfers included. The slower one is measured
-    again from time to time. Arrays on the GPU stay there. Quick calls, calls that do not fit in the GPU
-    memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
+    number and string arguments. Calls run on the faster device, including transfers. The slower one is
+    measured again from time to time. Arrays on the GPU stay there. Quick calls, calls that do not fit in the
+    GPU memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
 
     Results are verified per exact call: all arguments that are not arrays must have the same types and
     values, and containers the same structure. The first such call runs on the CPU. The second one is a trial,

@@ -46,7 +46,7 @@ class _Comparison:
         self.is_exact = True
 
     def add(self, pair: Any, where: str) -> Any:
-        """Compare a leaf of both results, and return the expected one."""
+        """Compare corresponding leaves of both results, and return the expected one."""
         expected, actual = pair
         reason, same = _of_leaves(expected, actual, self._arguments)
         self.is_exact = self.is_exact and same

@@ -32,7 +32,7 @@ __all__ = ["device_map"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Items per thread that are read but not yet returned, at most: one in work, one waiting, two done.
+# The maximum number of unreturned items per thread: one in progress, one waiting, two done.
 _IN_FLIGHT = 4
 
 
@@ -206,7 +206,7 @@ def _usable_devices(framework: Framework | None, placed: Placement | None) -> li
 
 
 def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
-    """Return the devices that the caller lists, each once."""
+    """Return the devices that the caller lists, without duplicates."""
     if isinstance(devices, Integral):
         raise TypeError(
             f"devices={devices!r} must be 'all' or a list of devices, such as ['gpu:0', 'gpu:1']."

@@ -263,7 +263,7 @@ class Subject:
         return preferred
 
     def sample(self, **case: Any) -> np.ndarray:
-        """Return the array of a case, which may contain its dtype, layout and shape."""
+        """Return a test array. Keyword arguments may set its dtype, layout and shape."""
         return sample(**{"dtype": self.dtype, "shape": self.shape(4, 6), **case})
 
     def make(self, values: np.ndarray) -> Any:

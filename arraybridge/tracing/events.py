@@ -153,7 +153,7 @@ _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 m
 _owners: dict[str, str] = new_cache()
 # Folders of installed packages that count as the user's code: `arraybridge trace -m package`.
 _own_folders: list[str] = []
-# The file name under which `linecache` has the source of a notebook cell, by the cell's name.
+# Name of a notebook cell → the file name under which `linecache` stores its source.
 _cells: dict[str, str] = {}
 #: Names of code that users type in; other names in angle brackets are generated code.
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
@@ -288,7 +288,7 @@ _seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def same_array(x: Any) -> int | None:
-    """Return a number that identifies an array during its lifetime; None if it has no weak references."""
+    """Return a number that identifies an array during its lifetime; None if it has no weakref support."""
     key = id(x)
     seen = _seen.get(key)
     if seen is None or seen[0]() is not x:

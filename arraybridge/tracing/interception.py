@@ -456,7 +456,7 @@ def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
 
 def _detach(package: str) -> None:
     for holder, name, call, own in _patches.pop(package, ()):
-        if vars(holder).get(name) is call:  # not replaced by other code in the meantime
+        if vars(holder).get(name) is call:  # other code has not replaced it in the meantime
             setattr(holder, name, call._original) if own else delattr(holder, name)  # noqa: SLF001
 
 

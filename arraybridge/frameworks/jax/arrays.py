@@ -154,7 +154,8 @@ class JaxInterchange(Interchange):
         return imported
 
     def export(self, x: jax.Array, device: Device) -> Any:
-        replica = self.framework.devices.replica(x, device)  # JAX cannot export an array on several devices
+        # JAX cannot export an array that spans several devices.
+        replica = self.framework.devices.replica(x, device)
         return x if replica is None else replica
 
     def block_until_ready(self, x: jax.Array) -> None:
@@ -376,7 +377,7 @@ class JaxFastPath(FastPath):
     """Fast conversions of JAX arrays on the CPU."""
 
     def fast_types(self) -> tuple[type, ...]:
-        # Not type(jnp.zeros(())): inside of jax.jit, that is a tracer, and adds to the program. The other
+        # Not type(jnp.zeros(())): inside jax.jit, that is a tracer, and adds to the program. The other
         # subclasses are keys of jax.random, which have no buffer.
         return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
@@ -543,7 +544,7 @@ def _keep_for_jax(x: Any, imported: jax.Array, device: Any) -> None:
     """Keep ``x`` alive until JAX finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> jax.Array:
-        # Without it, the result would be a traced value inside of jax.jit.
+        # Without it, the result would be a traced value inside jax.jit.
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 

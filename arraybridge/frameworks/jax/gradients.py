@@ -75,7 +75,7 @@ def _check_precision(dtype: np.dtype, label: str) -> None:
         raise GradientError(
             f"gradients of {dtype} would be narrowed, because JAX's x64 is off.",
             reason="x64 is off",
-            advice="Call it inside of `with jax.enable_x64(True):`, or pass float32.",
+            advice="Call it inside `with jax.enable_x64(True):`, or pass float32.",
             place=f"{label}()",
         )
 

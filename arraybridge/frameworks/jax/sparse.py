@@ -71,7 +71,7 @@ class JaxSparse(SparseArrays):
     def expressions(self, x: Any) -> Expressions:
         is_rows = _layout_of(x) is Layout.CSR
         coo = "{x}.to_bcoo()" if is_rows else "{x}"
-        # What was padding of a batch is removed, too.
+        # This also removes the padding of batches.
         plain = f"{coo}.update_layout(n_batch=0, n_dense=0)" if hasattr(x, "n_batch") else ""
         if plain and x.n_batch:
             plain = f"{plain}.sum_duplicates(remove_zeros=False)"
@@ -115,7 +115,7 @@ def _check_part(x: Any) -> None:
             f"Cannot convert a sparse array of jax with a {type(x).__qualname__} in place of an array.",
             source_type="jax",
             reason=f"a part of it is a {type(x).__qualname__}",
-            advice="Its parts have to be JAX arrays.",
+            advice="Its parts must be JAX arrays.",
         )
 
 

@@ -300,7 +300,7 @@ class TensorflowFramework(Framework):
 
     name = "tensorflow"
     errors = (tf.errors.OpError,)
-    alignment = host_memory.ALIGNMENT  # most operations crash the process on less aligned memory
+    alignment = host_memory.ALIGNMENT  # with a smaller alignment, most operations crash the process
     mutable = False
     dtypes = _DTYPES
     autodiff = tensorflow_autodiff.AUTODIFF
@@ -421,7 +421,7 @@ def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:
     """Keep ``x`` alive until TensorFlow finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> Any:
-        with tf.init_scope(), tf.device(device):  # also inside of tf.function
+        with tf.init_scope(), tf.device(device):  # also inside tf.function
             return tf.zeros(()) + 1
 
     def wait(y: Any) -> None:

@@ -162,8 +162,8 @@ def _check_draws_nothing(program: Any, label: str) -> None:
     """Raise an error if a traced function draws random numbers without a seed among its arguments."""
     if any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations()):
         raise GradientError(
-            "it draws random numbers, and would draw others when it runs again (inside of jax.jit, or for a"
-            " second derivative).",
+            "it draws random numbers, and would draw different ones when it runs again (inside jax.jit, or"
+            " for a second derivative).",
             reason="random numbers",
             advice="Pass the random numbers as an argument, or pass a seed for tf.random.stateless_*.",
             place=f"{label}()",

@@ -23,7 +23,7 @@ class TensorflowSparse(SparseArrays):
     def take_apart(self, x: Any) -> SparseParts | None:
         if not isinstance(x, tf.SparseTensor):
             return None
-        # A symbolic tensor may have an unknown shape; its parts are refused.
+        # A symbolic tensor may have an unknown shape; its parts are rejected.
         shape = tuple(x.shape) if x.shape.rank is not None else ()
         return SparseParts(Layout.COO, shape, x.values, (x.indices,))
 

@@ -648,7 +648,7 @@ def _freed_storage_error(framework: Framework) -> Exception:
 def _with_keep_alive(
     imported: torch.Tensor, exporter: Streams, importer: Streams, device: Device
 ) -> torch.Tensor:
-    """Return a tensor of the same memory, which is released in stream order when the tensor is freed."""
+    """Return a tensor that shares the memory and releases it in stream order when freed."""
     if not imported.numel():
         return imported
     named = imported.view(_EXPORT_DTYPES.get(imported.dtype, imported.dtype))

@@ -78,7 +78,7 @@ class TorchSparse(SparseArrays):
         )
 
     def put_together(self, parts: SparseParts, like: Any = None) -> torch.Tensor:
-        # Passed explicitly, because PyTorch warns if nobody decides whether to check.
+        # Passed explicitly, because PyTorch warns if this option is not set.
         check = torch.sparse.check_sparse_tensor_invariants.is_enabled()
         if parts.layout is Layout.COO:
             coalesced = True if parts.is_sorted and parts.is_unique else None
