@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.sparse import ANY_DTYPE, Expressions, Layout, SparseArrays, SparseParts
 
 __all__ = ["JaxSparse", "is_sparse"]
@@ -61,12 +62,14 @@ class JaxSparse(SparseArrays):
         from jax.experimental import sparse
 
         make = sparse.BCOO if parts.layout is Layout.COO else sparse.BCSR
-        return make(
-            parts.arrays,
-            shape=parts.shape,
-            indices_sorted=parts.is_sorted,
-            unique_indices=parts.is_unique,
-        )
+        # JAX before 0.8 casts 64-bit parts to 32 bits if x64 is off.
+        with registry.framework("jax").runtime.x64_context():
+            return make(
+                parts.arrays,
+                shape=parts.shape,
+                indices_sorted=parts.is_sorted,
+                unique_indices=parts.is_unique,
+            )
 
     def expressions(self, x: Any) -> Expressions:
         is_rows = _layout_of(x) is Layout.CSR
