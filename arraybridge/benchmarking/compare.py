@@ -75,11 +75,13 @@ def compare(
     if sizes is None:
         return _compared(fn, args, seconds, runs)
     counts = sorted(set(sizes))
-    if args or not counts or counts[0] < 1:
+    if args:
         raise ValueError(
-            "compare() with sizes requires sizes of at least 1, and no further arguments. Pass make= to"
-            " create the argument for a size."
+            "compare() accepts arguments of the function or sizes=, not both. Pass a function that creates"
+            " the argument for each size as make=."
         )
+    if not counts or counts[0] < 1:
+        raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]

@@ -39,6 +39,7 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
     if not Files().carries(file) or not file.shape:
         raise TypeError(
             f"chunks() expected a zarr array or h5py dataset with an axis, got {type(file).__qualname__}."
+            " Open the file first, as in zarr.open_array(path) or h5py.File(path)[name]."
         )
     chunk = getattr(file, "shards", None) or file.chunks
     rows = chunk[0] if chunk else max(1, _NBYTES * file.shape[0] // max(1, file.nbytes))

@@ -57,7 +57,10 @@ def register_carrier(carrier: Carrier) -> Carrier:
         tensor([0., 0.], dtype=torch.float64)
     """
     if not isinstance(carrier, Carrier):
-        raise TypeError(f"register_carrier() expected an instance of a Carrier subclass, got {carrier!r}.")
+        raise TypeError(
+            f"register_carrier() expected an instance of a Carrier subclass, got {carrier!r}."
+            " Pass an instance, as in register_carrier(MyCarrier())."
+        )
     _registered.insert(0, carrier)
     empty_caches()
     return carrier

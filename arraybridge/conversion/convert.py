@@ -681,7 +681,7 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
             source_type=source,
             target_type=source,
             reason="NumPy has no accelerator",
-            advice='Convert it to a framework that has GPU arrays, as in convert_memory(x, "cupy", 0).',
+            advice='Convert the array to a framework with GPU arrays, as in convert_memory(x, "cupy", 0).',
         )
     result: T = convert_memory(x, source, gpu_id=0 if gpu_id is None else gpu_id, copy=copy)
     return result

@@ -72,7 +72,7 @@ def graph_required(source: Framework, target: Framework, *, is_sparse: bool = Fa
         f" {target.name}.",
         reason=cause.text,
         code=cause.code,
-        advice=f"Pass grad='detach' to convert only its values{through}.",
+        advice=f"Pass grad='detach' to the conversion or decorator to convert only its values{through}.",
     )
 
 

@@ -340,11 +340,12 @@ class SparseConversion:
                 ),
             )
         if parts is None:
-            reason = f"a {type(x).__name__} of {self.source.sparse.title} is not made of such arrays"
+            title = self.source.sparse.title
+            reason = f"a {type(x).__name__} of {title} does not store arrays of indices and values"
             raise self._refused(name, reason, self._other_layout(expressions, len(x.shape)))
         if parts.layout not in known.layouts or (parts.layout.is_compressed and parts.sparse_axes != 2):
             axes = "" if parts.sparse_axes == 2 else f" with {parts.sparse_axes} axes"
-            reason = f"{known.title} does not have {name}{axes}, but {', '.join(known.layouts).upper()}"
+            reason = f"{known.title} does not have {name}{axes}, only {', '.join(known.layouts).upper()}"
             raise self._refused(name, reason, self._other_layout(expressions, parts.sparse_axes))
         self._check_axes(name, parts, expressions)
         self._check_dtype(parts)

@@ -73,7 +73,7 @@ def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
         elif isinstance(fn, property):
             fix = f"Put @property above {what}."
         else:
-            fix = "Pass options by keyword, such as gpu_id=0."
+            fix = "Apply the decorator to a function, and pass its options by keyword."
         raise TypeError(f"{what} expected a function, got {type(fn).__name__}. {fix}")
     return make(fn)
 

@@ -1083,11 +1083,12 @@ def _missing_device_error(framework: Framework, device: Device) -> DeviceNotFoun
     devices = framework.devices.available()
     requested = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
     found = ", ".join(str(d) for d in devices) or "no devices"
-    advice = "Pass one of these." if devices else ""
+    advice = f'Pass one of these, such as device="{devices[0]}".' if devices else ""
     if framework.has_host and device.kind != "cpu":
         advice = (
-            'Pass one of these, or use the CPU instead with settings(missing_gpu="host"), or in all'
-            " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
+            "Pass an available device, such as device='cpu'. To use the CPU whenever a GPU is missing, write"
+            " \"with arraybridge.settings(missing_gpu='host'):\" around the call, or set the environment"
+            " variable ARRAYBRIDGE_MISSING_GPU=host for all threads."
         )
     why = framework.devices.missing_device_reason() if device.kind != "cpu" else ""
     explanation = f" {why}" if why else ""

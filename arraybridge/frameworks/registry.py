@@ -370,8 +370,11 @@ def framework_name(name: FrameworkLike) -> str:
     names = framework_names()
     nicknamed = [one.name for one in BUILT_IN.values() if plain.lower() in one.nicknames]
     suggestion = f" (did you mean {nicknamed[0]!r}?)" if nicknamed else nearest(plain, names)
+    by_keyword = ""
+    if plain.lower().rstrip(":0123456789") in ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "opencl"):
+        by_keyword = " To select a device, pass it by keyword, as in device='cpu' or gpu_id=0."
     raise UnknownFrameworkError(
-        f"{plain!r} is not a known framework{suggestion}. Pass one of {', '.join(names)}."
+        f"{plain!r} is not a known framework{suggestion}. Pass one of {', '.join(names)}.{by_keyword}"
     )
 
 

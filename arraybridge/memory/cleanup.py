@@ -153,13 +153,13 @@ def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framew
     if owners or missing_gpu() == "host":
         return owners
     have = "; ".join(f"{one.name} has {', '.join(map(str, own)) or 'none'}" for one, own in devices.items())
-    reason = f"no loaded framework has an accelerator {index}"
+    reason = f"no loaded framework has an accelerator with gpu_id={index}"
     raise DeviceNotFoundError(
         f"{reason}{have and f': {have}'}.",
         reason=reason,
         code=Reason.NO_DEVICE,
-        advice="Pass the gpu_id of an available accelerator, or None. To use the host instead, call"
-        ' settings(missing_gpu="host").',
+        advice="Pass the gpu_id of an available accelerator, or None. To use the host instead, write"
+        " \"with arraybridge.settings(missing_gpu='host'):\" around the call.",
     )
 
 

@@ -360,8 +360,8 @@ class _Recovery:
         if not split:
             self._give_up(
                 f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
-                " freed between them. Process fewer rows at a time (oom_recovery='split'), or call"
-                " memory_stats() to see what uses the memory."
+                " freed between them. Process fewer rows at a time with split=True (for a decorator:"
+                " oom_recovery='split'), or call memory_stats() to see what uses the memory."
             )
         if rows is None:
             raise _nothing_to_split(self.batch, self.axis) from self.failure
@@ -409,8 +409,9 @@ class _Recovery:
         with suppress(Exception):  # shapes and containers of third parties; the user's error matters more
             batch = cast("Batch", self.batch[0]) if self.packed else self.batch
             names = _names_of_split(self.named or self.fn, batch, self.axis, rows)
+            part = f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
             note = (
-                f"arraybridge: raised for rows {start} to {start + count - 1} of a batch of {rows} rows,"
+                f"arraybridge: raised for {part} of a batch of {rows} rows,"
                 f" split along axis {self.axis}. Split arguments: "
                 + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
                 + ". If one of them has that many rows only by chance, pass it as fixed(argument)."

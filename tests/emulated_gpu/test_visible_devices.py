@@ -78,7 +78,8 @@ def test_a_hidden_gpu_is_missing() -> None:
         "except ab.DeviceNotFoundError as error: print(error)",
         env={"CUDA_VISIBLE_DEVICES": "1"},
     )
-    assert printed == "cupy has no device gpu:1 here; it has gpu:0. Pass one of these."
+    problem = "cupy has no device gpu:1 here; it has gpu:0."
+    assert printed == f'{problem} Pass one of these, such as device="gpu:0".'
 
 
 def test_driver_stays_uninitialized_without_visible_gpus() -> None:

@@ -87,7 +87,7 @@ def test_the_device_is_selected_and_restored(fake: FakeFramework) -> None:
         raise KeyError
     with gpu_context(None):
         assert fake.current == 0
-    with pytest.raises(DeviceNotFoundError, match="accelerator 7"), gpu_context(7):
+    with pytest.raises(DeviceNotFoundError, match="gpu_id=7"), gpu_context(7):
         pass
 
 
