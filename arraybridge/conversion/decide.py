@@ -161,7 +161,7 @@ def dtype_name(dtype: Any) -> str:
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
-        f"Cannot cast to dtype={dtype!r}{nearest(name, _DTYPES)}.",
+        f"dtype={dtype!r} is not a supported dtype{nearest(name, _DTYPES)}.",
         advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )

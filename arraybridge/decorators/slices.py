@@ -126,7 +126,7 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     Raises:
         ValueError: If the array does not have three axes, has no planes, or the results differ in shape or
             structure.
-        TypeError: If the results differ in dtype.
+        TypeError: If ``fn`` is not callable, or the results differ in dtype.
 
     >>> import numpy as np
     >>> stack = np.arange(12.0).reshape(2, 2, 3)
@@ -134,6 +134,8 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     >>> flipped.shape, [float(m) for m in mean]
     ((2, 2, 3), [2.5, 8.5])
     """
+    if not callable(fn):
+        raise TypeError(f"process_slices expected a function, got {type(fn).__name__}. Pass (array, fn).")
     source, data = source_of(array)
     _check_stack(source.shape(data))
     return call_by_planes(lambda plane: fn(plane, *args, **kwargs), 0, data)

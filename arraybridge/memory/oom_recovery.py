@@ -107,6 +107,8 @@ def run_with_oom_recovery(
         >>> run_with_oom_recovery(np.add, np.ones(2), 1)
         array([2., 2.])
     """
+    if not callable(fn):
+        raise TypeError(f"run_with_oom_recovery expected a function, got {type(fn).__name__}.")
     if max_retries.__class__ is not int or max_retries < 0:  # calling the validator takes 0.1 µs
         whole_number("max_retries", max_retries, least=0, type_error=ValueError)
     if before_retry is not None and not callable(before_retry):
@@ -119,6 +121,7 @@ def run_with_oom_recovery(
         raise TypeError(
             f"split={split!r} must be True or False. To exclude an argument, wrap it in fixed(x)."
         )
+    whole_number("split_axis", split_axis)
     _check_min_split(min_split)
     result = recovered(
         _without_fixed(fn),
@@ -166,6 +169,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         CannotSplitError: If memory runs out and no argument has that axis, or the results of the parts cannot
             be joined: their number of rows differs from that of their part, they are numbers, their
             structures differ, or a list could be one entry per row or several results.
+        TypeError: If ``fn`` is not callable, or ``axis`` is not an int.
         ValueError: If ``min_split`` is less than 1.
         Exception: If a part of the smallest size does not fit: its error, with an explanation. Other errors
             of ``fn`` are raised unchanged.
@@ -175,6 +179,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
         array([1., 2., 3.])
     """
+    if not callable(fn):
+        raise TypeError(f"split_and_retry expected a function, got {type(fn).__name__}.")
+    whole_number("axis", axis)
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if type(batch) is dict:

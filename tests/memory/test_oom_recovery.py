@@ -485,3 +485,24 @@ def test_results_in_a_torch_buffer_and_a_variable(output: Any) -> None:
     for fn in (into_tensor, into_variable):
         with inject_oom("numpy", above_rows=2):
             np.testing.assert_array_equal(arraybridge.to_numpy(fn(ROWS)), ROWS * 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: arraybridge.split_and_retry(5, np.ones(2)), "split_and_retry expected a function, got int"),  # type: ignore[arg-type]
+        (lambda: arraybridge.split_and_retry(abs, np.ones(2), axis="x"), "axis='x' must be an int"),  # type: ignore[arg-type]
+        (lambda: arraybridge.run_with_oom_recovery(5), "run_with_oom_recovery expected a function, got int"),  # type: ignore[arg-type]
+        (
+            lambda: arraybridge.run_with_oom_recovery(abs, np.ones(2), split=True, split_axis=1.5),  # type: ignore[call-overload]
+            "split_axis=1.5 must be an int",
+        ),
+        (
+            lambda: arraybridge.process_slices(np.ones((2, 2, 2)), 5),  # type: ignore[arg-type]
+            "process_slices expected a function, got int",
+        ),
+    ],
+)
+def test_arguments_of_the_wrong_type_raise_before_the_call(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
