@@ -1,9 +1,10 @@
 """Split nested arrays with a common row axis into parts, and join the results of the parts.
 
 Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
-parts are concatenated. Other values that are not arrays are kept if they are the same object or an equal
-string in every part. A number in a result must be a number of the batch. Other numbers raise an error, since
-they could be added, averaged or listed.
+parts are concatenated. The exception is a list of arrays that each have one row per row of their part. Such
+lists are joined entry by entry; see `_RowList`. Any other value that is not an array must be the same object
+or an equal string in every part. A number in a result must be a number of the batch. Other numbers raise an
+error, since only the function's author knows whether to add, average or list them.
 """
 
 from __future__ import annotations
@@ -170,8 +171,8 @@ class Joined:
     """The results of the parts of a batch, joined into one result.
 
     Arrays are copied into one output array, which is allocated for the first part. A function may therefore
-    reuse a buffer for the next part. Arrays of frameworks that never modify arrays in place, and arrays with
-    a gradient, are kept and concatenated at the end.
+    reuse a buffer for the next part. Arrays of frameworks that never modify arrays in place, sparse arrays,
+    and arrays with a gradient are stored per part and concatenated at the end.
 
     Whether a list is a row list is decided at the end, from the structure of the results and the numbers of
     rows of all parts: see `_RowList`.
@@ -428,7 +429,7 @@ class _Structure(_Node):
 
     def put(self, x: Any, start: int, count: int) -> None:
         opened = open_container(x) if kind_of(x) is TREE else None
-        if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
+        if opened is None or _common_properties(x, opened) != _common_properties(self.first, self.opened):
             raise self.of.error(self.place, f"different structures ({difference(self.first, x)})")
         self.extra_attributes.put(x, opened)
         for name, child in zip(opened.names, opened.children, strict=True):
@@ -531,7 +532,7 @@ def _have_batched_children(
 ) -> bool | None:
     """Return the result of `_batched` for containers, based on their children of the same name."""
     opened = [open_container(x) for x in values]
-    sorts = list(map(_sort, values, opened))
+    sorts = list(map(_common_properties, values, opened))
     if any(sort != sorts[0] for sort in sorts):
         return False
     by_name = [dict(zip(one.names, one.children, strict=True)) for one in opened]
@@ -559,7 +560,7 @@ def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> boo
     return True
 
 
-def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
+def _common_properties(tree: Any, opened: Any) -> tuple[Any, ...]:
     """Return the properties of a container that must be equal in all parts."""
     return type(tree), set(opened.names), opened.extra
 

@@ -18,10 +18,11 @@ from arraybridge.reasons import Cause, Reason
 
 
 class Arrow(Carrier):
-    """A carrier for tables and record batches of one numeric type, chunked arrays, and fixed-size lists.
+    """A carrier for tables and record batches of one type, chunked arrays, and fixed-size lists.
 
-    Arrays of numbers without nulls export DLPack themselves. Arrays with nulls and arrays of booleans, which
-    Arrow stores as bits, are carriers too.
+    The elements are numbers or booleans. Plain arrays of numbers without nulls are not carriers if they
+    export DLPack. Arrays of booleans are carriers, because Arrow stores them as bits. Objects with nulls are
+    carriers only so that `array` raises an error with code that removes the nulls.
     """
 
     expression = "arraybridge.to_numpy({x})"
@@ -29,10 +30,10 @@ class Arrow(Carrier):
     def carries(self, x: Any) -> bool:
         if _is_table(x):
             kinds = x.schema.types
-            return len(kinds) > 0 and _is_number(kinds[0]) and all(kind == kinds[0] for kind in kinds)
-        if not is_of(x, "pyarrow", "Array", "ChunkedArray") or not _is_number(_element_type(x.type)):
+            return len(kinds) > 0 and _is_numeric(kinds[0]) and all(kind == kinds[0] for kind in kinds)
+        if not is_of(x, "pyarrow", "Array", "ChunkedArray") or not _is_numeric(_element_type(x.type)):
             return False
-        exports_dlpack = hasattr(x, "__dlpack__") and _is_number(x.type)
+        exports_dlpack = hasattr(x, "__dlpack__") and _is_numeric(x.type)
         return not exports_dlpack or _is_boolean(x.type) or x.null_count > 0
 
     def array(self, x: Any) -> Any:
@@ -64,7 +65,7 @@ class Arrow(Carrier):
             kind = pyarrow.from_numpy_dtype(array.dtype)
         except pyarrow.ArrowNotImplementedError:  # complex and ml_dtypes dtypes
             return array
-        if not _is_number(kind):
+        if not _is_numeric(kind):
             return array
         if _is_table(x):
             fields = [field.with_type(kind) for field in x.schema]
@@ -79,7 +80,8 @@ def _is_table(x: Any) -> bool:
     return is_of(x, "pyarrow", "Table", "RecordBatch")
 
 
-def _is_number(kind: Any) -> bool:
+def _is_numeric(kind: Any) -> bool:
+    """Return whether elements of this type are numbers or booleans."""
     types = sys.modules["pyarrow"].types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
@@ -110,7 +112,7 @@ def _element_type(kind: Any) -> Any:
 
 
 def _read_levels(column: Any) -> list[list[Any]]:
-    """Return the levels of each chunk of a column."""
+    """Return the arrays at all levels of nested lists, for each chunk of a column; see `_levels`."""
     return [_levels(chunk) for chunk in _chunks(column)]
 
 
@@ -137,7 +139,8 @@ def _chunks(column: Any) -> list[Any]:
 def _levels(array: Any) -> list[Any]:
     """Return an array, the elements of its lists, their elements, and so on.
 
-    ``flatten`` respects a slice of the array and omits its null lists. ``values`` is faster but ignores both.
+    ``flatten`` respects a slice of the array and omits its null lists. ``values`` does neither but is faster.
+    It is used, with the same slice, if there are no null lists.
     """
     found = [array]
     for size in _list_sizes(array.type):

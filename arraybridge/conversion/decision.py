@@ -18,7 +18,11 @@ __all__ = ["Decision", "Request", "copy_required", "graph_required", "refused"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """The arguments of a `convert_memory` call as the user passed them, except the array."""
+    """The arguments of a conversion, except the array.
+
+    For a `convert_memory` call, they have the values that the user passed. For the parts of a sparse array,
+    they are normalized.
+    """
 
     target: FrameworkLike
     declared: FrameworkLike | None = None
@@ -36,6 +40,7 @@ class Decision:
     route: Route
     source: Framework
     target: Framework
+    #: The array that was passed; if it is of another library, the array that was imported from it.
     data: Any
     #: Also converts any other array for which `decide` would make this decision. The plan cache relies on it.
     convert: Callable[[Any], Any]

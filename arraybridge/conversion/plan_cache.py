@@ -1,6 +1,8 @@
 """The plan cache: decisions that later calls with the same signature and plan key reuse.
 
 1. A *call signature* consists of all arguments except the array: the target, a declared source and options.
+   Its first two items are the positional arguments of `convert_memory`. The first one may therefore be the
+   source or the target.
 2. `plans_by_signature` maps a call signature and the type of the array to a plan, a function that converts
    such arrays.
 3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
@@ -9,8 +11,12 @@
 4. For the most common calls, which pass only a target, `plans_by_signature` maps the target's name to the
    fast converter.
 
-Never cached: arrays whose framework has no plan key, arrays on accelerators, and calls that depend on
-more than the call and the array (``gpu_id="auto"``, a missing GPU).
+The plan for sparse arrays takes them apart and converts each part by the plan of that part.
+
+Decisions are not cached for carriers, for dense arrays whose framework has no plan key, for instances of
+subclasses, for arrays on accelerators, and for calls that name an accelerator. The result of such a call
+depends on more than the call and the array: ``gpu_id="auto"`` depends on free memory, and the CPU may replace
+a missing GPU.
 """
 
 from __future__ import annotations
@@ -92,7 +98,8 @@ def _add_plans(
     """Add the plan for the call signature and, for calls that pass only a target, for the target's name."""
     fast = _fast(request, decision)
     is_bare = _is_bare(request)
-    # A call that passes its target first has already tried the fast converter.
+    # ``convert_memory(x, target)``, whose signature begins with the target, has already tried the fast
+    # converter, which is stored for the target's name.
     has_tried = is_bare and signature[0] is not None and open_array is None
     plan = _planned(signature, request, decision, None if has_tried else fast)
     if open_array is not None:
@@ -100,7 +107,7 @@ def _add_plans(
         plan = _after_opening(open_array, plan, direct)
         fast = plan
     _add(signature, cls, plan)
-    if is_bare:  # by position or by keyword
+    if is_bare:  # the target may have been passed by position or by keyword
         has_only_plan = fast is None and plan is decision.convert
         _add(request.target, cls, plan if has_only_plan else fast)
 
@@ -146,7 +153,7 @@ def _after_opening(
 
 
 def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
-    """Add a plan for a call signature and a type of arrays; None reserves the signature."""
+    """Add a plan for a call signature and a type of arrays; with None, add only the signature."""
     by_type = plans_by_signature.setdefault(signature, {})
     if max(len(plans_by_signature), len(by_type)) >= MOST_ENTRIES:  # a program may create classes in a loop
         plans_by_signature.clear()

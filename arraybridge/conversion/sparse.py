@@ -50,7 +50,7 @@ class _Part:
 
 
 class SparseConversion:
-    """The conversion of sparse arrays of one framework to another framework, or to another device.
+    """The conversion of sparse arrays to another framework, device or dtype, or to a copy.
 
     Args:
         source: The framework of the arrays.
@@ -74,7 +74,7 @@ class SparseConversion:
     # -- the decision ------------------------------------------------------------------------------
 
     def decision(self, x: Any, device: Device, *, stays: bool, cast: str | None) -> Decision:
-        """Return the route of a sparse array and the function that converts it.
+        """Return the decision for a sparse array, without converting it.
 
         ``stays`` states that the array is on ``device`` already, in the framework of the target. ``cast`` is
         the dtype to cast to, or None.
@@ -88,7 +88,7 @@ class SparseConversion:
         if stays and not request.copy and cast is None:
             route = self._route(x, device, "same", 0, source.nbytes(x), Cause(Reason.SAME_OBJECT))
             is_always_same = request.dtype is None and request.device is None
-            return Decision(route, source, target, x, identity, _itself_of_parts if is_always_same else None)
+            return Decision(route, source, target, x, identity, _unchanged if is_always_same else None)
         follows = source.autodiff.requires_grad(x)
         if source is not target and follows and request.grad == "error":
             raise graph_required(source, target, is_sparse=True)
@@ -324,7 +324,7 @@ class SparseConversion:
             ArrayNotSupportedError: If it does not have the layout, batches, dense axes or the number of axes.
             DtypeNotSupportedError: If its sparse arrays do not have the dtype.
         """
-        if parts is not None and (self.source is self.target or self._has(parts)):
+        if parts is not None and (self.source is self.target or self._is_surely_supported(parts)):
             return parts
         known = self.target.sparse
         expressions = self.source.sparse.expressions(x)
@@ -351,8 +351,8 @@ class SparseConversion:
         self._check_dtype(parts)
         return parts
 
-    def _has(self, parts: SparseParts) -> bool:
-        """Return whether the target surely has such arrays: without batches, dense axes and limits."""
+    def _is_surely_supported(self, parts: SparseParts) -> bool:
+        """Return whether a quick check accepts the array; otherwise `_checked` checks each property."""
         known = self.target.sparse
         return (
             parts.layout in known.layouts
@@ -438,7 +438,7 @@ class SparseConversion:
         return dtype_names.np_dtype(self.source.dtype_name(x)).itemsize
 
 
-def _itself_of_parts(x: Any, convert_part: ConvertPart) -> Any:
+def _unchanged(x: Any, convert_part: ConvertPart) -> Any:
     """Return a sparse array that needs no conversion."""
     return x
 

@@ -88,7 +88,6 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
     indices = x.indices
     pointers = x.indptr
     shape = x.shape
-    # has_sorted_indices and has_canonical_format read every index the first time.
     count = int(pointers[-1])
     if len(indices) != count or len(values) != count:
         # Space for more entries, which SciPy ignores and other frameworks would read.
@@ -102,6 +101,8 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
     # Such an array would crash the process in another framework.
     if len(pointers) != rows + 1 or len(indices) != count or len(values) != count:
         raise _inconsistent(x)
+    # is_sorted and is_unique remain False, because has_sorted_indices and has_canonical_format read every
+    # index on first access.
     return SparseParts(layout, shape, values, (indices, pointers))
 
 

@@ -20,7 +20,7 @@ class Layout(StrEnum):
     BSR = "bsr"
     #: Compressed columns of dense blocks.
     BSC = "bsc"
-    #: Diagonals, lists of lists, and a dictionary of keys, which only SciPy has.
+    #: Diagonals, lists of lists, and a dictionary of keys. They are not converted: see `take_apart`.
     DIA = "dia"
     LIL = "lil"
     DOK = "dok"
@@ -42,7 +42,7 @@ _BLOCKED = frozenset((Layout.BSR, Layout.BSC))
 #: Index dtypes of most compressed layouts, and of most COO arrays.
 INT32_OR_INT64 = frozenset(("int32", "int64"))
 INT64 = frozenset(("int64",))
-#: Any integer dtype, also a different one for indices and pointers.
+#: No restriction: any integer dtypes, which may differ between indices and pointers.
 ANY_DTYPE = frozenset[str]()
 
 
@@ -108,7 +108,7 @@ class SparseArrays:
     """Sparse arrays of a framework. The defaults are those of a framework without sparse arrays.
 
     Attributes:
-        layouts: Layout → index dtypes that it takes (none: any), the preferred layout first.
+        layouts: Layout → index dtypes that it takes (`ANY_DTYPE`: all), the preferred layout first.
         dtypes: The dtypes of values; None for all dtypes of the framework.
         title: The name of the sparse arrays in messages, such as ``"scipy.sparse"``.
         has_own_classes: Whether each class of arrays is either sparse or dense.
@@ -138,7 +138,7 @@ class SparseArrays:
     def take_apart(self, x: Any) -> SparseParts | None:
         """Return the parts of a sparse array, which share its memory if possible.
 
-        None for a dense array, and for layouts that do not consist of arrays.
+        Return None for layouts that do not consist of arrays. Only called for arrays with a `layout`.
         """
         return None
 

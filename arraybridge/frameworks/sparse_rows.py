@@ -93,7 +93,7 @@ def _compressed_along(framework: Framework, x: Any, axis: int) -> SparseParts:
     name = sparse.layout(x).upper()
     wanted = Layout.CSR if axis % axes == 0 else Layout.CSC
     expression = sparse.expressions(x).layouts.get(wanted)
-    advice = Advice("Pass every part the whole array: fixed({}).", ("{x}",))
+    advice = Advice("Pass fixed({}) if every part needs the whole array.", ("{x}",))
     if expression is not None:
         advice = Advice("Pass {}, or fixed(x) if every part needs the whole array.", (expression,))
     raise CannotSplitError(

@@ -1,8 +1,9 @@
 """Worker threads of `device_map`, `Pipeline` and `prefetch`.
 
 Items are numbered, and few are in progress at a time. The caller's thread reads the input and returns the
-results, so a dropped iterator has only idle workers to end. Each item carries the stream events after which
-its arrays are ready (see `stream_synchronization`). An exception takes the place of the item's result.
+results, except that `prefetch` reads in its worker. After an iterator is dropped, no further item is started,
+and busy workers end after their current item. Each item carries the stream events after which its arrays are
+ready (see `stream_synchronization`). An exception takes the place of the item's result.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from arraybridge.tracing.events import device_text, handed_out, site
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.types import Device
 
-#: The value that marks the end of the input.
+#: The result of a function that reads the items itself, as in `prefetch`, when there are no more.
 END = object()
 
-_thread_numbers = count()
+_run_numbers = count()
 # Seconds between checks of the waiting caller's thread, so that it reacts to Ctrl-C on every platform.
 _POLL_INTERVAL = 0.5
 # Seconds that a dropped iterator waits for its threads.
@@ -101,7 +102,7 @@ class _Item:
 
     @property
     def is_last(self) -> bool:
-        """Whether no item follows, because this one failed or the input has ended."""
+        """Whether no item follows, because this one failed or is `END`."""
         return self.error is not None or self.value is END
 
     def take_error(self) -> BaseException:
@@ -179,8 +180,8 @@ class Worker:
 
     def entered(self, stack: ExitStack, settings: list[Any]) -> Work:
         """Enter the contexts of the thread, and return the function to call with each item."""
-        for same in settings:
-            stack.enter_context(same())
+        for settings_context in settings:
+            stack.enter_context(settings_context())
         work = stack.enter_context(self.enter(self))
         stack.callback(
             self._keep_alives.block_until_ready
@@ -285,15 +286,16 @@ class Run:
         self.began = self.ended = time.perf_counter()
         #: The maximum number of items in progress at one time.
         self.most_in_flight = 0
-        self._number = next(_thread_numbers)
+        self._number = next(_run_numbers)
         self._process = os.getpid()
         self._queues: list[SimpleQueue[_Item | None]] = [SimpleQueue() for _ in stages]
         self._done: SimpleQueue[_Item] = SimpleQueue()
         #: Finished items that are not yet returned, by their position in the output.
         self._arrived: dict[int, _Item] = {}
-        self._read = self._given = 0
-        self._unread: list[BaseException] = []
-        #: Items after this number are dropped, since that item failed or was the last.
+        self._read = self._returned = 0
+        #: The exception of the input, which is raised after the results of the items before it.
+        self._input_errors: list[BaseException] = []
+        #: Items after this number are dropped, because that item failed or was the last; -1 after `stop`.
         self._end = sys.maxsize
         self._threads: list[threading.Thread] = []
         self._line = site()  # the user's line, for warnings and events of the threads
@@ -310,11 +312,11 @@ class Run:
             self._start()
             while True:
                 self._check()
-                while more and self._read - self._given < self.limit and self._read <= self._end:
+                while more and self._read - self._returned < self.limit and self._read <= self._end:
                     more = self._feed(source)
                     if self._is_ready() and not self.refill:  # the source may block
                         break
-                if self._read == self._given:
+                if self._read == self._returned:
                     self._check()
                     break
                 result = self._next()
@@ -322,8 +324,8 @@ class Run:
                     break
                 yield result
                 del result
-            if self._unread:
-                raise self._unread.pop()
+            if self._input_errors:
+                raise self._input_errors.pop()
             timeout = 10 * _TIMEOUT  # no work is left, so no thread is busy
         finally:
             self.stop()
@@ -359,30 +361,30 @@ class Run:
                 raise error  # Ctrl-C
             if not isinstance(error, StopIteration):
                 note_on(error, f"while reading item {self._read} of the input")
-                self._unread.append(error)
+                self._input_errors.append(error)
             return False
         self._queues[0].put(outcome.value)
         self._read += 1
-        self.most_in_flight = max(self.most_in_flight, self._read - self._given)
+        self.most_in_flight = max(self.most_in_flight, self._read - self._returned)
         return True
 
     def _is_ready(self, seconds: float = 0) -> bool:
         """Return whether a result is ready, after waiting at most ``seconds`` for the next one."""
         with suppress(Empty):
-            while self._given not in self._arrived:
+            while self._returned not in self._arrived:
                 item = self._done.get(timeout=seconds)
-                turn = item.number if self.ordered else self._given + len(self._arrived)
+                turn = item.number if self.ordered else self._returned + len(self._arrived)
                 self._arrived[turn] = item
-        return self._given in self._arrived
+        return self._returned in self._arrived
 
     def _next(self) -> Any:
         """Return the next result when it is ready, or raise its exception."""
         while not self._is_ready(_POLL_INTERVAL):
             self._check()
-        item = self._arrived.pop(self._given)
+        item = self._arrived.pop(self._returned)
         if item.error is not None:
             raise item.take_error()
-        self._given += 1
+        self._returned += 1
         self.ended = time.perf_counter()
         return received(item.value, item.stream_events)
 

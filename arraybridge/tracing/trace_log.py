@@ -122,7 +122,10 @@ class TraceLog(Table):
     # -- reports ----------------------------------------------------------------------------------
 
     def hotspots(self, top: int | None = None, *, libraries: bool = True) -> HotSpots:
-        """Return the lines of the user's code, sorted by bytes copied and then by time, with advice.
+        """Return the lines that copied bytes or caused an out-of-memory recovery, with advice.
+
+        The lines of the user's code precede those of libraries. Both are sorted by bytes copied and then by
+        time, in descending order.
 
         Args:
             top: The maximum number of lines. Defaults to all lines.
@@ -227,7 +230,7 @@ Annotation = Callable[[str], AbstractContextManager[Any]]
 ActiveLogs = tuple[tuple[TraceLog, ...], Annotation]
 
 # The logs and annotations that were opened in this thread or task, including closed ones.
-_open_logs_here: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
+_opened_here: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
 #: The logs that record all threads of the process.
 _everywhere: list[TraceLog] = []
 #: All open logs and annotations, by their id(). While it is empty, callers skip `active_logs` and measure
@@ -235,26 +238,26 @@ _everywhere: list[TraceLog] = []
 open_logs: dict[int, Any] = {}
 
 
-def _active_logs(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
+def _still_open(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
     return [one for one in opened if id(one) in open_logs]
 
 
 def record_in_context(context: Context) -> None:
     """Let the logs of this thread or task also record code that runs in a context copied earlier."""
-    theirs = _active_logs(context.get(_open_logs_here, ()))
-    context.run(_open_logs_here.set, tuple(dict.fromkeys((*_open_logs_here.get(), *theirs))))
+    theirs = _still_open(context.get(_opened_here, ()))
+    context.run(_opened_here.set, tuple(dict.fromkeys((*_opened_here.get(), *theirs))))
 
 
 @contextmanager
 def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
-    """Open a log or annotation for this thread or task; it may be closed in another one, in any order."""
-    _open_logs_here.set((*_active_logs(_open_logs_here.get()), one))
+    """Open a log or annotation for this thread or task; the context may exit in another one, in any order."""
+    _opened_here.set((*_still_open(_opened_here.get()), one))
     open_logs[id(one)] = one  # atomic
     try:
         yield
     finally:
         del open_logs[id(one)]
-        _open_logs_here.set(tuple(_active_logs(_open_logs_here.get())))
+        _opened_here.set(tuple(_still_open(_opened_here.get())))
 
 
 @contextmanager
@@ -347,7 +350,7 @@ hooks.annotate = _annotating
 
 def active_logs() -> ActiveLogs | None:
     """Return the logs and the annotation of this thread or task; None if there are none."""
-    opened = _open_logs_here.get()
+    opened = _opened_here.get()
     if not opened and not _everywhere:
         return None
     logs: list[TraceLog] = []
