@@ -322,7 +322,7 @@ class _Value(_Node):
             same = same and any(x is y for y in leaves_of(self.of.batch))
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
-                cause = f"a separate number in each part ({reprlib.repr(value)} and {reprlib.repr(x)})"
+                cause = f"a separate number in each part, such as {reprlib.repr(x)}"
                 raise self.of.error(self.place, cause)
             raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
 

@@ -153,13 +153,14 @@ def _after_opening(
 
 
 def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
-    """Add a plan for a call signature and a type of arrays; with None, add only the signature."""
+    """Add a plan for a call signature and a type of arrays, unless it is None."""
+    if plan is None:
+        return
     by_type = plans_by_signature.setdefault(signature, {})
     if max(len(plans_by_signature), len(by_type)) >= MOST_ENTRIES:  # a program may create classes in a loop
         plans_by_signature.clear()
         by_type = plans_by_signature[signature] = {}
-    if plan is not None:
-        by_type[cls] = plan
+    by_type[cls] = plan
 
 
 def _planned(

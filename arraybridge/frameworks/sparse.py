@@ -20,10 +20,6 @@ class Layout(StrEnum):
     BSR = "bsr"
     #: Compressed columns of dense blocks.
     BSC = "bsc"
-    #: Diagonals, lists of lists, and a dictionary of keys. They are not converted: see `take_apart`.
-    DIA = "dia"
-    LIL = "lil"
-    DOK = "dok"
 
     @property
     def is_compressed(self) -> bool:

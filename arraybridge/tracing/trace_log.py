@@ -192,7 +192,9 @@ class TraceLog(Table):
         return plot(self.events, path)
 
     def __repr__(self) -> str:
-        return f"<TraceLog of {len(self)} conversions, {format_bytes(self.total_bytes_copied)} copied>"
+        plural = "" if len(self) == 1 else "s"
+        copied = format_bytes(self.total_bytes_copied)
+        return f"<TraceLog of {len(self)} conversion{plural}, {copied} copied>"
 
     def _table(self) -> Contents:
         """Return a row per conversion; for a long log, only the first and last ones."""
