@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
-from arraybridge.conversion.decision import Decision, Request, copy_required, graph_required, refused
+from arraybridge.conversion.decision import (
+    Decision,
+    Request,
+    conversion_error,
+    copy_required_error,
+    graph_required_error,
+)
 from arraybridge.conversion.placement import check_placement, shares_gpus, target_device
 from arraybridge.conversion.sparse import SparseConversion
 from arraybridge.conversion.table import cell, dlpack
@@ -216,7 +222,7 @@ class _Choice:
         except conversion_errors(source, target) as error:
             if source.memory.is_oom(error) or target.memory.is_oom(error):
                 raise
-            raise refused(source, target, "", error) from error
+            raise conversion_error(source, target, "", error) from error
 
     def in_place(self) -> Decision:
         """Return the decision for an array that is already of the target framework and on its device."""
@@ -322,7 +328,7 @@ class _Choice:
         source = self.source
         target = self.target
         if self.request.grad == "error":
-            raise graph_required(source, target)
+            raise graph_required_error(source, target)
         self.original = self.array
         self.prepare = source.autodiff.detach
         self.array = source.autodiff.detach(self.array)
@@ -498,7 +504,7 @@ class _Choice:
             cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
             run = _compose(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:
-            raise copy_required(source, target, self.device, method, cause)
+            raise copy_required_error(source, target, self.device, method, cause)
         steps = None
         if copies and cause.code in DEPENDS_ON_LAYOUT:
             steps = events.steps(source, self.array)

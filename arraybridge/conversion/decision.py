@@ -13,7 +13,7 @@ from arraybridge.reasons import Cause, Reason
 from arraybridge.tracing.route import Method, Route
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["Decision", "Request", "copy_required", "graph_required", "refused"]
+__all__ = ["Decision", "Request", "conversion_error", "copy_required_error", "graph_required_error"]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -62,10 +62,10 @@ class Decision:
         except self.conversion_errors as error:
             if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
                 raise
-            raise refused(self.source, self.target, self.route.method, error) from error
+            raise conversion_error(self.source, self.target, self.route.method, error) from error
 
 
-def graph_required(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:
+def graph_required_error(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:
     """Return the error for an array that requires grad, whose graph the conversion would drop."""
     through = ""
     if target.autodiff is not NOT_DIFFERENTIABLE and not is_sparse:
@@ -81,7 +81,7 @@ def graph_required(source: Framework, target: Framework, *, is_sparse: bool = Fa
     )
 
 
-def copy_required(
+def copy_required_error(
     source: Framework, target: Framework, device: Device, method: Method, cause: Cause
 ) -> CopyRequiredError:
     """Return the error for ``copy=False`` if a copy is necessary."""
@@ -95,7 +95,9 @@ def copy_required(
     )
 
 
-def refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
+def conversion_error(
+    source: Framework, target: Framework, method: str, error: Exception
+) -> MemoryConversionError:
     """Return an arraybridge error that describes an exception raised by a framework."""
     reason = error_text(error)
     how = f" with method {method!r}" if method else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.decision import Decision, Request, copy_required, graph_required
+from arraybridge.conversion.decision import Decision, Request, copy_required_error, graph_required_error
 from arraybridge.errors import Advice, ArrayNotSupportedError, Cast, DtypeNotSupportedError
 from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import dtype_names, host_memory
@@ -91,11 +91,11 @@ class SparseConversion:
             return Decision(route, source, target, x, identity, _unchanged if is_always_same else None)
         follows = source.autodiff.requires_grad(x)
         if source is not target and follows and request.grad == "error":
-            raise graph_required(source, target, is_sparse=True)
+            raise graph_required_error(source, target, is_sparse=True)
         parts = source.sparse.take_apart(x)
         if source is target and (follows or parts is None):
             return self._native_decision(x, device, stays=stays, dtype=cast)
-        route = self._route_of_parts(x, self._checked(x, parts), device)
+        route = self._route_of_parts(x, self._check_supported(x, parts), device)
         return Decision(route, source, target, x, self._convert_slowly, self.convert)
 
     def _route(
@@ -142,7 +142,7 @@ class SparseConversion:
         if part.cause is not None:
             method: Method = "host" if route.device.kind == "cpu" else "device"
             if self.request.copy is False:
-                raise copy_required(self.source, self.target, route.device, method, part.cause)
+                raise copy_required_error(self.source, self.target, route.device, method, part.cause)
             copies = route.copies + 1
             return replace(
                 route, method=method, copies=copies, shares_memory=False, cause=part.cause, steps=None
@@ -168,7 +168,7 @@ class SparseConversion:
         else:
             cause = Cause(Reason.COPY_REQUESTED) if stays else Cause(Reason.OTHER_DEVICE, device=str(device))
         if self.request.copy is False:
-            raise copy_required(source, source, device, method, cause)
+            raise copy_required_error(source, source, device, method, cause)
 
         def convert(y: Any) -> Any:
             if not stays:
@@ -199,7 +199,7 @@ class SparseConversion:
         target = self.target
         if source is not target and source.autodiff.requires_grad(x):
             x = source.autodiff.detach(x)
-        parts = self._checked(x, source.sparse.take_apart(x))
+        parts = self._check_supported(x, source.sparse.take_apart(x))
         if source is not target and parts.padding:
             self._check_padding(parts, convert_part)
         work = self._work(parts, only_route=False)
@@ -261,7 +261,7 @@ class SparseConversion:
             return
         if self.request.copy is False:
             device = source.devices.device_of(part.array)
-            raise copy_required(source, self.target, device, "host", self._index_cause(dtype))
+            raise copy_required_error(source, self.target, device, "host", self._index_cause(dtype))
         part.request = replace(part.request, dtype=dtype)
         part.index_dtype = dtype
 
@@ -285,7 +285,7 @@ class SparseConversion:
             accepted = self.target.sparse.layouts.get(parts.layout)
             dtypes = {self.source.dtype_name(array) for array in parts.indices}
             if not all(name.startswith(("int", "uint")) for name in dtypes):
-                raise self._refused(
+                raise self._unsupported_error(
                     parts.layout.upper(),
                     f"its indices are not integers, but {' and '.join(sorted(dtypes))}",
                     Advice("Indices must be integers."),
@@ -317,7 +317,7 @@ class SparseConversion:
 
     # -- what the target does not have -------------------------------------------------------------
 
-    def _checked(self, x: Any, parts: SparseParts | None) -> SparseParts:
+    def _check_supported(self, x: Any, parts: SparseParts | None) -> SparseParts:
         """Return the parts if the target has such arrays.
 
         Raises:
@@ -331,7 +331,7 @@ class SparseConversion:
         name = self.source.sparse.layout(x).upper()
         if not known.layouts:
             size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
-            raise self._refused(
+            raise self._unsupported_error(
                 name,
                 f"{self.target.name} does not have sparse arrays",
                 Advice(
@@ -342,17 +342,17 @@ class SparseConversion:
         if parts is None:
             title = self.source.sparse.title
             reason = f"a {type(x).__name__} of {title} does not store arrays of indices and values"
-            raise self._refused(name, reason, self._other_layout(expressions, len(x.shape)))
+            raise self._unsupported_error(name, reason, self._other_layout(expressions, len(x.shape)))
         if parts.layout not in known.layouts or (parts.layout.is_compressed and parts.sparse_axes != 2):
             axes = "" if parts.sparse_axes == 2 else f" with {parts.sparse_axes} axes"
             reason = f"{known.title} does not have {name}{axes}, only {', '.join(known.layouts).upper()}"
-            raise self._refused(name, reason, self._other_layout(expressions, parts.sparse_axes))
+            raise self._unsupported_error(name, reason, self._other_layout(expressions, parts.sparse_axes))
         self._check_axes(name, parts, expressions)
         self._check_dtype(parts)
         return parts
 
     def _is_surely_supported(self, parts: SparseParts) -> bool:
-        """Return whether a quick check accepts the array; otherwise `_checked` checks each property."""
+        """Return whether a quick check accepts the array; otherwise `_check_supported` checks each property."""
         known = self.target.sparse
         return (
             parts.layout in known.layouts
@@ -372,11 +372,13 @@ class SparseConversion:
                 advice = Advice("Pass {}.", (expressions.plain,))
             else:
                 advice = Advice("Pass its stored values, {}.", (expressions.values,))
-            raise self._refused(name, f"{known.title} does not have {what}", advice)
+            raise self._unsupported_error(name, f"{known.title} does not have {what}", advice)
         axes = len(parts.shape)
         if axes < known.least_axes or (known.most_axes is not None and axes > known.most_axes):
             reason = f"{known.title} does not have sparse arrays with {axes} axes"
-            raise self._refused(name, reason, Advice("Pass its stored values, {}.", (expressions.values,)))
+            raise self._unsupported_error(
+                name, reason, Advice("Pass its stored values, {}.", (expressions.values,))
+            )
 
     def _check_dtype(self, parts: SparseParts) -> None:
         known = self.target.sparse
@@ -410,7 +412,7 @@ class SparseConversion:
         if is_inside:
             return
         name = parts.layout.upper()
-        raise self._refused(
+        raise self._unsupported_error(
             name,
             "it has entries outside of its shape (padding)",
             Advice("Pass {}, which also sums duplicates.", (parts.padding,)),
@@ -424,7 +426,7 @@ class SparseConversion:
                 return Advice("Pass {}.", (expression,))
         return Advice("Pass its stored values, {}.", (expressions.values,))
 
-    def _refused(self, name: str, reason: str, advice: Advice) -> ArrayNotSupportedError:
+    def _unsupported_error(self, name: str, reason: str, advice: Advice) -> ArrayNotSupportedError:
         source = self.source
         return ArrayNotSupportedError(
             f"Cannot convert a sparse {name} array of {source.sparse.title} to {self.target.name}: {reason}.",

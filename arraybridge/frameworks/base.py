@@ -49,7 +49,7 @@ __all__ = [
     "find_device_or_host",
     "is_c_contiguous",
     "nbytes_of_parts",
-    "refuse_sparse",
+    "sparse_array_error",
 ]
 
 CPU = Device("cpu", 0)
@@ -1261,7 +1261,7 @@ def nbytes_of_parts(framework: Framework, x: Any) -> int:
     return 0 if parts is None else sum(framework.nbytes(one) for one in parts.arrays)
 
 
-def refuse_sparse(framework: Framework, x: Any) -> ArrayNotSupportedError:
+def sparse_array_error(framework: Framework, x: Any) -> ArrayNotSupportedError:
     """Return the error for a sparse array where only dense arrays are supported."""
     sparse = framework.sparse
     layout = sparse.layout(x)

@@ -26,7 +26,7 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     nbytes_of_parts,
-    refuse_sparse,
+    sparse_array_error,
 )
 from arraybridge.frameworks.cupyx_sparse import CupyxSparse, is_sparse
 from arraybridge.reasons import Cause, Reason
@@ -282,7 +282,7 @@ class CupyFramework(Framework):
 
     def check(self, x: Any) -> None:
         if is_sparse(x):
-            raise refuse_sparse(self, x)
+            raise sparse_array_error(self, x)
 
     def nbytes(self, x: Any) -> int:
         return nbytes_of_parts(self, x) if is_sparse(x) else int(x.nbytes)

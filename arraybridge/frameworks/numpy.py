@@ -26,7 +26,7 @@ from arraybridge.frameworks.base import (
     component,
     is_sub_byte,
     nbytes_of_parts,
-    refuse_sparse,
+    sparse_array_error,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_dtype_error,
@@ -180,7 +180,7 @@ class NumpyFramework(Framework):
     def _check_mask(self, x: np.ndarray) -> None:
         """Raise for sparse arrays, and for subclasses with a mask, which a view of the values would drop."""
         if self.sparse.layout(x):
-            raise refuse_sparse(self, x)
+            raise sparse_array_error(self, x)
         if isinstance(x, np.ma.MaskedArray):
             names = x.dtype.names
             field = f"[{literal(repr(names[0]))}]" if names else ""

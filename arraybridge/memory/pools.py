@@ -18,7 +18,7 @@ from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.placement import resolve_device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import CPU, Batching, Framework, refuse_sparse
+from arraybridge.frameworks.base import CPU, Batching, Framework, sparse_array_error
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
 from arraybridge.validation import whole_number
@@ -282,7 +282,7 @@ def pinned(x: Any) -> Any:
     """
     source, data = source_of(x)
     if source.sparse.layout(data):
-        raise refuse_sparse(source, data)
+        raise sparse_array_error(source, data)
     view = convert_memory(x, "numpy", copy=False)
     owner = registry.find_owner(x)
     if owner is None or not owner.mutable or not view.nbytes:

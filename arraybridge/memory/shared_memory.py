@@ -30,7 +30,7 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import refuse_sparse
+from arraybridge.frameworks.base import sparse_array_error
 from arraybridge.frameworks.host_memory import address
 from arraybridge.frameworks.numpy import NumpyFramework
 
@@ -336,7 +336,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     if has_values:
         framework, data = source_of(x)
         if framework.sparse.layout(data):
-            raise refuse_sparse(framework, data)
+            raise sparse_array_error(framework, data)
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
         elements = np.dtype("float64") if dtype is None else dtype_names.dtype_of(dtype)

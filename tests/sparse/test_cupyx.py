@@ -103,7 +103,7 @@ class SparseGpus(FakeGpuFramework):
 
     def check(self, x: Any) -> None:
         if is_sparse(x):
-            raise base.refuse_sparse(self, x)
+            raise base.sparse_array_error(self, x)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from arraybridge.frameworks.base import (
     is_c_contiguous,
     is_sub_byte,
     nbytes_of_parts,
-    refuse_sparse,
+    sparse_array_error,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_dtype_error,
@@ -434,7 +434,7 @@ class JaxFramework(Framework):
 
     def check(self, x: jax.Array) -> None:
         if is_sparse(x):
-            raise refuse_sparse(self, x)
+            raise sparse_array_error(self, x)
         if isinstance(x, jax.core.Tracer):
             raise unsupported_array_error(
                 self,

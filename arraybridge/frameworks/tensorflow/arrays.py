@@ -36,7 +36,7 @@ from arraybridge.frameworks.base import (
     component,
     is_c_contiguous,
     nbytes_of_parts,
-    refuse_sparse,
+    sparse_array_error,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
@@ -324,7 +324,7 @@ class TensorflowFramework(Framework):
                 self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values"
             )
         if isinstance(x, tf.SparseTensor):
-            raise refuse_sparse(self, x)
+            raise sparse_array_error(self, x)
         if isinstance(x, tf.IndexedSlices):
             raise unsupported_array_error(
                 self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})"

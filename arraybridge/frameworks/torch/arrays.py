@@ -34,7 +34,7 @@ from arraybridge.frameworks.base import (
     Runtime,
     component,
     nbytes_of_parts,
-    refuse_sparse,
+    sparse_array_error,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
@@ -481,7 +481,7 @@ class TorchFramework(Framework):
     def check(self, x: torch.Tensor) -> None:
         _check_one_array(self, x)
         if self.sparse.layout(x):
-            raise refuse_sparse(self, x)
+            raise sparse_array_error(self, x)
         if x.layout is not torch.strided:
             raise _layout_error(self, x)
         if x.device.type == "meta":
