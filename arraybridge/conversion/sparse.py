@@ -352,7 +352,7 @@ class SparseConversion:
         return parts
 
     def _is_surely_supported(self, parts: SparseParts) -> bool:
-        """Return whether a quick check accepts the array; otherwise `_check_supported` checks each property."""
+        """Return whether a quick check accepts it; if not, `_check_supported` checks every property."""
         known = self.target.sparse
         return (
             parts.layout in known.layouts
