@@ -116,7 +116,7 @@ def test_context_is_released_if_it_cannot_be_made_current() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_contexts_in_a_fresh_process(case: str) -> None:
     code, expected = CASES[case]
-    if "torch" in case:
+    if "torch" in code:
         require("torch")
     env = {"CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if "each thread" in case else None
     assert asked(*IMPORTS, code, env=env).splitlines() == expected
