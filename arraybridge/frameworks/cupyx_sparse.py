@@ -31,7 +31,10 @@ class CupyxSparse(SparseArrays):
     has_matrices: ClassVar[bool] = True
     separates_axes: ClassVar[bool] = True
     least_axes: ClassVar[int] = 2
-    most_axes: ClassVar[int | None] = 2
+
+    @property
+    def most_axes(self) -> int | None:
+        return 2
 
     def layout(self, x: Any) -> str:
         return str(x.format) if is_sparse(x) else ""

@@ -24,6 +24,13 @@ class ScipySparse(SparseArrays):
     has_matrices: ClassVar[bool] = True
     separates_axes: ClassVar[bool] = True
 
+    @property
+    def most_axes(self) -> int | None:
+        _scipy()
+        version = sys.modules["scipy"].__version__
+        # SciPy < 1.15 does not have more axes.
+        return None if tuple(map(int, version.split(".")[:2])) >= (1, 15) else 2
+
     def layout(self, x: Any) -> str:
         if issubclass(type(x), np.ndarray):  # `issparse` caches every class that it is passed
             return ""

@@ -113,7 +113,6 @@ class SparseArrays:
         separates_axes: Whether COO has one index array per axis, instead of a matrix.
         columns_first: Whether the matrix of COO is stored as axes × entries.
         least_axes: The minimum number of axes of COO.
-        most_axes: The maximum number of axes of COO; None for any number.
     """
 
     layouts: ClassVar[Mapping[Layout, frozenset[str]]] = {}
@@ -125,7 +124,11 @@ class SparseArrays:
     separates_axes: ClassVar[bool] = False
     columns_first: ClassVar[bool] = False
     least_axes: ClassVar[int] = 1
-    most_axes: ClassVar[int | None] = None
+
+    @property
+    def most_axes(self) -> int | None:
+        """The maximum number of axes of COO; None for any number."""
+        return None
 
     def layout(self, x: Any) -> str:
         """Return the layout of a sparse array, and ``""`` for a dense one; reads no values."""

@@ -14,6 +14,9 @@ from tests.helpers import require
 
 scipy_sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
 
+#: SciPy < 1.15 has no COO arrays with more than two axes, and no CSR arrays with one.
+HAS_MORE_AXES = tuple(map(int, sys.modules["scipy"].__version__.split(".")[:2])) >= (1, 15)
+
 #: Framework → its layouts.
 LAYOUTS = {
     "numpy": ("csr", "csc", "coo", "bsr"),
@@ -29,6 +32,8 @@ PAIRS = [
     for layout in layouts
     if layout in LAYOUTS[target]
 ]
+#: Every source and target of COO, which each framework has.
+COO_PAIRS = [(source, target) for source, target, layout in PAIRS if layout == "coo"]
 #: PyTorch's warning about its compressed layouts, emitted once per process.
 BETA = "ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta"
 
