@@ -17,7 +17,7 @@ from arraybridge.conversion.decision import (
     copy_required_error,
     graph_required_error,
 )
-from arraybridge.conversion.placement import check_placement, shares_gpus, target_device
+from arraybridge.conversion.device_resolution import check_placement, shares_gpus, target_device
 from arraybridge.conversion.sparse import SparseConversion
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (

@@ -14,7 +14,7 @@ from typing import Any
 from distributed import Client, LocalCluster, WorkerPlugin, get_worker
 
 from arraybridge import hardware
-from arraybridge.conversion import placement
+from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import cleanup, oom_recovery
@@ -37,7 +37,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         array_registration.register_transport()
         array_registration.register_memory(worker, self.reaches)
         own = "dask_cuda" in sys.modules if self.own_gpu is None else self.own_gpu
-        placement.only_gpu = 0 if own else None
+        device_resolution.only_gpu = 0 if own else None
         if self.share_memory:
             cleanup.share_gpu_memory("torch")
 

@@ -16,7 +16,7 @@ from arraybridge.batches import fixed, plain
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plan_cache
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.placement import gpu_index_of
+from arraybridge.conversion.device_resolution import gpu_index_of
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
-from arraybridge.conversion.placement import Placement, check_gpu_id, check_placement
+from arraybridge.conversion.device_resolution import Placement, check_gpu_id, check_placement
 from arraybridge.decorators.dtype_conversion import DtypeConversion, DtypeConversionName
 from arraybridge.errors import Advice, UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry

@@ -14,7 +14,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
-from arraybridge.conversion.placement import check_gpu_id
+from arraybridge.conversion.device_resolution import check_gpu_id
 from arraybridge.errors import Advice, DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import gpu_memory, registry
 from arraybridge.frameworks.base import Framework

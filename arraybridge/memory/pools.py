@@ -15,7 +15,7 @@ import numpy as np
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
-from arraybridge.conversion.placement import resolve_device
+from arraybridge.conversion.device_resolution import resolve_device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import dtype_names, host_memory, registry
 from arraybridge.frameworks.base import CPU, Batching, Framework, sparse_array_error

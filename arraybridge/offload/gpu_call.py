@@ -20,7 +20,7 @@ import numpy as np
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.placement import gpu_index_of
+from arraybridge.conversion.device_resolution import gpu_index_of
 from arraybridge.decorators.results import Restoration, ResultConversion
 from arraybridge.decorators.wrapping import label_of, takes_self
 from arraybridge.devices.inventory import least_used_gpu

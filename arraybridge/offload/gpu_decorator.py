@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from arraybridge.conversion.placement import Placement, check_placement
+from arraybridge.conversion.device_resolution import Placement, check_placement
 from arraybridge.decorators.wrapping import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.frameworks import registry
 from arraybridge.types import FrameworkLike, GpuId

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.placement import Placement, check_gpu_id
+from arraybridge.conversion.device_resolution import Placement, check_gpu_id
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device

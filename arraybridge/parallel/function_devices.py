@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from arraybridge.conversion.placement import Placement
+from arraybridge.conversion.device_resolution import Placement
 
 __all__ = ["decorated", "placement", "placement_text"]
 

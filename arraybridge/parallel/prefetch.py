@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any
 
 from arraybridge.conversion.convert import Grad, convert_tree
-from arraybridge.conversion.placement import check_placement, resolve_device
+from arraybridge.conversion.device_resolution import check_placement, resolve_device
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.parallel.item_sources import source_of_items

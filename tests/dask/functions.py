@@ -179,7 +179,7 @@ def loaded(*names: str) -> list[str]:
 
 
 def only_gpu() -> int | None:
-    return importlib.import_module("arraybridge.conversion.placement").only_gpu
+    return importlib.import_module("arraybridge.conversion.device_resolution").only_gpu
 
 
 # -- creating and checking blocks -------------------------------------------------------------------------

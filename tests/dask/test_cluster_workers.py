@@ -16,7 +16,7 @@ from distributed.protocol import deserialize, serialize
 
 import arraybridge
 from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, hardware
-from arraybridge.conversion import placement
+from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration, cluster, map_blocks, prepare, recoveries, to_dask
 from arraybridge.memory.shared_memory import Exchange
 from tests import matrix_data as data
@@ -110,7 +110,7 @@ def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
     monkeypatch.setattr(hardware, "gpus", lambda: (GPU,))
-    monkeypatch.setattr(placement, "only_gpu", None)
+    monkeypatch.setattr(device_resolution, "only_gpu", None)
     for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT", "OF_THE_CALLER"):
         monkeypatch.setenv(name, "")
 
@@ -121,10 +121,10 @@ def test_each_gpu_has_a_worker() -> None:
         assert type(started) is LocalCUDACluster
         assert COEXISTENCE.items() <= os.environ.items()
         assert (os.environ["XLA_CLIENT_MEM_FRACTION"], os.environ["OF_THE_CALLER"]) == ("0.5", "1")
-        assert placement.only_gpu == 0
+        assert device_resolution.only_gpu == 0
     with cluster(1, gpus=False, processes=False, **QUIET) as started:
         assert type(started) is LocalCluster
-        assert placement.only_gpu is None
+        assert device_resolution.only_gpu is None
 
 
 @pytest.mark.usefixtures("dask_cuda")
@@ -136,17 +136,17 @@ def test_clusters_started_by_dask_are_prepared(monkeypatch: pytest.MonkeyPatch) 
     ):
         # no plugin is needed
         check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)
-        assert placement.only_gpu is None
+        assert device_resolution.only_gpu is None
         meant = {}
         for own_gpu in (None, False, True):
             prepare(client, own_gpu=own_gpu, env={"OF_THE_CALLER": "2"})
-            meant[own_gpu] = [placement.gpu_index_of(gpu_id) for gpu_id in (None, 7, "auto")]
+            meant[own_gpu] = [device_resolution.gpu_index_of(gpu_id) for gpu_id in (None, 7, "auto")]
         assert meant == {None: [None, 0, 0], False: [None, 7, "auto"], True: [None, 0, 0]}
         assert os.environ["OF_THE_CALLER"] == "2"
         assert "gpu:7" not in str(arraybridge.gpu(gpu_id=7)(lambda x: x).explain(np.zeros(1 << 20)))
         monkeypatch.delitem(sys.modules, "dask_cuda")
         prepare(client)
-        assert placement.only_gpu is None
+        assert device_resolution.only_gpu is None
         assert [name for name in started.workers[0].plugins if name == "arraybridge"] == ["arraybridge"]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
 from arraybridge.benchmarking import Comparison, SizeComparison
-from arraybridge.conversion.placement import Placement
+from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.decorated_call import ConvertingCall
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.offload.cost_model import History

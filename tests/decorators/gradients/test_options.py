@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import GradientError
-from arraybridge.conversion import placement
+from arraybridge.conversion import device_resolution
 from arraybridge.memory import oom_recovery
 from tests.decorators import cases
 from tests.decorators.gradients.directions import (
@@ -140,7 +140,7 @@ def test_out_of_memory_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> Non
     """Check that the freed caches are those of the worker's GPU in a Dask cluster."""
     runs: list[Any] = []
     freed: list[int | None] = []
-    monkeypatch.setattr(placement, "only_gpu", 0)
+    monkeypatch.setattr(device_resolution, "only_gpu", 0)
     monkeypatch.setattr(oom_recovery, "release_caches", lambda _, gpu_id: freed.append(gpu_id) or 0)
 
     @arraybridge.jax(gpu_id=7, grad="flow", oom_recovery=True)
