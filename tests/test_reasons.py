@@ -14,7 +14,7 @@ import pytest
 import arraybridge
 from arraybridge import CopyRequiredError, Framework, Route, convert_memory, explain, register, trace
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, TEXTS, Cause, Reason, as_cause
-from arraybridge.tracing.copy_advice import ADVICE, WITHOUT_ADVICE, Copy, advice_for
+from arraybridge.tracing.copy_advice import ADVICE, WITHOUT_ADVICE, Copy, advice_for_copy
 from tests.helpers import registry_kept, require
 
 
@@ -139,13 +139,15 @@ def test_each_reason_has_a_text_and_advice_or_needs_none() -> None:
     for code, layout, call in itertools.product(ADVICE, ("", "transposed"), ("", "jnp.asarray")):
         for source, target, device in ENDS:
             needed(target)
-            advice = advice_for(Copy(code, source, target, device, layout, call))
+            advice = advice_for_copy(Copy(code, source, target, device, layout, call))
             moves = code in (Reason.NO_SHARED_MEMORY, Reason.OTHER_DEVICE, Reason.SEPARATE_MEMORY)
             assert advice or (moves and call and device == "cpu"), (code, layout, call, device)
     for code in WITHOUT_ADVICE:
-        assert advice_for(Copy(code, "numpy", "jax", "cpu")) == ""
+        assert advice_for_copy(Copy(code, "numpy", "jax", "cpu")) == ""
     for code in ADVICE:
-        by_layout = [advice_for(Copy(code, "numpy", "jax", "cpu", layout)) for layout in ("", "transposed")]
+        by_layout = [
+            advice_for_copy(Copy(code, "numpy", "jax", "cpu", layout)) for layout in ("", "transposed")
+        ]
         assert (by_layout[0] != by_layout[1]) == (code in DEPENDS_ON_LAYOUT), code
 
 

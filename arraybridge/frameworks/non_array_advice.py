@@ -9,7 +9,7 @@ import numpy as np
 
 from arraybridge.errors import Advice, literal
 
-__all__ = ["advice_for"]
+__all__ = ["advice_for_object"]
 
 _NUMBERS = frozenset("biufc")
 _ANY_ARRAY = Advice(
@@ -19,7 +19,7 @@ _ANY_ARRAY = Advice(
 _NUMBER_TEXT = Advice("its text represents numbers: pass {}", ('{x}.astype("float64")',))
 
 
-def advice_for(x: Any) -> Advice:
+def advice_for_object(x: Any) -> Advice:
     """Return the advice for ``x``, which is not an array."""
     for cls in type(x).__mro__:
         find = _BY_PACKAGE.get(str(cls.__module__).partition(".")[0])

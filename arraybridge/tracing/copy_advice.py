@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from arraybridge.frameworks import registry
 from arraybridge.reasons import Reason
 
-__all__ = ["ADVICE", "WITHOUT_ADVICE", "Copy", "advice_for"]
+__all__ = ["ADVICE", "WITHOUT_ADVICE", "Copy", "advice_for_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Copy:
         return is_on_host and registry.framework(self.target).alignment > 1
 
 
-def advice_for(copy: Copy) -> str:
+def advice_for_copy(copy: Copy) -> str:
     """Return advice that avoids the copy; ``""`` if there is none."""
     advise = ADVICE.get(copy.code)
     return "" if advise is None else advise(copy)

@@ -197,7 +197,7 @@ def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]
     groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
     copies = [group for group in groups if group[0].nbytes]
     reasons = [group[0].reason for group in copies or groups[:1]]
-    return reasons, [advice_for(group) for group in copies]
+    return reasons, [advice_for_copies(group) for group in copies]
 
 
 def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[list[Event]]:
@@ -211,7 +211,7 @@ def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[li
 # -- advice --------------------------------------------------------------------------------------------
 
 
-def advice_for(copies: Sequence[Event]) -> str:
+def advice_for_copies(copies: Sequence[Event]) -> str:
     """Return the advice for copies of one line, reason and layout; ``""`` if there is none."""
     event = copies[0]
     most = max(Counter(e.array for e in copies if e.array is not None).values(), default=0)
@@ -241,4 +241,4 @@ def _by_reason(event: Event, once: str) -> str:
         call=call,
         once=once,
     )
-    return copy_advice.advice_for(copy)
+    return copy_advice.advice_for_copy(copy)

@@ -64,7 +64,7 @@ class Route:
         if not self.copies:
             return ""
         # Imported here, since it takes 0.6 ms.
-        from arraybridge.tracing.copy_advice import Copy, advice_for
+        from arraybridge.tracing.copy_advice import Copy, advice_for_copy
 
         copy = Copy(
             self.code,
@@ -73,7 +73,7 @@ class Route:
             device=str(self.device),
             layout=memory_layout(*self.steps) if self.steps else "",
         )
-        advice = advice_for(copy)
+        advice = advice_for_copy(copy)
         if not advice or not self.layout:
             return advice
         return f"for the copied values or indices: {advice}"

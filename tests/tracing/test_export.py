@@ -16,7 +16,7 @@ import pytest
 import arraybridge
 from arraybridge import MemoryConversionError, Pipeline, TraceLog, convert_memory, trace
 from arraybridge.testing import inject_oom
-from arraybridge.tracing.hotspots import advice_for
+from arraybridge.tracing.hotspots import advice_for_copies
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -279,5 +279,5 @@ def test_every_copy_reason_has_advice() -> None:
                 event = log.events[-1]
                 if event.nbytes and event.reason not in seen:
                     seen.add(event.reason)
-                    assert advice_for([event]), event
+                    assert advice_for_copies([event]), event
     assert len(seen) >= 6
