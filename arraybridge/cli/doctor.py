@@ -32,8 +32,8 @@ from arraybridge.cli import output
 from arraybridge.cli.probe import COMPANIONS
 from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.installation import can_find, install_command
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
-from arraybridge.frameworks.registry import can_find, install_command
 
 Json = dict[str, Any]
 _SEVERITIES = {"error": "red", "warning": "yellow", "note": "cyan"}

@@ -21,7 +21,7 @@ from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.formatting import Cell, format_bytes, format_seconds, html_table, page, plot_axes
 from arraybridge.frameworks import dtype_names
-from arraybridge.frameworks.registry import can_find
+from arraybridge.frameworks.installation import can_find
 from arraybridge.types import Device
 
 Json = dict[str, Any]

@@ -27,8 +27,8 @@ import numpy as np
 import arraybridge
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, error_text
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.installation import can_find
 from arraybridge.frameworks.pyclesperanto.opencl import lacks_platform
-from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Reason
 
 Json = dict[str, Any]

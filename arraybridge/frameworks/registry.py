@@ -6,13 +6,13 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, error_text, nearest, warn
 from arraybridge.frameworks.accelerators import Streams
 from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.base import Component, Framework, component, find_device_or_host
+from arraybridge.frameworks.installation import can_find, how_to_install, is_imported
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
 from arraybridge.frameworks.sparse import SparseArrays
 from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILT_IN",
     "FrameworkMetadata",
-    "can_find",
     "find_owner",
     "framework",
     "framework_name",
     "framework_names",
-    "install_command",
     "instances",
-    "is_imported",
     "is_installed",
     "load_or_none",
     "loaded",
@@ -73,43 +70,6 @@ def version_of(name: str) -> str:
 
     candidates = metadata_of(name).distributions
     return next((found.version for candidate in candidates for found in distributions(name=candidate)), "")
-
-
-def install_command(metadata: FrameworkMetadata, *options: str) -> str:
-    """Return the command that installs a framework."""
-    return " ".join(("pip install", *options, f'"{metadata.distributions[0]}"'))
-
-
-def how_to_install(metadata: FrameworkMetadata, *options: str) -> str:
-    """Return installation instructions for a framework.
-
-    The extras require a checkout, because the package index has another project named arraybridge.
-    """
-    command = install_command(metadata, *options)
-    if metadata.install_note:
-        command += f" ({metadata.install_note})"
-    from_checkout = " ".join(("pip install", *options))
-    return f'{command}, or {from_checkout} ".[{metadata.extra}]" in a checkout of arraybridge'
-
-
-def is_imported(*packages: str) -> bool:
-    """Return whether this process has imported one of the packages.
-
-    An object that a test puts into ``sys.modules`` does not count, because it is not a module.
-    """
-    return any(isinstance(sys.modules.get(package), ModuleType) for package in packages)
-
-
-def can_find(package: str) -> bool:
-    """Return whether a top-level package is imported or can be imported."""
-    if package in sys.modules:
-        return is_imported(package)
-    from importlib.util import find_spec  # costs 1 ms
-
-    try:
-        return find_spec(package) is not None
-    except ImportError:  # raised by an import hook
-        return False
 
 
 @cache

@@ -28,7 +28,8 @@ from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, err
 from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.registry import BUILT_IN, is_imported
+from arraybridge.frameworks.installation import is_imported
+from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.hardware import driver, gpus
 from arraybridge.memory.oom_recovery import drop_tracebacks, is_oom_error, recovered
 from arraybridge.offload.call_signature import (

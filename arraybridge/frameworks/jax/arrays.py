@@ -49,9 +49,9 @@ from arraybridge.frameworks.base import (
     unsupported_array_error,
     unsupported_dtype_error,
 )
+from arraybridge.frameworks.installation import can_find
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.jax.sparse import JaxSparse, is_sparse
-from arraybridge.frameworks.registry import can_find
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 

@@ -31,8 +31,9 @@ from arraybridge.frameworks.base import (
     is_c_contiguous,
     no_counterpart_error,
 )
+from arraybridge.frameworks.installation import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
-from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
+from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
