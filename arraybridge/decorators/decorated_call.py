@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.results import Restoration, ResultConversion
 from arraybridge.decorators.slices import call_by_planes
-from arraybridge.decorators.wrapping import label_of, name_of, takes_self
+from arraybridge.decorators.wrapping import SelfArgument, label_of, name_of
 from arraybridge.errors import (
     Advice,
     ArrayNotSupportedError,
@@ -68,10 +68,10 @@ class DecoratedCall:
         fn: The function.
         options: The options of its decorator.
         label: The name of the function in traces and errors.
-        skip: The number of arguments that are never converted: 1 for ``self`` or ``cls``, otherwise 0.
+        self_argument: Recognizes ``self`` and ``cls``, which are never converted; None if there is none.
     """
 
-    __slots__ = ("fn", "label", "native_results", "options", "recovers", "skip", "splits")
+    __slots__ = ("fn", "label", "native_results", "options", "recovers", "self_argument", "splits")
 
     fn: Callable[..., Any]
     options: DecoratorOptions
@@ -87,7 +87,7 @@ class DecoratedCall:
     def __setstate__(self, state: Any) -> None:
         self.fn, self.options = state
         self.label = label_of(self.fn)
-        self.skip = 0
+        self.self_argument = SelfArgument.of(self.fn)
         self.recovers = bool(self.options.oom_recovery)
         self.splits = self.options.splits
         self.native_results = ()
@@ -156,6 +156,10 @@ class DecoratedCall:
             )
         return result
 
+    def count_own(self, args: Sequence[Any]) -> int:
+        """Return the number of arguments that are never converted: 1 for ``self`` or ``cls``, otherwise 0."""
+        return 0 if self.self_argument is None else self.self_argument.count(args)
+
     # -- recovery ----------------------------------------------------------------------------------
 
     def _recovered(self, args: Args, kwargs: Kwargs) -> Any:
@@ -165,8 +169,8 @@ class DecoratedCall:
         gpu: Any = None
         if options.gpu_id is not None and options.gpu_id != "auto":
             gpu = gpu_index_of(options.gpu_id)
-        if self.skip and splits:
-            args = (*map(fixed, args[: self.skip]), *args[self.skip :])  # self is never split
+        if splits and self.count_own(args):
+            args = (fixed(args[0]), *args[1:])  # self is never split
         # Positional arguments, since keywords cost 0.4 µs per call here.
         result = recovered(
             self.attempt,
@@ -219,8 +223,7 @@ class ConvertingCall(DecoratedCall):
         """Set the attributes that do not depend on the imported framework."""
         fn = self.fn
         options = self.options
-        self.skip = int(takes_self(fn))
-        self.body = partial(call_by_planes, fn, self.skip) if options.slice_by_slice else fn
+        self.body = partial(call_by_planes, fn, self.self_argument) if options.slice_by_slice else fn
         self.uses_own_stream: bool | None = None
         self.is_direct = not options.placement.is_named
         self.placement = options.placement
@@ -243,7 +246,7 @@ class ConvertingCall(DecoratedCall):
         types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
         self.uses_own_stream = options.stream and framework.streams.has_streams
         self.is_direct = not self.uses_own_stream and not self.placement.is_named
-        if not (self.uses_own_stream or self.skip):
+        if not self.uses_own_stream and self.self_argument is None:
             self.direct_types = types
         if self.arguments.may_stay and not self.placement.is_named:
             self.native_arguments = types
@@ -268,10 +271,11 @@ class ConvertingCall(DecoratedCall):
     def _add_note_on_lists(self, error: Exception, args: Args, kwargs: Kwargs) -> None:
         """Add a note to an error of the function if the caller passed a list and no array."""
         values = (*args, *kwargs.values())
-        if first_array(values[self.skip :]) is not None:
+        skip = self.count_own(args)
+        if first_array(values[skip:]) is not None:
             return
         for place, value in enumerate(values):
-            if place >= self.skip and type(value) in (list, tuple):
+            if place >= skip and type(value) in (list, tuple):
                 argument = _argument(self.fn, args, kwargs, place)
                 kind = type(value).__name__
                 note_on(
@@ -289,15 +293,17 @@ class ConvertingCall(DecoratedCall):
         Raises:
             MemoryConversionError: If an array cannot be converted. The message names the argument.
         """
-        skip = self.skip
+        skip = 0
+        if self.self_argument is not None and args:
+            if self.splits:
+                args = (plain(args[0]), *args[1:])  # `_recovered` marks self as fixed
+            skip = self.self_argument.count(args)
         convert = self.convert_argument
         native = self.native_arguments
         if self.uses_accelerator or busy_workers or open_logs:
             convert = self.arguments.current()
             native = ()
         values: list[Any] = list(args[:skip]) if skip else []
-        if skip and self.splits:
-            values = list(map(plain, values))
         has_array = has_other = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
@@ -320,7 +326,7 @@ class ConvertingCall(DecoratedCall):
             _advise_by_options(error, self.options.framework)
             raise
         if has_other:
-            has_array = self._check_others(args, kwargs, values, has_array)
+            has_array = self._check_others(args, kwargs, values, skip, has_array=has_array)
         if has_array and self.uses_own_stream is None:
             self._configure_for(registry.framework(self.options.framework))
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
@@ -330,25 +336,28 @@ class ConvertingCall(DecoratedCall):
         """Return the value of an argument that is marked as `fixed`, which only split calls accept."""
         return plain(x) if self.splits else x
 
-    def _check_others(self, args: Args, kwargs: Kwargs, values: list[Any], has_array: bool) -> bool:
+    def _check_others(
+        self, args: Args, kwargs: Kwargs, values: list[Any], skip: int, *, has_array: bool
+    ) -> bool:
         """Return whether there is an array, including arrays in containers.
 
         Raises:
             UnknownArrayError: If there is none, or with ``strict``, and an object has ``__array__``.
         """
-        has_array = has_array or first_array(values[self.skip :]) is not None
+        has_array = has_array or first_array(values[skip:]) is not None
         if self.options.strict or not has_array:
-            _check_array_protocol_only(self.fn, args, kwargs, self.skip)
+            _check_array_protocol_only(self.fn, args, kwargs, skip)
         if self.options.strict:
-            _check_all_converted(self.fn, args, kwargs, values, self.skip, self.options.framework)
+            _check_all_converted(self.fn, args, kwargs, values, skip, self.options.framework)
         return has_array
 
     # -- the function ------------------------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Kwargs) -> Any:
         """Call the function on the device of its arguments; without arrays, on that of the decorator."""
-        if len(args) > self.skip and kinds.get(type(args[self.skip])) is ARRAY:  # in most calls
-            first = args[self.skip]
+        skip = self.count_own(args)
+        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
+            first = args[skip]
         else:
             first = self._first_array(args, kwargs)
             if first is None:
@@ -356,7 +365,7 @@ class ConvertingCall(DecoratedCall):
         if self.uses_own_stream:
             framework = registry.framework(self.options.framework)
             if not framework.owns(first):  # it is in a container that cannot be rebuilt
-                leaves = leaves_of([*args[self.skip :], *kwargs.values()])
+                leaves = leaves_of([*args[skip:], *kwargs.values()])
                 first = next(filter(framework.owns, leaves), None)
             if first is not None:
                 return on_own_stream(framework, first, self.body, args, kwargs)
@@ -364,7 +373,7 @@ class ConvertingCall(DecoratedCall):
 
     def _first_array(self, args: Any, kwargs: Kwargs) -> Any:
         """Return the first array argument; None if there is none."""
-        skip = self.skip
+        skip = self.count_own(args)
         if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
             return args[skip]
         return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)

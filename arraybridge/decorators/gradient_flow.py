@@ -22,7 +22,7 @@ from arraybridge.decorators import decorated_call
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.results import Restoration
-from arraybridge.decorators.wrapping import kind_of_function, label_of, takes_self
+from arraybridge.decorators.wrapping import SelfArgument, kind_of_function, label_of
 from arraybridge.errors import Advice, ArrayNotSupportedError, GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff, read_only, registry
 from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
@@ -69,7 +69,7 @@ class Flow(autodiff.Function):
         self.options = options
         self.name = options.framework
         self.label = label_of(fn)
-        self.skip = int(takes_self(fn))
+        self.self_argument = SelfArgument.of(fn)
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
         #: The call if no array is differentiated.
         self.ordinary = decorated_call.ConvertingCall(fn, bare)
@@ -88,7 +88,8 @@ class Flow(autodiff.Function):
         Raises:
             GradientError: If several other frameworks differentiate the arguments.
         """
-        values, structure = flattened([args[self.skip :], kwargs])
+        skip = 0 if self.self_argument is None else self.self_argument.count(args)
+        values, structure = flattened([args[skip:], kwargs])
         given = [_Argument.of(x) for x in values]
         for one in given:
             if one.is_sparse:
@@ -100,7 +101,7 @@ class Flow(autodiff.Function):
         if len(tracked) > 1:
             raise self._several_callers(tracked)
         caller = registry.framework(tracked.pop())
-        return self._called_by(caller, given, args[: self.skip], structure)
+        return self._called_by(caller, given, args[:skip], structure)
 
     def _called_by(
         self, caller: Framework, given: list[_Argument], own: decorated_call.Args, structure: Any

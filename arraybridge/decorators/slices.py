@@ -8,6 +8,7 @@ from typing import Any
 from arraybridge.batches import snapshot
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.decorators.wrapping import SelfArgument
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import ARRAY, kind_of, map_arrays, together
@@ -138,18 +139,21 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
         raise TypeError(f"process_slices expected a function, got {type(fn).__name__}. Pass (array, fn).")
     source, data = source_of(array)
     _check_stack(source.shape(data))
-    return call_by_planes(lambda plane: fn(plane, *args, **kwargs), 0, data)
+    return call_by_planes(lambda plane: fn(plane, *args, **kwargs), None, data)
 
 
-def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: Any) -> Any:
+def call_by_planes(
+    fn: Callable[..., Any], self_argument: SelfArgument | None, /, *args: Any, **kwargs: Any
+) -> Any:
     """Call ``fn`` once for each plane of its 3-D arrays, and stack the results.
 
     If the first array argument has two axes or fewer, ``fn`` is called once, with all arguments unchanged.
-    Otherwise, all arrays with three axes are split into planes, and other arguments are passed to every call.
+    Otherwise, all array arguments with three axes are split into planes. Other arguments, including
+    containers of arrays, are passed to every call.
 
     Args:
         fn: The function.
-        skip: The number of positional arguments that are never split: 1 for ``self``, otherwise 0.
+        self_argument: Recognizes ``self`` and ``cls``, which are never split; None if there is none.
         *args: The arguments of the function.
         **kwargs: The keyword arguments of the function.
 
@@ -157,6 +161,7 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
         ValueError: If the first array has more than three axes, or the numbers of planes differ.
     """
     values = [*args, *kwargs.values()]
+    skip = 0 if self_argument is None else self_argument.count(args)
     arrays = {i: source_of(x) for i, x in enumerate(values) if i >= skip and kind_of(x) is ARRAY}
     axes = {i: len(owner.shape(data)) for i, (owner, data) in arrays.items()}
     first = next(iter(axes.values()), 0)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from arraybridge.types import Device, GpuId
+from arraybridge.types import Device, GpuId, remember
 
 if TYPE_CHECKING:
     from arraybridge.decorators.dtype_conversion import DtypeConversion
 
-__all__ = ["Decorated", "P", "R", "decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
+__all__ = [
+    "Decorated",
+    "P",
+    "R",
+    "SelfArgument",
+    "decorate",
+    "kind_of_function",
+    "label_of",
+    "name_of",
+    "wrap",
+]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -98,24 +107,54 @@ def label_of(fn: Any) -> str:
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
 
 
+class SelfArgument:
+    """Recognizes ``self`` or ``cls`` in the calls of a function that is defined in a class body.
+
+    It is an instance of that class or of a subclass, or such a class. A static method receives neither, or is
+    found in the class as a `staticmethod`. A decorator cannot know this earlier, because ``@staticmethod``
+    above it is applied later.
+    """
+
+    __slots__ = ("_known", "class_name", "module", "name")
+
+    def __init__(self, module: str, class_name: str, name: str) -> None:
+        self.module = module
+        self.class_name = class_name
+        self.name = name
+        self._known: dict[type, bool] = {}
+
+    @classmethod
+    def of(cls, fn: Any) -> SelfArgument | None:
+        """Return the recognition for a function, or None if it is not defined in a class body."""
+        if not inspect.isfunction(fn):
+            return None  # bound methods, partials and objects already have their self
+        class_name, _, name = fn.__qualname__.rpartition(".")
+        # The scope is "" in a module, "f.<locals>" in a function, "<dictcomp>" in one (Python 3.11).
+        is_method = class_name.rpartition(".")[2].isidentifier()
+        return cls(fn.__module__, class_name, name) if is_method else None
+
+    def count(self, args: Sequence[Any]) -> int:
+        """Return 1 if the first positional argument is ``self`` or ``cls``, otherwise 0."""
+        if not args:
+            return 0
+        first = args[0]
+        if issubclass(type(first), type):  # not isinstance, because `__class__` of an object may raise
+            return int(self._is_derived(first) or self._is_derived(type(first)))
+        cls = type(first)
+        known = self._known.get(cls)
+        return int(remember(self._known, cls, self._is_derived(cls)) if known is None else known)
+
+    def _is_derived(self, cls: type) -> bool:
+        """Return whether a class is derived from the one that defines the function as a method."""
+        for base in cls.__mro__:
+            if base.__qualname__ == self.class_name and base.__module__ == self.module:
+                return not isinstance(vars(base).get(self.name), staticmethod)
+        return False
+
+
 def takes_self(fn: Any) -> bool:
-    """Return whether the first argument is ``self`` or ``cls``, as in functions defined in a class body."""
-    if not inspect.isfunction(fn):
-        return False  # bound methods, partials and objects already have their self
-    # The scope is "" in a module, "f.<locals>" in a function, "<dictcomp>" in a comprehension (Python 3.11).
-    scope = fn.__qualname__.rpartition(".")[0].rpartition(".")[2]
-    return scope.isidentifier() and not _is_static(fn)
-
-
-def _is_static(fn: Any) -> bool:
-    """Return whether ``@staticmethod`` is above the function; decorators below it get a plain function."""
-    code = getattr(inspect.unwrap(fn), "__code__", fn.__code__)
-    for line in linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]:
-        if not line.lstrip().startswith("@"):
-            return False
-        if line.split("#")[0].strip() == "@staticmethod":
-            return True
-    return False
+    """Return whether the function is defined in a class body."""
+    return SelfArgument.of(fn) is not None
 
 
 def kind_of_function(fn: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -372,6 +373,112 @@ def test_first_parameter_is_self_only_in_a_class_body():
     assert holder.static_above(x) == holder.static_below(x) == "torch"
     assert holder.of_class(x) == ("_Holder", "torch")
     assert holder.nested(x) == "torch"
+
+
+def module_of(x):
+    return type(x).__module__
+
+
+class _Statics:
+    @staticmethod
+    @arraybridge.torch(
+        output_type="numpy",
+    )
+    def over_several_lines(x):
+        return module_of(x)
+
+    @staticmethod
+    # A comment between the decorators.
+    @arraybridge.torch
+    def below_a_comment(x):
+        return module_of(x)
+
+    inside = arraybridge.torch(staticmethod(lambda x: module_of(x)))
+    outside = staticmethod(arraybridge.torch(lambda x: module_of(x)))
+    in_flow = staticmethod(arraybridge.torch(grad="flow")(lambda x: (x * 2).sum()))
+    in_planes = staticmethod(arraybridge.torch(slice_by_slice=True)(lambda x: x.sum()))
+    split = staticmethod(arraybridge.torch(oom_recovery="split")(lambda x: [module_of(x)] * len(x)))
+
+
+@pytest.mark.parametrize("name", ["over_several_lines", "below_a_comment", "inside", "outside"])
+def test_arrays_are_converted_in_static_methods(name: str) -> None:
+    require("torch")
+    x = np.ones(2)
+    assert getattr(_Statics, name)(x) == getattr(_Statics(), name)(x) == "torch"
+
+
+def test_static_methods_with_options_have_no_self() -> None:
+    require("torch")
+    jax = require("jax")
+    assert _Statics.split(np.ones((4, 2))) == ["torch"] * 4
+    assert _Statics.in_planes(np.ones((2, 3, 4))).tolist() == [12.0, 12.0]
+    assert jax.grad(_Statics.in_flow)(jax.numpy.ones(2)).tolist() == [2.0, 2.0]
+
+
+_WITHOUT_SOURCE = """
+import arraybridge
+class Made:
+    @staticmethod
+    @arraybridge.torch
+    def static(x):
+        return type(x).__module__
+    @arraybridge.torch
+    def method(self, x):
+        return type(self).__name__, type(x).__module__
+    @property
+    @arraybridge.torch
+    def name(self):
+        return type(self).__name__
+"""
+
+
+def test_methods_of_classes_without_source_code() -> None:
+    require("torch")
+    scope: dict[str, Any] = {}
+    exec(_WITHOUT_SOURCE, scope)  # noqa: S102  # a class whose source no module has
+    made = scope["Made"]
+    assert made.static(np.ones(2)) == "torch"
+    assert made().method(np.ones(2)) == made.method(made(), np.ones(2)) == ("Made", "torch")
+    assert made().name == "Made"
+
+
+@dataclass
+class _Weighted:
+    """A container whose arrays stay unchanged while it is ``self``."""
+
+    weight: Any
+
+    @functools.lru_cache  # noqa: B019  # a decorator above ours calls the function unbound
+    @arraybridge.torch(oom_recovery="split", output_type="numpy")
+    def kinds(self, factor):
+        return type(self.weight).__name__
+
+    @arraybridge.torch(output_type="numpy")
+    def apply(self, x):
+        return type(self.weight).__name__, (x * 2)
+
+    @staticmethod
+    @arraybridge.torch(output_type="numpy")
+    def combine(one, other):
+        return type(one.weight).__name__, type(other.weight).__name__
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class _Heavier(_Weighted):
+    pass
+
+
+@pytest.mark.parametrize("cls", [_Weighted, _Heavier])
+def test_self_is_not_converted_although_it_is_a_container(cls: type[_Weighted]) -> None:
+    require("torch")
+    one = cls(np.ones(2))
+    kind, doubled = one.apply(np.ones(2))
+    assert kind == "ndarray"
+    assert doubled.tolist() == [2.0, 2.0]
+    assert one.kinds(2) == "ndarray"
+    assert cls.combine(one, cls(np.ones(3))) == ("Tensor", "Tensor")
 
 
 def test_functions_made_in_a_comprehension_have_no_self() -> None:
