@@ -626,7 +626,11 @@ def filled(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def key_of(structure: Any) -> Any:
-    """Return a key that is equal for containers of equal structure. It may not be hashable."""
+    """Return a key of the structure of a container. It may not be hashable.
+
+    Containers with equal keys have the same structure, and their leaves are in the same order. A dict with
+    its keys in another order has another key.
+    """
     if kind_of(structure) is not TREE:
         return None
     opened = open_container(structure)
@@ -771,7 +775,9 @@ def difference(first: Any, second: Any) -> str:
         return f"{one} and {other}"
     if type(first) is not type(second):
         names = [f"{type(x).__module__}.{type(x).__qualname__}" for x in (first, second)]
-        return f"{one} of two classes: {' and '.join(dict.fromkeys(names))}"
+        if names[0] == names[1]:
+            return f"{one} of two different classes with the name {names[0]}"
+        return f"{one} of two classes: {' and '.join(names)}"
     opened = open_container(first), open_container(second)
     only_one = {str(name) for name in set(opened[0].names) ^ set(opened[1].names)}
     if only_one:

@@ -159,7 +159,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
             Defaults to None: the array stays on its device if the target has that device, and otherwise moves
             to the host. CuPy and pyclesperanto have no host arrays and use their current device.
         copy: None shares memory if possible and copies once otherwise. True never shares. False shares or
-            raises. Defaults to None. Copies are complete when the call returns.
+            raises; it also shares read-only memory and 0-d JAX and TensorFlow arrays with mutable frameworks:
+            do not write to the result. Defaults to None. Copies are complete when the call returns.
         dtype: The dtype to cast to, by the rules of the target framework. Defaults to None, which never
             casts.
         grad: ``"error"`` raises for a PyTorch tensor that requires grad, ``"detach"`` detaches it. Defaults
@@ -328,7 +329,8 @@ def detect_memory_type(x: Any) -> str:
         The name, such as ``"torch"``.
 
     Raises:
-        UnknownArrayError: If ``x`` is not an array. Lists and scalars are not arrays.
+        UnknownArrayError: If ``x`` is not an array. Lists and Python numbers are not arrays, but NumPy
+            scalars are.
 
     Example:
         >>> import numpy as np
@@ -378,6 +380,7 @@ def convert_tree(
 ) -> Any:
     """Convert every array in nested containers, and leave everything else unchanged.
 
+    NumPy scalars and buffers such as ``bytes``, which `convert_memory` accepts, stay unchanged, too.
     Containers keep their types, and dicts their order. A container that cannot be rebuilt is returned
     unchanged, with its arrays, unless its class is registered.
 

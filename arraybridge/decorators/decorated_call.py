@@ -582,8 +582,8 @@ def _check_all_converted(
                 continue
             name = type(value if remains else leaf).__qualname__
             error = ArrayNotSupportedError(
-                f"Cannot convert arrays inside a {name}. Containers of this class are not traversed.",
-                reason=f"{name} is not traversed",
+                f"Cannot convert arrays inside a {name}, because it is not traversed or cannot be rebuilt.",
+                reason=f"{name} is not traversed or cannot be rebuilt",
                 advice="Pass its arrays in a tuple or dict, or register the class with"
                 " optree.register_pytree_node(..., namespace='arraybridge').",
             )

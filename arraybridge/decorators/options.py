@@ -45,11 +45,11 @@ class DecoratorKeywords(TypedDict, total=False):
     min_split: int
     #: A dtype to which the array arguments are cast. Defaults to ``None``, which keeps their dtypes.
     dtype: Any
-    #: The dtype of the results, see `DtypeConversion`. Defaults to ``DtypeConversion.NATIVE_OUTPUT``, which
-    #: keeps their dtypes.
+    #: The dtype of the arrays in the results, see `DtypeConversion`. NumPy scalars keep theirs. Defaults to
+    #: ``DtypeConversion.NATIVE_OUTPUT``, which keeps all dtypes.
     dtype_conversion: DtypeConversion | DtypeConversionName
-    #: Whether to call the function for each plane of its 3-D arrays and stack the results. For plain
-    #: functions only. Defaults to ``False``.
+    #: Whether to call the function for each plane of its 3-D array arguments and stack the results. Arrays in
+    #: containers are not split. For plain functions only. Defaults to ``False``.
     slice_by_slice: bool
     #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
     #: ``None``.

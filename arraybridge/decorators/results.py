@@ -42,7 +42,11 @@ class Restoration:
         self.shape = None if self.carrier is None else framework.shape(array)
 
     def array(self, x: Any) -> Any:
-        """Return the converted array, which may be from any framework."""
+        """Return the converted array, which may be from any framework.
+
+        It is in a carrier like the first argument if the shapes are equal, whatever the function did to the
+        axes.
+        """
         framework = self.framework
         is_owned = registry.find_owner(x) is framework  # `find_owner` is cached by type, `owns` is not
         is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)
@@ -74,7 +78,8 @@ class ResultConversion:
 
     Args:
         deliver: A function that converts one array.
-        dtype: The dtype to which arrays are converted first; None keeps their dtypes.
+        dtype: The dtype to which arrays are converted first; None keeps their dtypes. NumPy scalars
+            keep theirs.
         unchanged: Types of arrays that need no conversion.
     """
 

@@ -229,7 +229,7 @@ def test_strict_rejects_arrays_in_untraversed_collections(name: str, make: Calla
     value = make(np.ones(2))
     assert arraybridge.torch(**options)(lambda value, _: None)(value, IMAGE) is None
     f = arraybridge.torch(strict=True, **options)(lambda x, value: None)
-    message = rf"argument 'value': Cannot convert arrays inside a {name}\."
+    message = rf"argument 'value': Cannot convert arrays inside a {name}, because it is not traversed"
     with pytest.raises(ArrayNotSupportedError, match=message):
         f(IMAGE, value)
     with pytest.raises(ArrayNotSupportedError, match=message):
@@ -380,16 +380,16 @@ def module_of(x):
 
 
 class _Statics:
-    @staticmethod
     @arraybridge.torch(
         output_type="numpy",
     )
+    @staticmethod
     def over_several_lines(x):
         return module_of(x)
 
-    @staticmethod
-    # A comment between the decorators.
     @arraybridge.torch
+    # A comment between the decorators.
+    @staticmethod
     def below_a_comment(x):
         return module_of(x)
 
