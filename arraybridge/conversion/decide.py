@@ -363,11 +363,17 @@ class _Choice:
         """Return why the target cannot, or should not, share this host memory; or None."""
         if self.request.copy:
             return COPY_REQUESTED
+        objection = as_cause(self.target.cannot_view(memory)) or self._replica_objection()
+        if objection or self.request.copy is False:
+            return objection  # copy=False shares memory that the result must not write to
+        return self._write_objection(memory)
+
+    def _write_objection(self, memory: np.ndarray) -> Cause | None:
+        """Return why the target should not share this memory, to which its users could write; or None."""
         source = self.source
         target = self.target
-        objection = as_cause(target.cannot_view(memory)) or self._replica_objection()
-        if objection or self.request.copy is False or not target.mutable or target.respects_read_only:
-            return objection
+        if not target.mutable or target.respects_read_only:
+            return None
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
         is_read_only = not memory.flags.writeable

@@ -72,9 +72,11 @@ class Flow(autodiff.Function):
         self.self_argument = SelfArgument.of(fn)
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
         #: The call if no array is differentiated.
-        self.ordinary = decorated_call.ConvertingCall(fn, bare)
+        self.call_without_gradients = decorated_call.ConvertingCall(fn, bare)
         #: The call if only arrays of its own framework are differentiated.
-        self.inside = decorated_call.ConvertingCall(fn, replace(bare, grad="error", output_type=self.name))
+        self.call_with_own_gradients = decorated_call.ConvertingCall(
+            fn, replace(bare, grad="error", output_type=self.name)
+        )
         #: Converts arrays of every framework to the callee.
         self.arguments = decorated_call.ArrayConverter(self.name, replace(bare, strict=False))
         #: The programs that the callee has compiled, by call.
@@ -84,6 +86,8 @@ class Flow(autodiff.Function):
 
     def called(self, args: decorated_call.Args, kwargs: decorated_call.Kwargs) -> Any:
         """Call the function, as an operation of the framework that differentiates the arguments.
+
+        The result is restored for the caller.
 
         Raises:
             GradientError: If several other frameworks differentiate the arguments.
@@ -96,7 +100,7 @@ class Flow(autodiff.Function):
                 self._check_constant(one)
         tracked = {one.owner.name for one in given if one.is_tracked and one.owner is not None}
         if tracked <= {self.name}:
-            call = self.inside if tracked else self.ordinary
+            call = self.call_with_own_gradients if tracked else self.call_without_gradients
             return call.restore_result(call.attempt(args, kwargs), args, kwargs)
         if len(tracked) > 1:
             raise self._several_callers(tracked)
