@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.registry import framework
-from arraybridge.offload import gpu_call as module
+from arraybridge.offload.call_arguments import Arguments
 from arraybridge.offload.cost_model import CPU, GPU
-from arraybridge.offload.gpu_call import Arguments, BackendGpu, Offload
+from arraybridge.offload.device_choice import DeviceChooser
 from arraybridge.offload.gpu_decorator import gpu
+from arraybridge.offload.gpu_search import BackendGpu, found_gpus
 from arraybridge.types import Device
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 
@@ -35,19 +36,20 @@ def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
 
 def decisions() -> dict[str, float]:
     """Return the microseconds per decision for known and new call signatures, by case."""
-    module._found[None, 0] = BackendGpu(framework("numpy"), Device("gpu", 0))
-    run = Offload(lambda *xs: xs[0])
+    simulated = BackendGpu(framework("numpy"), Device("gpu", 0))
+    found_gpus[None, 0] = simulated
+    chooser = DeviceChooser(lambda *xs: xs[0], backend=None, gpu_id=None)
     measured = {}
 
     def decide(args: tuple[Any, ...]) -> object:
         call = Arguments((), args, {}).inspect()
-        return run._decide(call, run.history[call.signature], run.proofs.get)
+        return chooser.decide(call, chooser.history[call.signature], chooser.proofs.get)
 
     one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
         call = Arguments((), args, {}).inspect()
-        timings = run.history[call.signature]
-        run.proofs.get(run._key(call, module._found[None, 0])).is_verified = True  # type: ignore[arg-type]
+        timings = chooser.history[call.signature]
+        chooser.proofs.get(chooser.proof_key(call, simulated)).is_verified = True
         for place, seconds in ((CPU, 1e-3), (GPU, 1e-4)):
             for _ in range(7):
                 timings.add(place, seconds)

@@ -28,7 +28,8 @@ LAZY = frozenset(_LAZY.split())
 _LATER = """
     hashlib json logging multiprocessing pickle subprocess traceback uuid arraybridge.cli
     arraybridge.decorators.decorated_call arraybridge.decorators.gradient_flow arraybridge.frameworks.torch
-    arraybridge.hardware arraybridge.memory.oom_recovery arraybridge.memory.stats arraybridge.offload.gpu_call
+    arraybridge.hardware arraybridge.memory.oom_recovery arraybridge.memory.stats
+    arraybridge.offload.device_choice arraybridge.offload.gpu_call arraybridge.offload.gpu_search
 """
 
 # Importable, but not in `__all__`: decorators named after a framework, results of calls, rarely needed names.

@@ -1,11 +1,14 @@
 """Timings of a function on the CPU and on a GPU, and the choice of the faster device.
 
-This module depends on no framework. Times are in seconds and include transfers; the caller measures them.
+This module depends on no framework. Times are in seconds and include transfers. The caller measures them with
+`clock`.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,9 @@ RUNS = 5
 WORTH_A_CHANGE = 0.95
 #: The slower device is measured again when that costs at most this fraction of the time since the last probe.
 SPENT_ON_PROBING = 0.02
+
+#: The clock of all timings, in seconds. Call it as ``cost_model.clock()``, because tests replace it.
+clock: Callable[[], float] = time.perf_counter
 
 _lock = threading.Lock()
 

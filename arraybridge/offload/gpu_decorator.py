@@ -15,7 +15,7 @@ from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
     from arraybridge.offload.cost_model import History
-    from arraybridge.offload.gpu_call import OffloadDecision
+    from arraybridge.offload.device_choice import OffloadDecision
 
 __all__ = ["Offloaded", "gpu", "stay_on_gpu"]
 
@@ -158,7 +158,7 @@ def stay_on_gpu() -> Iterator[None]:
     >>> result
     array([0, 4, 8])
     """
-    from arraybridge.offload.gpu_call import staying
+    from arraybridge.offload.device_choice import staying
 
     token = staying.set(True)
     try:

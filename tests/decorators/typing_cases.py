@@ -18,7 +18,7 @@ from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.decorated_call import ConvertingCall
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.offload.cost_model import History
-from arraybridge.offload.gpu_call import OffloadDecision
+from arraybridge.offload.device_choice import OffloadDecision
 from arraybridge.tracing.events import Event
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from arraybridge.frameworks import registry
-from arraybridge.offload import gpu_call
+from arraybridge.offload import cost_model
+from arraybridge.offload.gpu_search import found_gpus
 from arraybridge.types import Device
 from tests.helpers import registry_kept
 from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
@@ -16,9 +17,9 @@ from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
 @pytest.fixture(autouse=True)
 def of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reset the state of `@gpu` after each test."""
-    monkeypatch.setattr(gpu_call, "clock", gpu_call.clock)
+    monkeypatch.setattr(cost_model, "clock", cost_model.clock)
     yield
-    gpu_call._found.clear()
+    found_gpus.clear()
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ import numpy as np
 
 import arraybridge
 from arraybridge.frameworks.base import Framework, Memory, component
-from arraybridge.offload import gpu_call as module
+from arraybridge.offload import cost_model
+from arraybridge.offload.gpu_call import Offload
+from arraybridge.offload.gpu_search import BackendGpu, found_gpus
 from arraybridge.types import Device
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework
 from tests.helpers import require
@@ -80,20 +82,22 @@ class Machine:
     """A machine that `@gpu` finds: a test's clock, and simulated GPUs that the fixtures remove."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = module.clock = clock
+        self.clock = cost_model.clock = clock
 
     def plant(self, framework: Framework, device: Device, index: int = 0) -> None:
-        module._found[framework.name, index] = module.BackendGpu(framework, device)
+        found_gpus[framework.name, index] = BackendGpu(framework, device)
 
 
 def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any) -> Any:
     """Return the function decorated with `@gpu` on this machine."""
-    run = module.Offload(fn, backend=backend, **options)
+    run = Offload(fn, backend=backend, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs)
 
-    call.explain, call.history, call.proofs = run.explain, run.history, run.proofs  # type: ignore[attr-defined]
+    call.explain = run.explain  # type: ignore[attr-defined]
+    call.history = run.history  # type: ignore[attr-defined]
+    call.proofs = run.chooser.proofs  # type: ignore[attr-defined]
     return call
 
 

@@ -212,12 +212,13 @@ def test_gpu_functions_keep_sparse_arrays_on_the_cpu() -> None:
 
 
 def test_gpu_functions_stay_on_the_cpu_next_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge.offload.gpu_call import Arguments, Offload
+    from arraybridge.offload.call_arguments import Arguments
+    from arraybridge.offload.device_choice import DeviceChooser
 
-    offload = Offload(lambda x: x)
-    monkeypatch.setattr(offload, "_gpu", lambda: pytest.fail("a GPU was searched"))
+    chooser = DeviceChooser(lambda x: x, backend=None, gpu_id=None)
+    monkeypatch.setattr(chooser, "_gpu", lambda: pytest.fail("a GPU was searched"))
     call = Arguments((), (matrix(),), {}).inspect()
-    assert offload._candidate(call, 1.0) == "sparse arrays stay on the CPU"
+    assert chooser._candidate(call, 1.0) == "sparse arrays stay on the CPU"
 
 
 # -- gradients -----------------------------------------------------------------------------------------
