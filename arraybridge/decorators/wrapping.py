@@ -152,11 +152,6 @@ class SelfArgument:
         return False
 
 
-def takes_self(fn: Any) -> bool:
-    """Return whether the function is defined in a class body."""
-    return SelfArgument.of(fn) is not None
-
-
 def kind_of_function(fn: Any) -> str:
     """Return ``"function"``, ``"coroutine"`` or ``"generator"``, also for asynchronous generators."""
     called = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__

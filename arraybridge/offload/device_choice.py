@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from arraybridge.conversion.device_resolution import gpu_index_of
-from arraybridge.decorators.wrapping import takes_self
+from arraybridge.decorators.wrapping import SelfArgument
 from arraybridge.devices.inventory import least_used_gpu
 from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.offload.call_arguments import Arguments
@@ -24,7 +24,6 @@ from arraybridge.offload.cost_model import CPU, GPU, History, Timings
 from arraybridge.offload.gpu_search import BackendGpu, find_gpu, found_gpus
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.settings import chosen_device, worker_device
-from arraybridge.trees import ARRAY, kind_of
 from arraybridge.types import Device, GpuId
 
 #: Calls below both limits do not search for a GPU: importing a framework takes longer than many such calls.
@@ -85,7 +84,7 @@ class DeviceChooser:
     Attributes:
         backend: The framework on the GPU, or None for the first one that finds the GPU.
         gpu_id: The number of the GPU, "auto" until the first use, or None for the default device.
-        skip: The number of leading arguments that are never converted: 1 if the function takes ``self``.
+        self_argument: Recognizes ``self`` and ``cls``, which are never converted; None if there is none.
         history: The timings of the function.
         proofs: The results of its trials.
         cpu_reason: The reason why the function stays on the CPU, or "".
@@ -94,12 +93,17 @@ class DeviceChooser:
     def __init__(self, fn: Callable[..., Any], *, backend: str | None, gpu_id: GpuId) -> None:
         self.backend = backend
         self.gpu_id: GpuId = gpu_id
-        self.skip = 1 if takes_self(fn) else 0  # self is never converted, even if it is an array
+        self.self_argument = SelfArgument.of(fn)
         self.history = History()
         self.proofs = Proofs()
-        self._self_names = names_in(fn) if self.skip else ()
+        self._self_names = () if self.self_argument is None else names_in(fn)
         placed = placement(fn)
         self.cpu_reason = "" if placed is None else f"another decorator sets its device: {placement_text(fn)}"
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Return the arguments of a call, without ``self`` or ``cls`` among those that are converted."""
+        skip = 0 if self.self_argument is None else self.self_argument.count(args)
+        return Arguments(args[:skip], args[skip:], kwargs)
 
     def decide(self, call: Arguments, timings: Timings, proof_of: Callable[[Any], Proof]) -> Choice:
         """Decide where a call runs.
@@ -135,9 +139,7 @@ class DeviceChooser:
 
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
         """Return where a call would run and the reasons, without calling the function."""
-        # explain() of a bound method gets no self, because it is an attribute of the function.
-        skip = self.skip if args and kind_of(args[0]) is not ARRAY else 0
-        call = Arguments(args[:skip], args[skip:], kwargs).inspect()
+        call = self.arguments(args, kwargs).inspect()
         if not call.arrays:
             return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
         timings = self.history.get(call.signature) or Timings()
@@ -216,6 +218,7 @@ class DeviceChooser:
         """Return a copy of the proof of a signature. If the call has no ``self``, that of any ``self``."""
         own, *rest = key
         found = self.proofs.peek(key)
-        if self.skip and not own:
+        # explain() of a bound method gets no self, because it is an attribute of the function.
+        if self.self_argument is not None and not own:
             found = next((proof for (_, *others), proof in self.proofs.items() if others == rest), None)
         return Proof() if found is None else copy.copy(found)

@@ -56,7 +56,7 @@ class Offload:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call on the chosen device, and return its result."""
         chooser = self.chooser
-        call = Arguments(args[: chooser.skip], args[chooser.skip :], kwargs)
+        call = chooser.arguments(args, kwargs)
         if _decided.get() or not call.inspect().arrays:
             return call.run(self.fn)
         timings = self.history[call.signature]

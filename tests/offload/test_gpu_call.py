@@ -237,6 +237,8 @@ class Scaler:
     def scale(self, x: Any) -> Any:
         return self.factor * x
 
+    doubled = staticmethod(gpu(lambda x: (x * 2, type(x).__module__)))
+
     @gpu(backend="torch")
     @staticmethod
     def half(x: Any) -> Any:
@@ -259,6 +261,15 @@ def test_decorated_functions_keep_their_attributes() -> None:
     assert Scaler.half(np.array([3])).tolist() == [1.5]
     assert Scaler.name(np.array([1])).tolist() == [7]
     assert "It takes no arrays." in str(smooth.explain(1))
+
+
+def test_array_of_a_static_method_is_not_taken_for_self() -> None:
+    torch = require("torch")
+    doubled, module = Scaler.doubled(torch.ones(2))
+    assert module == "numpy"
+    assert isinstance(doubled, torch.Tensor)
+    assert doubled.tolist() == [2.0, 2.0]
+    assert "GPU" in str(Scaler.doubled.explain(torch.ones(2)))
 
 
 RESULTS = {
