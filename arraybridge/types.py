@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,6 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+
+from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
     import cupy
@@ -66,6 +69,7 @@ class MemoryType(StrEnum):
     __hash__ = str.__hash__
 
 
+_KINDS = ("cpu", "gpu", "opencl")
 _DEVICE_STRING = r"(cpu|gpu|opencl|cuda|rocm|hip|mps|xpu|tpu)(?::(\d+))?"
 _TENSORFLOW_NAME = r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)"
 
@@ -76,6 +80,9 @@ class Device:
 
     ``kind`` is ``"cpu"``, ``"gpu"`` (any accelerator: CUDA, ROCm, XPU, MPS, TPU) or ``"opencl"``.
     Devices are equal if kind and index are equal. A device also equals its device string.
+
+    Raises:
+        ValueError: ``kind`` is none of these, or ``index`` is not an int of at least 0.
 
     >>> Device.parse("cuda:1"), Device.parse("cpu")
     (Device('gpu:1'), Device('cpu'))
@@ -89,6 +96,18 @@ class Device:
     name: str = field(default="", repr=False)
     #: The kind of accelerator that a device string names, such as ``"cuda"``; empty for any kind.
     accelerator: str = field(default="", repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(
+                f"kind={self.kind!r} must be 'cpu', 'gpu' or 'opencl'. For a device string such as 'cuda:1',"
+                " use Device.parse()."
+            )
+        index = self.index
+        if index.__class__ is not int or index < 0:
+            # A plain int, because device strings contain it.
+            index = int(index) if isinstance(index, np.integer) else index
+            object.__setattr__(self, "index", whole_number("index", index, least=0, type_error=ValueError))
 
     @classmethod
     def parse(cls, device: DeviceLike) -> Device:
@@ -110,7 +129,7 @@ class Device:
             if match is not None:
                 kind, index = match.groups()
                 kind = kind.lower()
-                if kind in ("cpu", "gpu", "opencl"):
+                if kind in _KINDS:
                     return cls(kind, int(index or 0))
                 return cls("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
         else:
@@ -161,6 +180,16 @@ class Device:
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+@functools.lru_cache(maxsize=64)
+def gpu_device(index: int) -> Device:
+    """Return the GPU with this number from a cache, which is faster than to create and validate it.
+
+    >>> gpu_device(1)
+    Device('gpu:1')
+    """
+    return Device("gpu", index)
 
 
 DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"

@@ -18,6 +18,7 @@ from dask.tokenize import normalize_token
 from arraybridge.carriers.sources import is_array
 from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
 from arraybridge.dask.cluster_workers import on_this_worker
+from arraybridge.dask.overlap_options import check_boundary, check_depth
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.errors import (
@@ -222,9 +223,10 @@ def map_overlap(
         array: A Dask array with known chunk sizes.
         *arrays: More Dask arrays.
         depth: The margin in elements: an int for all axes, a tuple or dict with one per axis, or a list of
-            these with one per array.
+            these with one per array. Axes that a dict omits have no margin.
         boundary: The values beyond the array's edges: ``"none"``, ``"reflect"``, ``"periodic"``,
-            ``"nearest"`` or a number; or a tuple or dict with one per axis.
+            ``"nearest"`` or a number; or a tuple or dict with one per axis, or a list of these with one per
+            array.
         dtype: As for `map_blocks`.
         meta: As for `map_blocks`.
         **kwargs: ``trim``, ``allow_rechunk``, ``align_arrays``, ``chunks``, ``drop_axis`` and ``new_axis`` as
@@ -236,8 +238,9 @@ def map_overlap(
         A Dask array, which is not computed yet.
 
     Raises:
-        ValueError: If the chunk sizes of an array are unknown.
-        TypeError: If one of the arrays is not a Dask array.
+        ValueError: If the chunk sizes of an array are unknown, or ``depth`` or ``boundary`` has an invalid
+            value or does not match the arrays and axes.
+        TypeError: If one of the arrays is not a Dask array, or ``depth`` is not an int.
         MemoryConversionError: As for `map_blocks`.
 
     >>> import numpy as np, arraybridge
@@ -251,11 +254,21 @@ def map_overlap(
     """
     block, meta = _declared("map_overlap", fn, array, dtype, meta)
     for one in (array, *arrays):
+        if not isinstance(one, da.Array):
+            advice = (
+                "Create one with to_dask(x, chunks)"
+                if is_array(one)
+                else "Pass other arguments of the function by keyword"
+            )
+            raise TypeError(f"map_overlap() expected Dask arrays, got {type(one).__name__}. {advice}.")
         if any(math.isnan(n) for n in one.shape):
             raise ValueError(
                 f"The chunk sizes of {one!r} are not known, but map_overlap() needs them. Call its"
                 " compute_chunk_sizes() method first."
             )
+    ranks = [one.ndim for one in (array, *arrays)]
+    check_depth(depth, ranks)
+    check_boundary(boundary, ranks)
     # Dask would use the name for the blocks with their margins.
     name = kwargs.pop("name", None)
     token = kwargs.pop("token", block.__name__)

@@ -27,7 +27,7 @@ from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.sparse import NO_SPARSE_ARRAYS, SparseArrays
 from arraybridge.reasons import Cause, Reason
 from arraybridge.settings import missing_gpu
-from arraybridge.types import Device, hooks
+from arraybridge.types import Device, gpu_device, hooks
 
 if TYPE_CHECKING:
     from arraybridge.frameworks.metadata import FrameworkMetadata
@@ -307,7 +307,7 @@ class Devices(Component):
         Returns:
             The device.
         """
-        return Device("gpu", index)
+        return gpu_device(index)
 
     def default_device(self) -> Device:
         """Return the device for arrays that come from a device the framework does not have."""

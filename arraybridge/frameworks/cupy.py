@@ -30,7 +30,7 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.cupyx_sparse import CupyxSparse, is_sparse
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
+from arraybridge.types import Device, gpu_device
 
 
 def _is_capturing() -> bool:
@@ -60,7 +60,7 @@ class CupyDevices(Devices):
 
     def device_of(self, x: cupy.ndarray) -> Device:
         values = x.data if is_sparse(x) else x
-        return Device("gpu", values.device.id)
+        return gpu_device(values.device.id)
 
     # -- devices ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
@@ -79,7 +79,7 @@ def free_memory(
     Raises:
         UnknownFrameworkError: If no framework of that name is known.
         DeviceNotFoundError: If no loaded framework has that accelerator.
-        ValueError: If ``gpu_id`` is negative, a bool or a float.
+        ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
 
     Example:
         >>> free_memory() >= 0
@@ -134,12 +134,14 @@ def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
     Raises:
         ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
     """
-    index = check_gpu_id(gpu_id)
-    if isinstance(index, str):
-        raise ValueError(
-            f"{caller}() does not accept gpu_id='auto'. Pass least_used_gpu(), a number or None."
-        )
-    return index
+    with suppress(ValueError):  # its message suggests "auto"
+        index = check_gpu_id(gpu_id)
+        if not isinstance(index, str):
+            return index
+    raise ValueError(
+        f"{caller}() does not accept gpu_id={gpu_id!r}. Pass the number of a GPU, such as 0 or"
+        " least_used_gpu(), or None."
+    )
 
 
 def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framework]:
@@ -183,7 +185,7 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
 
     Raises:
         DeviceNotFoundError: If no loaded framework has the accelerator.
-        ValueError: If ``gpu_id`` is negative, a bool or a float.
+        ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
 
     Example:
         >>> with gpu_context(None) as gpu_id:

@@ -22,7 +22,7 @@ from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, fir
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import conversion_errors
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.cleanup import release_caches
+from arraybridge.memory.cleanup import gpu_number, release_caches
 from arraybridge.memory.oom_recognition import chain, is_oom, is_oom_error
 from arraybridge.settings import worker_device
 from arraybridge.tracing import trace_log
@@ -82,7 +82,7 @@ def run_with_oom_recovery(
         **kwargs: The keyword arguments of ``fn``. To pass one that has the name of an option below, use
             ``functools.partial``.
         max_retries: The number of attempts after the first one. Defaults to 2.
-        gpu_id: The accelerator whose caches are freed. Defaults to None: all accelerators.
+        gpu_id: The number of the accelerator whose caches are freed. Defaults to None: all accelerators.
         split: Whether to continue in halves if a retry fails as well, as `split_and_retry` does. Defaults to
             False.
         split_axis: The axis to split along. Defaults to 0.
@@ -97,7 +97,7 @@ def run_with_oom_recovery(
     Raises:
         CannotSplitError: If memory runs out with ``split=True`` and no argument has that axis, or the results
             cannot be joined.
-        ValueError: If ``max_retries`` or ``min_split`` is out of range.
+        ValueError: If ``max_retries`` or ``min_split`` is out of range, or ``gpu_id`` is not a number.
         TypeError: If ``before_retry`` is not callable, or ``split`` is not a bool.
         Exception: If every attempt runs out of memory: the error of the last attempt, with a description of
             the attempts. Other errors of ``fn`` are raised unchanged.
@@ -111,6 +111,8 @@ def run_with_oom_recovery(
         raise TypeError(f"run_with_oom_recovery expected a function, got {type(fn).__name__}.")
     if max_retries.__class__ is not int or max_retries < 0:  # calling the validator takes 0.1 µs
         whole_number("max_retries", max_retries, least=0, type_error=ValueError)
+    if gpu_id is not None:
+        gpu_id = gpu_number("run_with_oom_recovery", gpu_id)
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
     result: R

@@ -16,7 +16,7 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.device_resolution import resolve_device
-from arraybridge.errors import MemoryConversionError
+from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import dtype_names, host_memory, registry
 from arraybridge.frameworks.base import CPU, Batching, Framework, sparse_array_error
 from arraybridge.memory import cleanup
@@ -120,8 +120,10 @@ class BufferPool:
             PoolLimitError: If the array would exceed the limit even with no idle buffers left.
             DeviceNotFoundError: If there is no such accelerator.
             DtypeNotSupportedError: If the framework does not support the dtype, or it is not numeric.
+            ArrayNotSupportedError: If the framework does not support the shape.
             TypeError: If the shape is neither an int nor a sequence of ints.
-            ValueError: If the framework's arrays are immutable, or the shape has a negative extent.
+            ValueError: If the framework's arrays are immutable, the shape has a negative extent, or
+                ``gpu_id`` is not a number.
 
         Example:
             >>> BufferPool().take((2, 3), "float32", "numpy").shape
@@ -247,11 +249,23 @@ def _parse_request(
     with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
-    owner.supports(name, extents)
+    _check_dtype(owner, name, extents)
     device = resolve_device(owner, cleanup.gpu_number("take", gpu_id))
     if device is None:
         device = owner.devices.find_device(owner.devices.default_device())
     return owner, extents, name, device
+
+
+def _check_dtype(owner: Framework, name: str, shape: tuple[int, ...]) -> None:
+    """Raise for a dtype or a shape that a framework does not support."""
+    try:
+        owner.supports(name, shape)
+    except DtypeNotSupportedError as error:
+        # Its advice is a cast, but a new array has no values to cast.
+        advice = f"Pass one of {', '.join(sorted(owner.dtypes))}." if owner.dtypes else ""
+        raise DtypeNotSupportedError(
+            f"{error.reason}.", target_type=owner.name, reason=error.reason, advice=advice
+        ) from None
 
 
 # -- pinned memory -------------------------------------------------------------------------------------

@@ -183,6 +183,90 @@ def test_chunks_of_unknown_size() -> None:
         map_overlap(functions.twice, rows, depth=1, boundary="reflect")
 
 
+def test_margins_of_each_array_and_axis() -> None:
+    """Every documented form is accepted, and the margins reach the function."""
+    shapes: list[Any] = []
+
+    def noted(*blocks: Any) -> Any:
+        shapes.append([block.shape for block in blocks])
+        return blocks[0]
+
+    x, y = to_dask(np.ones((2, 4)), (2, 2)), to_dask(np.ones(4), 2)  # two blocks of (2, 2), and of (2,)
+    for depth, expected in (
+        (1, (4, 4)),
+        (np.int64(1), (4, 4)),
+        ((0, 2), (2, 6)),
+        ({1: 1}, (2, 4)),
+        ([(1, 0)], (4, 2)),
+        (None, (2, 2)),
+    ):
+        shapes.clear()
+        map_overlap(noted, x, depth=depth, boundary=0).compute()
+        assert shapes == [[expected]] * 2, depth
+    shapes.clear()
+    map_overlap(noted, x, y, depth=[(0, 1), 1], boundary=["periodic", {0: 0.5}]).compute()
+    assert shapes == [[(2, 4), (4,)]] * 2
+    shapes.clear()
+    map_overlap(noted, x, y, depth=(0, 1), boundary=("none", "reflect")).compute()
+    assert [two[0] for two in shapes] == [(2, 4)] * 2
+    shapes.clear()
+    map_overlap(noted, x, depth={1: (0, 1)}).compute()  # the margin after the block only
+    assert sorted(shapes) == [[(2, 2)], [(2, 3)]]
+
+
+WRONG_DEPTHS = {
+    "a str": ("x", TypeError, "depth='x' has the margin 'x', which is not an int."),
+    "a float": (1.5, TypeError, "depth=1.5 has the margin 1.5, which is not an int."),
+    "a bool": (True, TypeError, "depth=True has the margin True, which is not an int."),
+    "in a dict": ({0: 1.5}, TypeError, "depth={0: 1.5} has the margin 1.5, which is not an int."),
+    "in a list": ([(1, "x")], TypeError, "depth=[(1, 'x')] has the margin 'x', which is not an int."),
+    "a negative int": (-1, ValueError, "depth=-1 has a negative margin."),
+    "a negative pair": (((0, -1), 1), ValueError, "depth=((0, -1), 1) has a negative margin."),
+    "too few axes": ((1,), ValueError, "depth=(1,) has 1 entry for 2 axes."),
+    "too many axes": ((1, 1, 1), ValueError, "depth=(1, 1, 1) has 3 entries for 2 axes."),
+    "an unknown axis": ({2: 1}, ValueError, "depth={2: 1} names the axis 2, but the number of axes is 2."),
+    "a negative axis": ({-1: 1}, ValueError, "depth={-1: 1} names the axis -1, but the number of axes is 2."),
+    "a named axis": ({"y": 1}, ValueError, "depth={'y': 1} names the axis 'y', but the number of axes is 2."),
+    "too many arrays": ([1, 1], ValueError, "depth=[1, 1] has 2 entries for 1 array."),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_DEPTHS)
+def test_wrong_depths_raise_before_the_graph_is_built(case: str) -> None:
+    depth, cls, problem = WRONG_DEPTHS[case]
+    with pytest.raises(cls) as caught:
+        map_overlap(pytest.fail, numbers(), depth=depth)
+    assert str(caught.value) == (
+        f"{problem} Pass an int of at least 0, a tuple or dict with one per axis, or a list of these with one"
+        " per array."
+    )
+
+
+WRONG_BOUNDARIES = {
+    "a mode of NumPy": ("wrap", ValueError, "boundary='wrap' has the unknown value 'wrap'."),
+    "a typing mistake": (
+        ("none", "periodc"),
+        ValueError,
+        "boundary=('none', 'periodc') has the unknown value 'periodc' (did you mean 'periodic'?).",
+    ),
+    "another type": ({0: b"0"}, ValueError, "boundary={0: b'0'} has the unknown value b'0'."),
+    "too few axes": (("none",), ValueError, "boundary=('none',) has 1 entry for 2 axes."),
+    "an unknown axis": ({2: 0}, ValueError, "boundary={2: 0} names the axis 2, but the number of axes is 2."),
+    "too many arrays": ([0, 0], ValueError, "boundary=[0, 0] has 2 entries for 1 array."),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BOUNDARIES)
+def test_wrong_boundaries_raise_before_the_graph_is_built(case: str) -> None:
+    boundary, cls, problem = WRONG_BOUNDARIES[case]
+    with pytest.raises(cls) as caught:
+        map_overlap(pytest.fail, numbers(), depth=1, boundary=boundary)
+    assert str(caught.value) == (
+        f"{problem} Pass 'none', 'reflect', 'periodic', 'nearest' or a number, a tuple or dict with one per"
+        " axis, or a list of these with one per array."
+    )
+
+
 # -- several arrays, and other arguments ---------------------------------------------------------------
 
 
@@ -364,6 +448,15 @@ def test_non_functions_and_non_dask_arrays_raise(function: Any) -> None:
         function(functions.twice, numbers(), meta=[1])
     with pytest.raises(TypeError, match="chunks are NumPy or CuPy arrays"):
         function(functions.twice, numbers(), meta=convert_memory(np.empty(0), "torch"))
+
+
+def test_overlapping_arrays_must_be_dask_arrays() -> None:
+    with pytest.raises(
+        TypeError, match=r"map_overlap\(\) expected Dask arrays, got ndarray\. .*to_dask\(x, chunks"
+    ):
+        map_overlap(np.add, numbers(), WHOLE, depth=1)
+    with pytest.raises(TypeError, match=r"got int\. Pass other arguments of the function by keyword\.$"):
+        map_overlap(np.add, numbers(), 1, depth=1)
 
 
 # -- conversion to and from Dask -----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -105,6 +106,43 @@ def test_opencl_numbers_mean_the_gpus_of_cuda(monkeypatch: pytest.MonkeyPatch) -
     assert [native.name for native in one.natives] == ["Card A", "Card B", "CPU"]
     assert str(one.devices.find_device(Device("gpu", 0))) == "opencl:0"
     assert one.memory.device_details(Device("opencl", 0)) == DeviceDetails("Card A", FIRST.pci, 1)
+
+
+# -- construction ------------------------------------------------------------------------------------
+
+KINDS = "must be 'cpu', 'gpu' or 'opencl'. For a device string such as 'cuda:1', use Device.parse()."
+WRONG_DEVICES: list[tuple[tuple[Any, ...], str]] = [
+    (("tpuu",), f"kind='tpuu' {KINDS}"),
+    (("cuda", 1), f"kind='cuda' {KINDS}"),
+    (("gpu:1",), f"kind='gpu:1' {KINDS}"),
+    ((0,), f"kind=0 {KINDS}"),
+    ((["gpu"],), f"kind=['gpu'] {KINDS}"),
+    (("gpu", -1), "index=-1 must be at least 0."),
+    (("gpu", True), "index=True must be an int, at least 0."),
+    (("gpu", np.True_), f"index={np.True_!r} must be an int, at least 0."),
+    (("gpu", 1.5), "index=1.5 must be an int, at least 0."),
+    (("gpu", "1"), "index='1' must be an int, at least 0."),
+    (("gpu", None), "index=None must be an int, at least 0."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_DEVICES)
+def test_invalid_devices_raise(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Device(*arguments)
+
+
+def test_indices_of_numpy_become_ints() -> None:
+    device = Device("gpu", np.int64(1))  # type: ignore[arg-type]
+    assert (type(device.index), device, str(device)) == (int, "gpu:1", "gpu:1")
+
+
+def test_device_objects_of_tensorflow_have_a_known_kind() -> None:
+    tf = require("tensorflow")
+    cases = {("CPU", 1): ("cpu:1", ""), ("GPU", 0): ("gpu:0", ""), ("TPU", 2): ("gpu:2", "tpu")}
+    for (kind, index), expected in cases.items():
+        device = Device.parse(tf.config.LogicalDevice(f"/device:{kind}:{index}", kind))
+        assert (str(device), device.accelerator) == expected
 
 
 # -- as text -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,13 @@ def test_jax_recompiles_after_its_programs_were_cleared() -> None:
     assert len(traced) == 2
 
 
-@pytest.mark.parametrize("bad", [-1, True, 0.0, "auto"])
+@pytest.mark.parametrize("bad", [-1, True, 0.0, "auto", "gpu:0"])
 def test_bad_numbers(bad: Any) -> None:
-    with pytest.raises(ValueError, match="gpu_id"):
+    fix = "Pass the number of a GPU, such as 0 or least_used_gpu(), or None."
+    with pytest.raises(ValueError, match=re.escape(f"free_memory() does not accept gpu_id={bad!r}. {fix}")):
         free_memory(gpu_id=bad)
-    with pytest.raises(ValueError, match=r"gpu_id|gpu_context"), gpu_context(bad):
+    problem = re.escape(f"gpu_context() does not accept gpu_id={bad!r}. {fix}")
+    with pytest.raises(ValueError, match=problem), gpu_context(bad):
         pass
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -138,6 +139,15 @@ def test_caches_of_all_loaded_frameworks_are_freed_between_attempts() -> None:
         assert freed == []
     finally:
         cleanup.own_caches.remove(empty)
+
+
+@pytest.mark.parametrize("bad", [-1, True, 0.0, "auto", "gpu:0"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_wrong_gpu_id_raises_before_the_call(bad: Any, split: bool) -> None:
+    problem = re.escape(f"run_with_oom_recovery() does not accept gpu_id={bad!r}. Pass the number of a GPU")
+    with pytest.raises(ValueError, match=problem):
+        run_with_oom_recovery(pytest.fail, "the function was called", gpu_id=bad, split=split)
+    assert run_with_oom_recovery(failing(1), 1, gpu_id=np.int64(1), split=split) == 2  # type: ignore[arg-type]
 
 
 def test_asynchronous_jax_errors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

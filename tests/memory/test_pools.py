@@ -143,7 +143,7 @@ def test_bad_input() -> None:
     for shape, error in (((2, -1), ValueError), (2.5, TypeError), ("3", TypeError), (None, TypeError)):
         with pytest.raises(error):
             pool.take(shape, "uint8", "numpy")
-    with pytest.raises(ValueError, match="gpu_id"):
+    with pytest.raises(ValueError, match=r"take\(\) does not accept gpu_id=-1\."):
         pool.take(2, "uint8", "numpy", gpu_id=-1)
     for name in ("jax", "tensorflow"):
         require(name)
@@ -154,6 +154,21 @@ def test_bad_input() -> None:
         with pytest.raises(arraybridge.DtypeNotSupportedError, match="Pass one of"):
             pool.take(3, dtype, "numpy")
     assert pool.nbytes == 0
+
+
+def test_dtypes_that_a_framework_lacks_are_not_to_be_cast(fake: FakeFramework) -> None:
+    """A new array has no values, so the advice for conversions does not apply."""
+    fake.dtypes = frozenset({"uint8", "float32"})
+    for dtype in ("float64", "complex64", torch_dtype("complex64")):
+        with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
+            BufferPool(1000).take(3, dtype, "fake")
+        name = str(dtype).removeprefix("torch.")
+        assert str(caught.value) == f"fake has no dtype {name}. Pass one of float32, uint8."
+        assert (caught.value.target_type, caught.value.cast) == ("fake", None)
+
+
+def torch_dtype(name: str) -> Any:
+    return getattr(require("torch"), name)
 
 
 def test_gpu_buffers_are_reused(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,9 @@ class TensorflowDevices(Devices):
     def read_device(self, x: Any) -> Device | None:
         if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):
             return None
-        return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
+        kind = "cpu" if x.device_type == "CPU" else "gpu"
+        accelerator = "tpu" if x.device_type == "TPU" else ""
+        return Device(kind, int(x.name.rpartition(":")[2]), accelerator=accelerator)
 
     def visible_devices(self) -> tuple[Device, ...]:
         if self.is_started():

@@ -44,7 +44,7 @@ from arraybridge.frameworks.torch.observation import TorchObservation
 from arraybridge.frameworks.torch.sparse import TorchSparse
 from arraybridge.frameworks.torch.streams import TorchStreams, on_device
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
+from arraybridge.types import Device, gpu_device
 
 #: NumPy's dtype names → PyTorch's dtypes.
 DTYPES: dict[str, torch.dtype] = {
@@ -252,7 +252,7 @@ class TorchDevices(Devices):
     def device_of(self, x: torch.Tensor) -> Device:
         if x.is_cpu or x.is_meta:  # six times as fast as x.device.type
             return CPU
-        return Device("gpu", x.device.index or 0)
+        return gpu_device(x.device.index or 0)
 
     def available(self) -> tuple[Device, ...]:
         if _CUDA and _is_driver_uninitialized() and len(listed := self.visible_devices()) > 1:
