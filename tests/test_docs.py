@@ -88,6 +88,12 @@ def test_code_of_each_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> 
             example.evaluate()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_paragraph_of_a_page_is_repeated(page: Path) -> None:
+    paragraphs = [text for text in page.read_text(encoding="utf-8").split("\n\n") if len(text) > 100]
+    assert [text for text in paragraphs if paragraphs.count(text) > 1] == []
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_each_module_run(name: str) -> None:
     own = name.rpartition(".")[2]

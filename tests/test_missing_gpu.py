@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,18 @@ def test_settings_override_the_environment_inside_the_block(monkeypatch: pytest.
         raise KeyError
     with pytest.raises(DeviceNotFoundError):
         ab.convert_memory(x, "torch", NOWHERE)
+
+
+def test_threads_of_a_pool_need_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`settings` applies to the current thread. The message names the variable for all threads."""
+    require("torch")
+    convert = ab.torch(gpu_id=NOWHERE)(same)
+    with on_the_host() as seen, ThreadPoolExecutor(1) as pool:
+        with pytest.raises(DeviceNotFoundError, match="ARRAYBRIDGE_MISSING_GPU=host for all threads"):
+            pool.submit(convert, X).result()
+        monkeypatch.setenv("ARRAYBRIDGE_MISSING_GPU", "host")
+        assert str(ab.device_of(pool.submit(convert, X).result())) == "cpu"
+    assert [w.category for w in seen] == [MissingGpuWarning]
 
 
 def test_a_warning_names_the_line_of_the_user() -> None:

@@ -366,6 +366,19 @@ def test_mappings_are_containers(make: Any) -> None:
     assert converted["x"].tolist() == [1.0, 1.0]
 
 
+def test_frozen_dicts_of_flax_are_containers() -> None:
+    torch = require("torch")
+    frozen_dict = pytest.importorskip("flax.core", reason="Flax is not installed").FrozenDict
+    tree = frozen_dict({"x": np.ones(2), "deep": {"y": np.zeros(3)}, "name": "a"})
+    for converted in (convert_tree(tree, "torch"), arraybridge.torch(lambda given: given)(tree)):
+        assert type(converted) is frozen_dict
+        assert converted["name"] == "a"
+        for x, expected in ((converted["x"], [1, 1]), (converted["deep"]["y"], [0, 0, 0])):
+            assert isinstance(x, torch.Tensor)
+            assert x.tolist() == expected
+    assert isinstance(tree["x"], np.ndarray)
+
+
 class _NeedsMore(_FrozenDict):
     def __init__(self, contents: Any, more: int) -> None:
         super().__init__(contents)

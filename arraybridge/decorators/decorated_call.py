@@ -32,7 +32,7 @@ from arraybridge.errors import (
     note_on,
 )
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, take_over
 from arraybridge.frameworks.protocol_producers import unknown_array_error
 from arraybridge.memory.oom_recovery import recovered
 from arraybridge.settings import busy_workers, worker_device
@@ -623,4 +623,4 @@ def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args
     """
     with framework.streams.stream(framework.devices.device_of(array)):
         result = fn(*args, **kwargs)
-    return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
+    return map_arrays(result, lambda x: take_over(framework, x) if framework.owns(x) else x)

@@ -8,6 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -50,6 +51,7 @@ __all__ = [
     "is_c_contiguous",
     "nbytes_of_parts",
     "sparse_array_error",
+    "take_over",
 ]
 
 CPU = Device("cpu", 0)
@@ -1259,6 +1261,22 @@ def nbytes_of_parts(framework: Framework, x: Any) -> int:
     except ArrayNotSupportedError:
         return 0
     return 0 if parts is None else sum(framework.nbytes(one) for one in parts.arrays)
+
+
+def take_over(framework: Framework, x: Any) -> Any:
+    """Return an array from another stream such that this thread's stream may use and free it.
+
+    The parts of a sparse array are taken over one by one, because `Streams.take_over` takes dense arrays.
+    """
+    if not framework.sparse.layout(x):
+        return framework.streams.take_over(x)
+    parts = framework.sparse.take_apart(x)
+    if parts is None:
+        return x
+    values, *indices = [framework.streams.take_over(part) for part in parts.arrays]
+    if all(new is old for new, old in zip((values, *indices), parts.arrays, strict=True)):
+        return x
+    return framework.sparse.put_together(replace(parts, values=values, indices=tuple(indices)), like=x)
 
 
 def sparse_array_error(framework: Framework, x: Any) -> ArrayNotSupportedError:

@@ -28,6 +28,7 @@ from arraybridge.frameworks.base import (
     nbytes_of_parts,
     sparse_array_error,
 )
+from arraybridge.frameworks.cupy_device import on_gpu
 from arraybridge.frameworks.cupyx_sparse import CupyxSparse, is_sparse
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, gpu_device
@@ -352,29 +353,6 @@ def _is_driver_uninitialized() -> bool:
     Most CUDA queries initialize the driver, including the number of GPUs.
     """
     return not cupy.cuda.runtime.is_hip and not gpu_memory.is_driver_initialized()
-
-
-@contextmanager
-def on_gpu(index: int) -> Iterator[None]:
-    """Return a context manager that makes a GPU the current one of this thread.
-
-    `cupy.cuda.Device` does the same. But with CUDA 12 and later, it creates a context on the GPU that it
-    restores, so that a process that uses only the second GPU would also hold memory on the first.
-    """
-    runtime = cupy.cuda.runtime
-    before = runtime.getDevice()
-    if before == index:
-        yield
-    elif runtime.is_hip or gpu_memory.has_context(before):
-        with cupy.cuda.Device(index):
-            yield
-    else:
-        try:
-            with gpu_memory.primary_context(index):
-                yield
-        finally:
-            if runtime.getDevice() != before:
-                runtime.setDevice(before)
 
 
 def _device_at(address: int) -> int:

@@ -6,8 +6,7 @@ import importlib
 import sys
 from typing import Any, ClassVar
 
-import cupy
-
+from arraybridge.frameworks.cupy_device import on_gpu
 from arraybridge.frameworks.sparse import INT32_OR_INT64, Expressions, Layout, SparseArrays, SparseParts
 
 __all__ = ["CupyxSparse", "is_sparse"]
@@ -56,7 +55,7 @@ class CupyxSparse(SparseArrays):
             kind = "array"
         make = getattr(sparse, f"{parts.layout}_{kind}")
         # The constructors read the indices, and may narrow them.
-        with cupy.cuda.Device(parts.values.device.id):
+        with on_gpu(parts.values.device.id):
             made = make(parts.shape, dtype=parts.values.dtype)
         made.data = parts.values
         if parts.layout is Layout.COO:

@@ -14,6 +14,7 @@ import numpy as np
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.accelerators import StreamEvent
+from arraybridge.frameworks.base import take_over
 from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 from arraybridge.types import Device
 
@@ -50,13 +51,13 @@ def received(result: Any, stream_events: list[StreamEvent]) -> Any:
         event.wait()
     recorded = {(event.streams, event.device) for event in stream_events}
 
-    def take_over(x: Any) -> Any:
+    def receive(x: Any) -> Any:
         owner = registry.find_owner(x)
         if owner is None or (owner.streams, owner.devices.device_of(x)) not in recorded:
             return x
-        return owner.streams.take_over(x)
+        return take_over(owner, x)
 
-    return map_arrays(result, take_over)
+    return map_arrays(result, receive)
 
 
 def record_reader_events(tree: Any) -> list[StreamEvent]:

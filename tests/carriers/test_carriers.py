@@ -529,7 +529,7 @@ def test_entry_points_load_when_their_objects_appear(tmp_path: Path) -> None:
         "import json, numpy as np, arraybridge as ab, scanner",
         "ab.to_torch(memoryview(np.ones(3))); ab.convert_tree({'a': np.ones(2), 'b': object()}, 'torch')",
         "values = ab.to_torch(scanner.Scan(np.ones(2))).tolist()",
-        "packages = ('xarray', 'zarr', 'h5py', 'SimpleITK', 'PIL', 'pandas', 'polars')",
+        "packages = ('xarray', 'zarr', 'h5py', 'SimpleITK', 'PIL', 'pandas', 'polars', 'pyarrow', 'scipy')",
         "print(json.dumps([values, [name for name in packages if name in sys.modules]]))",
     )
     assert json.loads(asked(*lines, env={"PYTHONWARNINGS": ""})) == [[1, 1], []]

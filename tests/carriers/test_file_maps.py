@@ -69,6 +69,21 @@ def test_a_read_only_map_is_copied_and_the_advice_names_copy_on_write(kind: str,
     assert shared.data_ptr() == ab.to_numpy(x).__array_interface__["data"][0]
 
 
+def test_the_page_on_files_names_copy_on_write_mode_and_the_danger() -> None:
+    page = Path(__file__).parents[2] / "docs" / "carriers.md"
+    if not page.exists():
+        pytest.skip("there is no documentation beside the tests")
+    section = page.read_text(encoding="utf-8").partition("\n## A file mapped into memory\n")[2]
+    section = section.partition("\n## ")[0]
+    for expression in (
+        'np.load(path, mmap_mode="c")',
+        "np.memmap(",
+        'mode="c")',
+        "Do not overwrite or shorten",
+    ):
+        assert expression in section
+
+
 def test_calls_of_pytorch_itself_have_the_same_advice(tmp_path: Path) -> None:
     with ab.trace(foreign=True) as log:
         torch.tensor(loaded(saved(tmp_path)))

@@ -87,6 +87,40 @@ def test_non_arrays_pass_unchanged() -> None:
         assert arraybridge.torch(lambda *, x: x)(x=value) is value or type(value) is np.float32
 
 
+def torch_model() -> Any:
+    return require("torch").nn.Linear(2, 2)
+
+
+def equinox_model() -> Any:
+    jax = require("jax")
+    equinox = pytest.importorskip("equinox", reason="Equinox is not installed")
+    return equinox.nn.Linear(2, 2, key=jax.random.key(0))
+
+
+def flax_model() -> Any:
+    require("jax")
+    nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("make", [torch_model, equinox_model, flax_model])
+def test_models_pass_unchanged_and_never_provide_the_first_array(make: Callable[[], Any]) -> None:
+    torch = require("torch")
+    model = make()
+
+    @arraybridge.torch(output_type="input")
+    def double(given: Any, x: Any) -> Any:
+        assert given is model
+        assert isinstance(x, torch.Tensor)
+        return x * 2
+
+    result = double(model, np.ones(2))
+    assert type(result) is np.ndarray
+    assert result.tolist() == [2.0, 2.0]
+    assert arraybridge.convert_tree({"model": model}, "numpy", copy=True)["model"] is model
+    assert arraybridge.numpy(input_type="numpy", strict=True)(lambda given, x: given)(model, IMAGE) is model
+
+
 def second_device(name: str) -> tuple[str, Any]:
     """Return a second host device if there is one, as a device string and as the framework's object."""
     require(name)

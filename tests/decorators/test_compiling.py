@@ -10,7 +10,7 @@ import pytest
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion
 from tests.decorators.cases import identity
-from tests.helpers import require
+from tests.helpers import jax_with, require
 
 
 def test_jax_transformations_around_a_jax_function() -> None:
@@ -22,6 +22,62 @@ def test_jax_transformations_around_a_jax_function() -> None:
     assert jax.vmap(f)(x, x)["z"].tolist() == [1.0, 8.0]
     one_constant = jax.jit(lambda v: f(v, np.ones(2, np.float32))["z"])
     assert float(one_constant(x)) == 5.0
+
+
+def primitives(fn: Any, x: Any) -> list[str]:
+    """Return the names of the operations that JAX records."""
+    return [equation.primitive.name for equation in require("jax").make_jaxpr(fn)(x).eqns]
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}])
+def test_traced_values_convert_to_the_device_of_the_trace(options: Any) -> None:
+    jax = require("jax")
+    x = jax.numpy.ones(3)
+
+    def alone(a: Any) -> Any:
+        return arraybridge.to_jax(a, **options) * 2
+
+    def in_a_tree(a: Any) -> Any:
+        return arraybridge.convert_tree([a], "jax", **options)[0] * 2
+
+    for f in (alone, in_a_tree):
+        assert primitives(f, x) == ["mul"]
+        assert jax.jit(f)(x).tolist() == [2.0] * 3
+
+
+def test_another_device_than_that_of_the_trace_raises() -> None:
+    jax = jax_with(2)
+    x = jax.numpy.ones(3)
+    decorated = arraybridge.jax(device="cpu:1")(identity)
+    assert arraybridge.device_of(decorated(x)) == "cpu:1"
+    for traced in (decorated, lambda a: arraybridge.to_jax(a, device="cpu:1")):
+        for transformed in (jax.jit(traced), jax.vmap(traced), jax.make_jaxpr(traced)):
+            with pytest.raises(ArrayNotSupportedError, match=r"to cpu:1: traces run on .* cpu,.*device_put"):
+                transformed(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}])
+def test_a_first_call_under_a_trace_leaves_no_tracer_behind(options: Any) -> None:
+    jax, torch = require("jax"), require("torch")
+    f = arraybridge.jax(output_type="input", **options)(lambda a: a * 2)
+    x = jax.numpy.ones(3)
+    assert jax.jit(f)(x).tolist() == [2.0] * 3
+    for value in (np.ones(3, np.float32), torch.ones(3), x):
+        result = f(value)
+        assert type(result) is type(value)
+        assert result.tolist() == [2.0] * 3
+    assert primitives(f, x) == ["mul"]
+
+
+def test_shard_map_over_several_devices() -> None:
+    jax = jax_with(4)
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    for options in ({}, {"device": "cpu"}, {"output_type": "input"}):
+        f = arraybridge.jax(**options)(lambda a: a - a.mean())
+        sharded = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+        for call in (sharded, jax.jit(sharded)):
+            assert call(jax.numpy.arange(8.0)).tolist() == [-0.5, 0.5] * 4
 
 
 def test_jax_jit_around_another_framework_raises() -> None:

@@ -14,6 +14,7 @@ import pytest
 import arraybridge
 from arraybridge import convert_memory, explain, trace
 from arraybridge.frameworks import base
+from arraybridge.frameworks.accelerators import Streams
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework, GpuDevices
 from tests.helpers import registry_kept, require
 from tests.sparse.arrays import BETA, made, random_contents, read
@@ -122,8 +123,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparseGpus]:
     for cls in (csr_matrix, csc_matrix, coo_matrix):
         setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, "cupyx.scipy.sparse", module)
-    fake = SimpleNamespace(cuda=SimpleNamespace(Device=selected))
-    monkeypatch.setattr(cupyx_sparse, "cupy", fake)
+    monkeypatch.setattr(cupyx_sparse, "on_gpu", selected)
     with registry_kept():
         framework = SparseGpus()
         arraybridge.register(framework)
@@ -231,6 +231,37 @@ def test_matrices_of_a_gpu_are_split_by_rows(gpus: SparseGpus) -> None:
     assert read(convert_memory(part, "numpy")).bits() == read(x[2:7]).bits()
     with pytest.raises(arraybridge.ArrayNotSupportedError, match="sparse CSR"):
         arraybridge.pinned(y)
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
+def test_results_of_another_stream_are_taken_over_part_by_part(
+    layout: str, gpus: SparseGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Side(Streams):
+        def take_over(self, x: Any) -> Any:
+            assert isinstance(x, DeviceArray)
+            return DeviceArray(x.values, x.gpu)
+
+    monkeypatch.setattr(gpus, "streams", Side())
+    y = convert_memory(made("numpy", random_contents(layout)), "cards", gpu_id=1)
+    result = base.take_over(gpus, y)
+    assert type(result) is type(y)
+    assert on_host(result)[:2] == on_host(y)[:2]
+    arrays = [gpus.sparse.take_apart(x).arrays for x in (result, y)]
+    for part, before in zip(*arrays, strict=True):
+        assert part is not before
+        assert part.values is before.values
+        assert part.gpu == 1
+
+
+def test_sparse_tensors_that_are_taken_over_stay_the_same_object() -> None:
+    """PyTorch records the stream in the tensor, whose graph would be lost if it were put together again."""
+    torch = require("torch")
+    framework = arraybridge.framework("torch")
+    for layout in ("csr", "csc", "coo", "bsr"):
+        x = made("torch", random_contents(layout)).requires_grad_(True)
+        assert base.take_over(framework, x) is x
+    assert base.take_over(framework, dense := torch.ones(2)) is dense
 
 
 def test_gpu_functions_run_on_the_cpu() -> None:

@@ -287,8 +287,8 @@ class JaxDevices(Devices):
         if not isinstance(x, jax.core.Tracer):
             return
         raise ArrayNotSupportedError(
-            f"Cannot move a traced JAX value to {device}: the trace runs on {self.device_of(x)}, and device="
-            " or gpu_id= names another device.",
+            f"Cannot move a traced JAX value to {device}: traces run on JAX's default device, here"
+            f" {self.device_of(x)}, unless their arguments are on another, which a trace does not state.",
             reason="the requested device differs from the device of the trace",
             advice="Remove device= and gpu_id=, and pass jax.device_put(x, device) to the traced function.",
         )
