@@ -18,7 +18,7 @@ _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gp
 
 
 def missing_gpu() -> MissingGpu:
-    """Return what to do if a requested GPU is missing, in this thread or task."""
+    """Return the setting for a missing GPU in this thread or task."""
     chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
     checked: MissingGpu = _check_missing_gpu(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
     return checked

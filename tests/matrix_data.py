@@ -37,7 +37,7 @@ EXTENSION_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 PYCLESPERANTO_DTYPES = ("float32", "int8", "int16", "int32", "uint8", "uint16", "uint32")
 PYCLESPERANTO_REFUSES = ("zero-size", "0-d", "5-D")
 
-# ---- what is expected ------------------------------------------------------------------------------------
+# ---- expected values -------------------------------------------------------------------------------------
 # same    the very object
 # share   the same memory, also with copy=False
 # copy    other memory; copy=False raises CopyRequiredError

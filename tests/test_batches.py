@@ -695,7 +695,7 @@ def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:
 
 
 def limited(fn: Callable[..., Any], most: int) -> Callable[..., Any]:
-    """Return a function that runs out of memory with more rows."""
+    """Return a function that runs out of memory with more rows than ``most``."""
 
     def call(x: np.ndarray, *others: Any) -> Any:
         if len(x) > most:

@@ -63,7 +63,7 @@ def test_compare(fn: Any) -> None:
     assert "<table>" in result._repr_html_()
 
 
-# -- over sizes --------------------------------------------------------------------------------------
+# -- comparison over sizes ---------------------------------------------------------------------------
 
 
 def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:

@@ -115,9 +115,9 @@ def _can_run(examples: doctest.DocTest) -> bool:
     return framework is not None and len(framework.devices.available()) > 0
 
 
-# -- the reference and the page on errors ----------------------------------------------------------------
+# -- API reference and troubleshooting page --------------------------------------------------------------
 
-needs_pages = pytest.mark.skipif(not DOCS.is_dir(), reason="there are no docs beside these tests")
+needs_pages = pytest.mark.skipif(not DOCS.is_dir(), reason="there are no docs next to these tests")
 
 #: Names of `arraybridge` 0.5, which one paragraph of the reference describes.
 OLDER_NAMES = re.compile("cleanup_(all|torch|cupy|jax|tensorflow|pyclesperanto)_")

@@ -217,7 +217,7 @@ def test_a_copy_is_complete_when_the_call_returns(
     assert not wrong.any(), f"{wrong.sum()} of {COUNT} elements changed with the source"
 
 
-# ---- a cast only when asked, as the target framework casts -----------------------------------------------
+# ---- explicit casts --------------------------------------------------------------------------------------
 
 CAST_FROM = {
     "float64": [0.1, -0.0, 16777217.0, 1e30, 1e-42, float("inf")],

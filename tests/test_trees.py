@@ -43,7 +43,7 @@ class Config(Noted, dict[str, Any]):
 
 
 class Encoding(Noted, UserDict[str, Any]):
-    """A mapping like those of tokenizers."""
+    """A mapping like the encodings of tokenizers."""
 
 
 class Rows(list[Any]):

@@ -42,7 +42,7 @@ class Restoration:
         self.shape = None if self.carrier is None else framework.shape(array)
 
     def array(self, x: Any) -> Any:
-        """Return the converted array, which may be from any framework."""
+        """Convert an array of any framework and return it."""
         framework = self.framework
         is_owned = registry.find_owner(x) is framework  # `find_owner` is cached by type, `owns` is not
         is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)

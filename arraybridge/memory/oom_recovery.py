@@ -511,7 +511,7 @@ def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     return CannotSplitError(
         f"Memory ran out, and no argument to split is an array with an axis {axis} (arguments: {shapes}).",
         reason=f"no argument to split has an axis {axis}",
-        advice="Pass the batch as an array, and choose another split axis if its rows are along that one.",
+        advice="Pass the batch as an array. If its rows are along another axis, pass that axis.",
     )
 
 

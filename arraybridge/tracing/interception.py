@@ -31,7 +31,7 @@ from arraybridge.types import Device
 
 #: The functions of each package that convert arrays.
 _CALLS = {
-    # NumPy reads JAX and TensorFlow arrays as buffers, without calling a method of them.
+    # NumPy reads JAX and TensorFlow arrays as buffers, without calling any of their methods.
     "numpy": "asarray array asanyarray ascontiguousarray from_dlpack",
     "torch": "from_numpy as_tensor asarray tensor from_dlpack utils.dlpack.from_dlpack"
     " Tensor.numpy Tensor.cpu Tensor.cuda Tensor.to Tensor.__array__ jit.script compile export.export",

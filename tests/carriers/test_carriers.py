@@ -214,7 +214,7 @@ def test_closed_files_raise(tmp_path: Path) -> None:
         convert_memory(x, "torch")
 
 
-# ---- through functions, and restored -------------------------------------------------------------------
+# ---- decorated functions and restored carriers ---------------------------------------------------------
 
 
 @ab.torch(output_type="input")
@@ -469,7 +469,7 @@ def test_chunks_of_files(tmp_path: Path) -> None:
         ab.chunks(tall)
 
 
-# ---- third-party kinds ---------------------------------------------------------------------------------
+# ---- carriers of other packages ------------------------------------------------------------------------
 
 
 class Scan:

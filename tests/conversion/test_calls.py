@@ -48,7 +48,7 @@ def image() -> np.ndarray[Any, Any]:
     return memory
 
 
-# ---- call forms ------------------------------------------------------------------------------------------
+# ---- call signatures -------------------------------------------------------------------------------------
 
 # Arguments after the array, by position and by name, each with the resulting device.
 CPU = (
@@ -306,7 +306,7 @@ def state() -> dict[str, Any]:
     """Return all state that a conversion could change unnoticed, in comparable form."""
     jax, tf, torch = (importlib.import_module(name) for name in ("jax", "tensorflow", "torch"))
     cle = arraybridge.framework("pyclesperanto")
-    generator = np.random.get_state()  # noqa: NPY002  # the global state is what is guarded
+    generator = np.random.get_state()  # noqa: NPY002  # the test is about the global state
     return {
         "environment": dict(os.environ),
         "filters": list(warnings.filters),
@@ -467,7 +467,7 @@ _CAST_DTYPES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of frameworks, about what a cast loses
+@pytest.mark.filterwarnings("ignore::Warning")  # frameworks warn about lossy casts
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax", "tensorflow"])
 def test_every_cast_and_its_advice(source: str, target: str) -> None:

@@ -114,7 +114,7 @@ def test_size_and_token_of_arrays_without_dense_bytes() -> None:
 
 
 def test_dask_registration_without_importing_arraybridge() -> None:
-    """Check also a later import, after Dask has used its own functions."""
+    """Also check an import of arraybridge after Dask has used its own functions."""
     torch = require("torch")
     sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
     lines = (

@@ -109,7 +109,7 @@ def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
 
     @arraybridge.torch
     def by_value(x: Any, factor: float = 1) -> Any:
-        """Return a function that travels with its framework, its closure and its defaults."""
+        """Use an imported module, a closure variable and a default, which are pickled with the function."""
         return torch.multiply(x, float(weights[1]) * factor)
 
     for fn in (

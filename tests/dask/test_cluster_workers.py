@@ -44,7 +44,7 @@ def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
         env = {"TF_FORCE_GPU_ALLOW_GROWTH": "false", "POCL_DEVICES": "pthread pthread"}
         started = cluster(1, fraction=0.25, env=env, **QUIET)
         assert not os.environ.keys() & {*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"}, (
-            "they are the worker's alone"
+            "they must be set only in the worker"
         )
     with started, Client(started, set_as_default=False) as client:
         (first,) = client.run(functions.loaded, *FRAMEWORKS).values()

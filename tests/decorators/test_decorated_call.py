@@ -212,7 +212,7 @@ class Hungry:
     def __call__(self, x: Any, max_retries: float = 2.0) -> Any:
         self.calls += 1
         if self.calls <= self.failures or len(x) > self.rows:
-            raise MemoryError("rehearsed")
+            raise MemoryError("simulated")
         return x * max_retries
 
 
@@ -230,7 +230,7 @@ def test_oom_recovery_retries_and_splits(target: str) -> None:
     assert run(batch, max_retries=2.0).tolist() == (2 * batch).tolist()
     assert hungry.calls > 4
     for options, failures in (({"oom_recovery": True, "max_retries": 1}, 2), ({}, 1)):
-        with pytest.raises(MemoryError, match="rehearsed"):
+        with pytest.raises(MemoryError, match="simulated"):
             decorator(target)(**options)(Hungry(failures=failures))(IMAGE)
     with pytest.raises(ZeroDivisionError):
         decorator(target)(oom_recovery=True)(lambda x: 1 // 0)(IMAGE)

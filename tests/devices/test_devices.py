@@ -107,7 +107,7 @@ def test_opencl_numbers_mean_the_gpus_of_cuda(monkeypatch: pytest.MonkeyPatch) -
     assert one.memory.device_details(Device("opencl", 0)) == DeviceDetails("Card A", FIRST.pci, 1)
 
 
-# -- as text -----------------------------------------------------------------------------------------
+# -- text of devices ---------------------------------------------------------------------------------
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

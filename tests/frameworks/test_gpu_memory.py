@@ -154,13 +154,13 @@ def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: s
         arrays._keep_for_tensorflow(memory, exported[0], "CPU:0")
     del memory
     collected(gpu_memory.release)
-    if how == "donated":  # which deletes JAX's buffer and leaves the object
+    if how == "donated":  # donation deletes JAX's buffer, but not the array object
         module.jit(lambda x: x + 1, donate_argnums=0)(exported[0]).block_until_ready()
         assert exported[0].is_deleted()
         collected(gpu_memory.release)
     assert seen() is not None, "its array is alive"
     collected(exported.clear)
-    assert seen() is not None, "nobody has asked its queue yet"
+    assert seen() is not None, "its stream has not been queried yet"
     if how == "inside jit":
 
         def traced(x: Any) -> Any:

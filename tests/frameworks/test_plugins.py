@@ -35,12 +35,12 @@ def run_with(site: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(*arguments, env={"PYTHONPATH": path}, timeout=240)
 
 
-# ---- one that works --------------------------------------------------------------------------------------
+# ---- a working plug-in -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path on which one file and its entry point are found."""
+    """Install a plug-in that is a single file with an entry point, and return its folder."""
     site = tmp_path_factory.mktemp("whole")
     (site / "slates.py").symlink_to(PLUGIN / "whole" / "slates.py")
     lay_out(site, "slates-dist", "3.2.1", "slates = slates:SlatesFramework")

@@ -57,7 +57,7 @@ needs_two_gpus = pytest.mark.usefixtures("_two_gpus")
 
 
 def side_stream() -> Any:
-    """Return a stream of the current GPU that is CuPy's current one."""
+    """Create a stream on the current GPU, make it CuPy's current stream, and return it."""
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     return stream

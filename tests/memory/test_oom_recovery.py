@@ -452,7 +452,7 @@ ROWS = np.arange(16.0, dtype=np.float32).reshape(8, 2)
 
 
 def into_ring(count: int) -> Callable[[Any], Any]:
-    """Double into alternating NumPy buffers."""
+    """Return a function that doubles an array into one of several NumPy buffers, in turn."""
     buffers = [np.empty((8, 2), np.float32) for _ in range(count)]
 
     def fn(x: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ def test_larger_buffers_serve_smaller_arrays_of_any_dtype() -> None:
     assert (tuple(small.shape), small.dtype, address(small)) == ((5, 200), torch.bfloat16, address(large))
     small[...] = 3
     assert bool((small == 3).all())
-    assert address(pool.take((10, 30), "complex64", "torch")) != address(large)  # the same memory is used
+    assert address(pool.take((10, 30), "complex64", "torch")) != address(large)  # that memory is in use
 
 
 class Work:

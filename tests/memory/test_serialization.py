@@ -101,7 +101,7 @@ def test_arrays_of_one_item_share_a_reused_segment() -> None:
         ]
         assert len(ours.segments) == 1
     serialization.loads(serialization.dumps(np.zeros(20 * LARGE), ours), theirs)
-    assert len(ours.segments) == 1, "the one that is too small goes"
+    assert len(ours.segments) == 1, "the segment that is too small must be freed"
     held = [serialization.loads(serialization.dumps(item, ours), theirs) for _ in range(5)]
     assert len(ours.segments) == 5
     held.clear()

@@ -49,7 +49,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-# -- the array ---------------------------------------------------------------------------------------
+# -- shared arrays -----------------------------------------------------------------------------------
 
 
 def test_values_shape_dtype_and_alignment() -> None:

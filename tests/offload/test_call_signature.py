@@ -164,7 +164,7 @@ def test_too_many_values_have_no_signature() -> None:
         signature_of([0.5] * 1001)
 
 
-# -- calls --------------------------------------------------------------------------------------------
+# -- decisions per signature --------------------------------------------------------------------------
 
 
 def differs_for(clock: Clock, is_wrong: Callable[[Any], bool]) -> Callable[..., Any]:

@@ -73,7 +73,7 @@ def extra_bytes(source: str, target: str, layout: str) -> int:
     half = layout == "bsr"
     shape = (SIZE // 2, SIZE // 2) if half else (SIZE, SIZE)
     small = made(source, entries(layout, (10, 10), 10))
-    arraybridge.convert_memory(small, target)  # imports, and compiles what JAX compiles
+    arraybridge.convert_memory(small, target)  # load the framework, and let JAX compile
     x = made(source, entries(layout, shape, COUNT // 4 if half else COUNT))
     ctypes.CDLL(None).malloc_trim(0)  # memory of freed arrays would be used again
     before = resident()

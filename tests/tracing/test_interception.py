@@ -34,7 +34,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide compilers that another test may have loaded."""
-    monkeypatch.setattr(interception, "_COMPILER", "loaded by nobody")
+    monkeypatch.setattr(interception, "_COMPILER", "never loaded")
 
 
 def aligned(dtype: str = "float32") -> np.ndarray[Any, Any]:
@@ -231,7 +231,7 @@ def test_calls_that_are_not_recorded() -> None:
 # ---- unchanged behavior ------------------------------------------------------------------------------
 
 
-#: The functions, where programs find them.
+#: Module → the names of its intercepted functions.
 FUNCTIONS: dict[Any, str] = {
     torch: "from_numpy tensor as_tensor asarray from_dlpack", tf: "constant convert_to_tensor",
     jnp: "asarray array from_dlpack", jax: "device_put", np: "asarray array asanyarray ascontiguousarray",
