@@ -26,7 +26,8 @@ def missing_gpu() -> MissingGpu:
 
 def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
     if not isinstance(value, (str, NoneType)) or value not in choices:  # arrays compare elementwise
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
+        *others, last = map(repr, choices)
+        raise ValueError(f"{name}={value!r} must be {', '.join(others)} or {last}.")
     return value
 
 

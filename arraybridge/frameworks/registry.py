@@ -175,18 +175,18 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
             f"Cannot register {type(framework).__name__}: it has no name."
             " Set the class attribute 'name' to a non-empty string."
         )
+    holder = "" if replace else _holder_of(name, type(framework))
+    if holder:
+        raise ValueError(
+            f"Cannot register {type(framework).__name__}: the name {name!r} belongs to {holder}."
+            " Choose another name, or pass replace=True to replace that framework."
+        )
     _check_components(framework)
     missing = _missing_parts(framework)
     if missing:
         raise ValueError(
             f"Cannot register {type(framework).__name__}: it lacks {' and '.join(missing)}."
             " Define these in the class; see arraybridge.Framework."
-        )
-    holder = "" if replace else _holder_of(name, type(framework))
-    if holder:
-        raise ValueError(
-            f"Cannot register {type(framework).__name__}: the name {name!r} belongs to {holder}."
-            " Choose another name, or pass replace=True to replace that framework."
         )
     return _install(framework)
 

@@ -169,6 +169,11 @@ def test_invalid_cluster_options_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one for one in open_now if one not in before] == []
 
 
+def test_prepare_expects_a_client() -> None:
+    with pytest.raises(TypeError, match=r"expected a distributed\.Client, got str"):
+        prepare("scheduler:8786")
+
+
 def test_cluster_without_dask_raises() -> None:
     lines = (
         "from tests.conversion.scripts.blocker import hide",

@@ -106,6 +106,8 @@ def test_members_of_dtype_conversion() -> None:
     assert native(lambda x: x / 2)(np.ones(2, np.uint8)).dtype == np.float64
     assert DtypeConversion.UINT8.numpy_dtype is np.uint8
     assert DtypeConversion.PRESERVE_INPUT.numpy_dtype is DtypeConversion.NATIVE_OUTPUT.numpy_dtype is None
+    with pytest.raises(ValueError, match=r"^'uint9' is not a DtypeConversion\. Pass one of 'preserve', "):
+        DtypeConversion("uint9")
 
 
 @pytest.mark.parametrize("member", DtypeConversion)

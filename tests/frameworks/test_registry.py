@@ -175,6 +175,8 @@ def test_existing_names_are_replaced_only_on_request() -> None:
         with pytest.raises(ValueError, match=problem + fix):
             register(taken)
         assert registry.instances().get(name) is not taken
+    with pytest.raises(ValueError, match="the name 'torch' belongs to a built-in framework"):
+        register(registry.framework("torch"))
     first = register(FakeGpuFramework())
     second = FakeGpuFramework()
     for again in (first, second):

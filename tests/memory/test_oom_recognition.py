@@ -88,6 +88,11 @@ def test_messages(name: str, message: str, expected: bool) -> None:
         assert is_oom_error(module.AcceleratorError(message)) is expected
 
 
+def test_only_exceptions_are_accepted() -> None:
+    with pytest.raises(TypeError, match="expected an exception, got str"):
+        is_oom_error("out of memory")  # type: ignore[arg-type]
+
+
 def test_cupy() -> None:
     cupy = require("cupy")
     error = cupy.cuda.runtime.CUDARuntimeError

@@ -130,8 +130,8 @@ def test_empty_log_can_be_exported_and_plotted(tmp_path: Path) -> None:
     log.plot(tmp_path / "run.png")
     assert repr(log.hotspots()) == "no conversions"
     assert len(log.hotspots().to_dict()["hotspots"]) == 0
-    with pytest.raises(ValueError, match=r"log\.plot"):
-        log.save(tmp_path / "run.png")
+    with pytest.raises(ValueError, match=r"got 'run\.txt'\. Pass 'run\.json'\. .* plot\('run\.png'\)\."):
+        log.save(tmp_path / "run.txt")
 
 
 def test_pipeline_report_is_saved(tmp_path: Path) -> None:
