@@ -307,7 +307,7 @@ def _build_tensorflow(layout: str, dtype: str, flat: np.ndarray[Any, Any]) -> Bu
     import tensorflow as tf
 
     if layout in ("offset", "unaligned"):
-        if dtype == "bfloat16":  # which NumPy does not export
+        if dtype == "bfloat16":  # NumPy does not export it
             torch = pytest.importorskip("torch", reason="makes unaligned bfloat16 memory for TensorFlow")
             capsule = torch.utils.dlpack.to_dlpack(_build_torch(layout, dtype, flat)[0])
         else:

@@ -63,7 +63,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 def test_a_call_warns_once_and_runs_on_the_host(what: str) -> None:
     torch = require("torch")
     if torch.cuda.is_available():
-        pytest.skip("it is about a machine without a card, and this one has one")
+        pytest.skip("needs a machine without a GPU")
     with pytest.raises(DeviceNotFoundError):
         CALLS[what]()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Chooses the route of a conversion from the device, strides, dtype and flags of the array."""
+"""Choose the route of a conversion from the device, strides, dtype and flags of the array."""
 
 from __future__ import annotations
 

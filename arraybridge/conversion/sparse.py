@@ -159,7 +159,7 @@ class SparseConversion:
     def _native_decision(self, x: Any, device: Device, *, stays: bool, dtype: str | None) -> Decision:
         """Decide about an array that its own framework copies, casts or moves as a whole.
 
-        Such an array requires grad, so that its graph has to go on, or does not consist of arrays.
+        Such an array requires grad, so its graph must be preserved, or it does not consist of arrays.
         """
         source = self.source
         method: Method = "host" if device.kind == "cpu" else "device"
@@ -352,7 +352,7 @@ class SparseConversion:
         return parts
 
     def _is_surely_supported(self, parts: SparseParts) -> bool:
-        """Return whether a quick check accepts it; if not, `_check_supported` checks every property."""
+        """Return whether a quick check accepts the parts; if not, `_check_supported` decides."""
         known = self.target.sparse
         return (
             parts.layout in known.layouts

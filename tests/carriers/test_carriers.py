@@ -198,7 +198,7 @@ def test_rejected_carriers_raise_with_advice(make: Any, words: str) -> None:
 
 
 def test_label_maps_raise() -> None:
-    """Reading its pixels crashes the process."""
+    """SimpleITK crashes the process if the pixels of a label map are read."""
     lines = (
         "import SimpleITK as sitk, arraybridge as ab",
         "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))",
@@ -241,7 +241,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bool", "float16", *PIXELS])
 def test_any_bits_are_restored_with_their_metadata(dtype: str, layout: str) -> None:
-    """NaNs and signs of zero included."""
+    """Use random bits, which include NaN payloads and negative zeros."""
     same = ab.torch(output_type="input")(lambda tensor: tensor.clone())
     bits = np.random.default_rng(3).integers(0, 256, 24 * np.dtype(dtype).itemsize, np.uint8)
     x = LAYOUTS[layout]((bits & 1 if dtype == "bool" else bits).view(dtype).reshape(2, 3, 4))
@@ -536,7 +536,7 @@ def test_entry_points_load_when_their_objects_appear(tmp_path: Path) -> None:
 
 
 class Nosy(Carrier):
-    """A kind that fails the test if it is queried for an array of a framework."""
+    """A carrier that fails the test if it is queried about an array of a framework."""
 
     def carries(self, x: Any) -> bool:
         assert not isinstance(x, np.ndarray | torch.Tensor)

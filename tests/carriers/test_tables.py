@@ -402,7 +402,7 @@ def sliced(rng: np.random.Generator, x: Any, values: np.ndarray) -> tuple[Any, n
 
 
 def put_nulls(rng: np.random.Generator, rows: list[Any], depth: int) -> bool:
-    """Replace one row, inner list or element by a null; return whether there was one to replace."""
+    """Replace one row, inner list or element with a null; return whether there was one to replace."""
     for _ in range(depth):
         if not rows:
             return False

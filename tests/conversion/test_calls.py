@@ -1,4 +1,4 @@
-"""All call forms of convert_memory, the device of the result, and state that no call may change."""
+"""All call signatures of convert_memory, the device of the result, and state that no call may change."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_native_devices_are_read_and_place_an_array() -> None:
         *((d, str(Device.parse(d.name))) for d in tf.config.list_logical_devices("CPU")),
         *(("/CPU:0", "cpu"), ("/job:localhost/replica:0/task:0/device:GPU:1", "gpu:1")),
     ]
-    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # which cannot be created without a driver
+    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # CuPy arrays need a driver
         natives.append((cupy.cuda.Device(1), "gpu:1"))
     for native, words in natives:
         assert str(Device.parse(native)) == words, native
@@ -416,7 +416,7 @@ def test_dtypes_may_be_given_as_any_framework_writes_them(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["numpy", "jax", "tensorflow", "pyclesperanto"])
 def test_graphs_are_detached_only_on_request(target: str) -> None:
-    """Check also that none is recorded at the time, after any other conversions."""
+    """Check all gradient modes, after conversions of tensors without gradients have filled the plan cache."""
     torch = require("torch")
     require(target)
     leaf = torch.ones(2, 3, requires_grad=True)

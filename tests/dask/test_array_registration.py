@@ -191,7 +191,7 @@ def test_every_dtype_travels_bit_for_bit(framework: str, layout: str, dtype: str
 
 
 def test_64_bit_jax_arrays_travel_while_x64_is_off() -> None:
-    """Check also arrays inside an object: JAX's own pickle narrows them."""
+    """Also check arrays inside an object: JAX's own pickle narrows them."""
     jax = require("jax")
     values = [2**64 - 1, 2**32 + 5]
     with data.x64(jax):
@@ -222,7 +222,7 @@ def test_gradients_travel() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_arrays_travel_inside_objects_and_split_frames(framework: str) -> None:
-    # arraybridge does not handle these: pickle uses the arrays' own methods, and only this is guaranteed.
+    # arraybridge does not handle arrays inside objects: pickle calls the arrays' own methods.
     dtypes = ("float32",) if framework == "pyclesperanto" else ("float32", "bfloat16", "complex64")
     sources = [built(framework, "aligned", dtype) for dtype in dtypes]
     back = through_the_wire(Measurement(*(source.array for source in sources)))

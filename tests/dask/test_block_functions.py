@@ -41,7 +41,7 @@ def _in_this_thread() -> Any:
 
 # -- results equal to the plain call -------------------------------------------------------------------
 
-# Workers need long to import other frameworks, which would not test more.
+# Importing other frameworks in workers takes long and would not test more.
 PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
 
@@ -65,7 +65,7 @@ def test_a_jax_function_keeps_64_bit_blocks(dtype: str) -> None:
     def shifted(x: Any) -> Any:
         return x + x[:1] - 1
 
-    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # which need more than 32 bits
+    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # needs more than 32 bits
     expected = functions.blockwise(shifted, values, ((3, 3), (2,)))
     for fn in (arraybridge.jax(shifted), functools.partial(arraybridge.jax(shifted))):
         result = map_blocks(fn, to_dask(values, (3, 2))).compute()

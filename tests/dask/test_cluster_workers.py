@@ -64,7 +64,7 @@ def test_workers_are_prepared_before_importing_a_framework(worker: Any) -> None:
 
 
 def test_gpu_ids_refer_to_the_gpu_of_the_worker(worker: Any) -> None:
-    """Use OpenCL, which has two devices without a GPU. Functions that ran before are no different."""
+    """Use OpenCL, which has two devices without a GPU. `prepare` also affects functions that ran before."""
     require("pyclesperanto")
     client, *_ = worker
     rows = to_dask(np.zeros((2, 2), np.float32), chunks=1)
@@ -232,7 +232,7 @@ def test_large_values_travel_between_workers_in_shared_memory(framework: str, tw
         moved = two_workers.submit(functions.used, made, workers=[second], pure=False)
         values, is_shared, is_writable = moved.result()
         np.testing.assert_array_equal(values, whole[: len(values)])
-        # its own pickle, from which the value is copied
+        # PyTorch's own pickle copies the values.
         by_torch = (framework, place) == ("torch", "in an object")
         is_copied = place == "small" or by_torch
         assert (len(values), is_shared) == (10 if place == "small" else 1 << 18, not is_copied)

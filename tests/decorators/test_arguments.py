@@ -119,7 +119,7 @@ def test_strict_rejects_arrays_of_undeclared_types() -> None:
         return picture * 2
 
     for _ in range(3):
-        arraybridge.torch(identity)(torch.ones(2))  # which is in the plan cache from now on
+        arraybridge.torch(identity)(torch.ones(2))  # adds a plan to the cache
         assert double(np.ones(2)).tolist() == [2.0, 2.0]
         with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
             double(torch.ones(2))

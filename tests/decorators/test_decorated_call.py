@@ -255,7 +255,7 @@ def test_failed_attempts_are_freed_before_the_next(recovery: Any) -> None:
 
     x = np.arange(4.0)
     for _ in range(2):
-        arraybridge.torch(identity)(x)  # from now on the plan cache contains its arrays
+        arraybridge.torch(identity)(x)  # adds a plan to the cache
     assert np.ones(8).view(Net).work(x).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert alive
     assert not any(alive)
@@ -275,7 +275,7 @@ def test_oom_in_a_conversion_is_recovered(recovery: Any, monkeypatch: pytest.Mon
 
     fn = arraybridge.numpy(dtype="float64", oom_recovery=recovery)(lambda x: x + 1)
     for _ in range(2):
-        fn(np.arange(4, dtype=np.float32))  # from now on the plan cache contains its arrays
+        fn(np.arange(4, dtype=np.float32))  # adds a plan to the cache
     monkeypatch.setattr(numpy, "cast", scarce)
     failures[0] = 2 if recovery is True else 0
     assert fn(np.arange(4, dtype=np.float32)).tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -109,7 +109,7 @@ def test_numpy_scalars_are_converted_to_the_input_type_or_stay() -> None:
     assert [type(x) for x in f(np.ones(3))] == [np.float64, np.float32]
     for scalar in (np.datetime64("2024-01-01"), np.str_("words"), np.timedelta64(3, "D")):
         assert arraybridge.torch(lambda x, s=scalar: s)(IMAGE) is scalar
-    require("pyclesperanto")  # which does not support 0-d arrays
+    require("pyclesperanto")  # does not support 0-d arrays
     number = np.float64(2)
     assert arraybridge.pyclesperanto(lambda x: number)(IMAGE) is number
     image, mean = arraybridge.numpy(dtype_conversion=DtypeConversion.UINT8)(lambda x: (x, x.mean()))(IMAGE)

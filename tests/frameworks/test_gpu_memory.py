@@ -25,7 +25,7 @@ GPU = Device("gpu", 0)
 
 
 class FakeStreams(Streams):
-    """A stream that is done when a test sets it so, and that records the streams it waits for."""
+    """A fake stream that records the streams it waits for. The test decides when its work is done."""
 
     def __init__(self, number: int | None) -> None:
         self.number = number
@@ -178,7 +178,7 @@ def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: s
 def test_importers_without_streams_synchronize_the_source_and_keep_it_alive(
     name: str, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use host memory in place of a GPU's: PyTorch exports only from the current GPU."""
+    """Use host memory instead of GPU memory: PyTorch exports only from the current GPU."""
     require(name)
     done: list[str] = []
 

@@ -21,7 +21,7 @@ CHECKOUT = Path(arraybridge.__file__).parents[1]
 
 
 def lay_out(site: Path, name: str, version: str, points: str) -> None:
-    """The metadata of a distribution, as an installer would write them."""
+    """Write the metadata of a distribution, as an installer does."""
     folder = name.replace("-", "_")
     info = site / f"{folder}-{version}.dist-info"
     info.mkdir(parents=True)

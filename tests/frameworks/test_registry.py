@@ -127,7 +127,7 @@ def test_subclasses_belong_to_the_framework_of_their_base(tmp_path: Path) -> Non
 
 
 def test_detection_does_not_import_frameworks() -> None:
-    """Detection imports neither another framework nor any framework if none was imported before."""
+    """Detect arrays before and after an import of PyTorch and JAX."""
     for name in ("torch", "jax"):
         require(name)
     done = run_python(str(SCRIPTS / "detect_imports_nothing.py"), "torch", "jax")

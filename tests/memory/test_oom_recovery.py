@@ -367,7 +367,7 @@ def test_min_split_is_respected(caplog: pytest.LogCaptureFixture) -> None:
 
 
 NAMES = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
-WIDE = ["int64", "float64", "complex128", "bool"]  # which OpenCL does not support
+WIDE = ["int64", "float64", "complex128", "bool"]  # OpenCL does not support these
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_threads() -> None:
 def test_memory_is_not_pinned_without_a_gpu() -> None:
     torch = require("torch")
     if torch.cuda.is_available():
-        pytest.skip("this machine has a card, and the test is of one without")
+        pytest.skip("needs a machine without a GPU")
     for x in (np.arange(5), torch.arange(5)):
         assert pinned(x) is x
 

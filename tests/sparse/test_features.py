@@ -380,7 +380,7 @@ def test_other_layouts_raise_with_a_splittable_expression(framework: str, layout
     if framework != "tensorflow":
         assert caught.value.expressions
         assert any(word in str(caught.value) for word in ("tocsr", "to_sparse_csr", "from_bcoo"))
-    with inject_oom("numpy", above_rows=3):  # every part gets all of it
+    with inject_oom("numpy", above_rows=3):  # every part receives the whole sparse array
         result = run_with_oom_recovery(lambda rows, whole: rows, np.ones((6, 2)), fixed(x), split=True)
     assert result.shape == (6, 2)
 
@@ -440,7 +440,7 @@ def test_sparse_arrays_pass_to_processes(framework: str, layout: str) -> None:
     y = loads(dumps({"x": x}, exchange), exchange)["x"]
     assert framework_of(y) == framework
     assert read(y).bits() == read(x).bits()
-    if framework != "jax":  # whose own pickle needs x64
+    if framework != "jax":  # JAX's own pickle needs x64
         assert read(pickle.loads(pickle.dumps(x))).bits() == read(x).bits()
 
 

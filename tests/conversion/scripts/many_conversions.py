@@ -67,7 +67,7 @@ def first_calls(number: int) -> None:
     for array, target in product(arrays, order):
         assert (arraybridge.to_numpy(arraybridge.convert_memory(array, target)) == own).all()
         assert arraybridge.explain(array, target).nbytes == own.nbytes
-    if "jax" in frameworks:  # whose global x64 flag stays off
+    if "jax" in frameworks:  # its global x64 flag stays off
         import jax
 
         assert arraybridge.to_jax(np.array([2**40 + 1])).dtype == np.int64
