@@ -131,9 +131,8 @@ def test_paddle_some_arguments_retained_graphs_hooks_and_no_grad() -> None:
     assert len(seen) == 2
     z.sum().backward(retain_graph=True)
     np.testing.assert_allclose(x.grad.numpy(), 2 * Y * Y, rtol=1e-6)
-    with pytest.raises(
-        OSError, match=r"GradientError.*paddle\.grad"
-    ):  # a second backward pass would crash the process
+    # A second backward pass would crash the process.
+    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):
         z.sum().backward()
     (h,) = paddle.grad(f(x, y).sum(), [x], create_graph=True)
     (second,) = paddle.grad(h.sum(), [y])

@@ -247,8 +247,9 @@ def _component_problem(framework: Framework, name: str, base: type[Component]) -
 
 def _wrong_component(name: str, value: Any, base: type, fix: str) -> str:
     """Return the message for a component of the wrong kind; ``fix`` is the correct assignment."""
-    kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"a {type(value).__qualname__}"
-    cls = value if isinstance(value, type) else type(value)
+    is_class = isinstance(value, type)
+    cls = value if is_class else type(value)
+    kind = f"the class {cls.__qualname__}" if is_class else f"of type {cls.__qualname__}"
     derive = "" if issubclass(cls, base) else f" Derive its class from {base.__module__}.{base.__name__}."
     return f"its attribute {name!r} is {kind}. Write: {fix}.{derive}"
 

@@ -365,9 +365,14 @@ class _Recovery:
         if self.failure is None:
             return result
         if not split:
+            tried = "Out of memory in the only attempt (max_retries=0)."
+            if attempts > 1:
+                tried = (
+                    f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
+                    " freed between them."
+                )
             self._give_up(
-                f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
-                " freed between them. Process fewer rows at a time with split=True (for a decorator:"
+                f"{tried} Process fewer rows at a time with split=True (for a decorator:"
                 " oom_recovery='split'), or call memory_stats() to see what uses the memory."
             )
         if rows is None:

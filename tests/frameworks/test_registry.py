@@ -232,9 +232,9 @@ class OwnStreams(Streams):
 _DERIVE = r" Derive its class from arraybridge\.frameworks\.base\.Memory\."
 _WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
     "class": ("memory", OwnMemory, r"the class OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),
-    "instance": ("memory", OwnMemory(None), r"a OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),  # type: ignore[arg-type]
+    "instance": ("memory", OwnMemory(None), r"of type OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),  # type: ignore[arg-type]
     "other class": ("memory", dict, r"the class dict\. Write: memory = component\(MyMemory\)\." + _DERIVE),
-    "None": ("memory", None, r"a NoneType\. Write: memory = component\(MyMemory\)\." + _DERIVE),
+    "None": ("memory", None, r"of type NoneType\. Write: memory = component\(MyMemory\)\." + _DERIVE),
     "other component": (
         "memory",
         component(Devices),
@@ -244,7 +244,7 @@ _WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
     "no autodiff": (
         "autodiff",
         None,
-        r"a NoneType\. Write: autodiff = MyAutodiff\(\)\. Derive its class from",
+        r"of type NoneType\. Write: autodiff = MyAutodiff\(\)\. Derive its class from",
     ),
     "sparse": (
         "sparse",

@@ -186,6 +186,8 @@ def test_simulated_oom() -> None:
         assert [run_with_oom_recovery(lambda: 1) for _ in range(2)] == [1, 1]
     assert (simulation.raised, simulation.attempts) == (2, [None] * 4)
     for name in ("skip", "count", "above_rows"):
+        with pytest.raises(TypeError, match=name), inject_oom("numpy", **{name: "1"}):
+            pass
         with pytest.raises(ValueError, match=name), inject_oom("numpy", **{name: -1}):
             pass
 
