@@ -38,7 +38,7 @@ class Reason(StrEnum):
     MISALIGNED_ELEMENTS = auto()
     BYTE_ORDER = auto()
 
-    # -- writes that would go wrong
+    # -- unsafe writes
     READ_ONLY = auto()
     READ_ONLY_FILE_MAP = auto()
     CACHED_SCALAR = auto()

@@ -165,7 +165,7 @@ def test_correct_plugins_pass() -> None:
         report.raise_if_broken()
         assert report
         assert all(one.cases for one in report.verdicts)
-    assert {x.dtype.name for x in made} == Boxes.dtypes, "by its own calls"
+    assert {x.dtype.name for x in made} == Boxes.dtypes, "every dtype must be made by make()"
     assert "boxes" not in arraybridge.frameworks.registry.framework_names()
 
 

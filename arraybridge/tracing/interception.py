@@ -285,7 +285,7 @@ class _Call:
     def __reduce__(self) -> Any:
         name = self._original.__name__
         module = sys.modules.get(getattr(self._original, "__module__", None) or "")
-        # By name, as any function is pickled, if the name leads to this wrapper; otherwise the original.
+        # Functions are pickled by name. If the name does not refer to this wrapper, pickle the original.
         return name if getattr(module, name, None) is self else (max, ((self._original,),))
 
     def __repr__(self) -> str:

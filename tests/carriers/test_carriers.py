@@ -144,14 +144,14 @@ def test_an_xarray_of_other_frameworks() -> None:
 
 def test_files_are_not_read_to_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Any, key: Any) -> Any:
-        raise AssertionError("it was read")
+        raise AssertionError("the file was read")
 
     files = zarr_array(), dataset(tmp_path)
     with monkeypatch.context() as patch:
         for cls in (zarr.Array, h5py.Dataset):
             patch.setattr(cls, "__getitem__", read)
         routes = [explain(file, "torch") for file in files]
-        with pytest.raises((AssertionError, MemoryConversionError), match="it was read"):
+        with pytest.raises((AssertionError, MemoryConversionError), match="the file was read"):
             convert_memory(files[0], "torch")
     assert "because it is read from a zarr array" in str(routes[0])
     assert "because it is read from an h5py dataset" in str(routes[1])

@@ -113,7 +113,7 @@ def test_targets_that_never_write_share_a_read_only_map(tmp_path: Path) -> None:
         assert data.bits(ab.convert_memory(x, target)) == VALUES.tobytes()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="it is about maps of POSIX")
+@pytest.mark.skipif(os.name == "nt", reason="requires POSIX file maps")
 def test_a_new_file_of_the_same_name_leaves_the_map_intact(tmp_path: Path) -> None:
     """Check the method that docs/carriers.md recommends instead of overwriting the file."""
     lines = (

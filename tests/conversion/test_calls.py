@@ -358,7 +358,7 @@ def test_calls_do_not_change_global_state() -> None:
                     except MemoryConversionError:
                         failed += 1
     after = state()
-    assert min(done, failed) > 100, "conversions and failures both, else this proves little"
+    assert min(done, failed) > 100, "both conversions and failures must occur"
     for what, value in before.items():
         assert after[what] == value, what
 

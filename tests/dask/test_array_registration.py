@@ -144,7 +144,7 @@ def test_only_equal_arrays_have_equal_tokens(framework: str) -> None:
     arrays = [values, changed, *reshaped]
     tokens = {tokenize(own_array(framework, x)) for x in arrays}
     assert len(tokens) == len(arrays)
-    assert tokenize(own_array(framework, values.copy())) in tokens, "an equal array is no other"
+    assert tokenize(own_array(framework, values.copy())) in tokens, "equal arrays must have equal tokens"
     assert tokenize(values) not in tokens
 
 
@@ -154,7 +154,7 @@ def test_tokens_depend_on_gradients_attributes_and_devices() -> None:
     assert tokenize(x.T.contiguous().T) == tokenize(x)
     assert tokenize(x.clone().requires_grad_(True)) != tokenize(x)
     z = torch.complex(x, x)
-    assert tokenize(z.conj()) == tokenize(torch.complex(x, -x)) != tokenize(z), "the conj bit is resolved"
+    assert tokenize(z.conj()) == tokenize(torch.complex(x, -x)) != tokenize(z), "conj bit"
     boxes, other = torch.ones(2), torch.ones(2)
     boxes.format, other.format = "xyxy", "cxcywh"
     assert tokenize(boxes) != tokenize(other)
@@ -213,7 +213,7 @@ def test_gradients_travel() -> None:
     assert back.grad.dtype == torch.bfloat16
     (back * 2).sum().backward()  # the parameter is still trainable
     assert back.grad.tolist() == [5.0, 7.0]
-    assert leaf.grad.tolist() == [3.0, 5.0], "the original is untouched"
+    assert leaf.grad.tolist() == [3.0, 5.0], "the original must not change"
     result = through_the_wire(leaf * 2)
     assert (result.tolist(), result.requires_grad, result.is_leaf) == ([2.0, 4.0], True, True)
     parameter = through_the_wire(torch.nn.Parameter(torch.tensor([1.0, 2.0])))

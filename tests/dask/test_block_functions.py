@@ -336,7 +336,7 @@ ERRORS: dict[str, tuple[type[Exception], str, str]] = {
 
 def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> None:
     def failing(b: Any) -> Any:
-        raise ZeroDivisionError("of its own")
+        raise ZeroDivisionError("raised in the block")
 
     require("torch")
     for name, (cls, words, target) in ERRORS.items():
@@ -344,7 +344,7 @@ def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> N
             map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
         assert type(caught.value) is cls
         assert caught.value.target_type == target  # type: ignore[attr-defined]
-    with pytest.raises(ZeroDivisionError, match=r"^of its own$"):
+    with pytest.raises(ZeroDivisionError, match=r"^raised in the block$"):
         map_blocks(failing, numbers()).compute(scheduler=two_workers)
 
 

@@ -59,7 +59,7 @@ def test_workers_are_prepared_before_importing_a_framework(worker: Any) -> None:
     assert first == []
     assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert environment["XLA_CLIENT_MEM_FRACTION"] == "0.25"
-    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "the caller has the last word"
+    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "env= of the caller must override coexist()"
     assert set(client.run(functions.only_gpu).values()) == {None}
 
 
@@ -268,7 +268,7 @@ def test_unreturned_memory_is_not_exported_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(array_registration, "_MAX_EXPORTED", 0)
     header, frames = array_registration.export(LARGE)
     assert array_registration.import_exported(header, frames).sum() == LARGE.sum()
-    assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"
+    assert sum(map(len, frames)) == LARGE.nbytes, "the frames must contain the bytes"
 
 
 def test_workers_on_other_hosts_receive_bytes() -> None:

@@ -21,7 +21,7 @@ def test_output_type_input_follows_the_first_array() -> None:
     assert isinstance(mixed(3, "x", [{"a": torch.ones(2)}], mask=ones), torch.Tensor)
     assert isinstance(mixed(ones, mask=torch.ones(2)), np.ndarray)
     made = arraybridge.torch(output_type="input")(lambda n: torch.ones(n))(3)
-    assert isinstance(made, torch.Tensor), "without an array the result stays as it is"
+    assert isinstance(made, torch.Tensor), "without an array argument, the result must not change"
 
 
 def test_output_type_input_restores_the_device() -> None:

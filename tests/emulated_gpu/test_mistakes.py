@@ -27,7 +27,7 @@ from tests.helpers import EMULATED
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing is ever late"),
+    pytest.mark.skipif(EMULATED == "at-once", reason="in eager mode, no work is ever late"),
 ]
 
 CUPY, TORCH = "frameworks.cupy", "frameworks.torch"

@@ -635,7 +635,7 @@ def test_duplicates_hazard_is_documented() -> None:
     root = Path(__file__).parents[2]
     page = root / "docs" / "sparse.md"
     if not page.exists():
-        pytest.skip("there is no documentation beside the tests")
+        pytest.skip("there are no docs next to these tests")
     assert "sum_duplicates()" in "".join(page.read_text(encoding="utf-8").splitlines(keepends=True)[:30])
     assert "counts.sum_duplicates()" in (root / "examples" / "13_sparse_counts.py").read_text(
         encoding="utf-8"

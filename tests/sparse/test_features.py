@@ -215,7 +215,7 @@ def test_gpu_functions_stay_on_the_cpu_next_to_a_gpu(monkeypatch: pytest.MonkeyP
     from arraybridge.offload.gpu_call import Arguments, Offload
 
     offload = Offload(lambda x: x)
-    monkeypatch.setattr(offload, "_gpu", lambda: pytest.fail("a GPU was searched"))
+    monkeypatch.setattr(offload, "_gpu", lambda: pytest.fail("the call searched for a GPU"))
     call = Arguments((), (matrix(),), {}).inspect()
     assert offload._candidate(call, 1.0) == "sparse arrays stay on the CPU"
 

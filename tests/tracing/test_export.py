@@ -99,7 +99,7 @@ def test_tracks_are_named_and_nested(written: list[dict[str, Any]]) -> None:
         ends, end = open_ends[track], event["ts"] + event["dur"]
         while ends and ends[-1] <= event["ts"] + 1e-6:
             ends.pop()
-        assert not ends or end <= ends[-1] + 1e-6, "it begins in one event and ends in another"
+        assert not ends or end <= ends[-1] + 1e-6, "events of a track must be nested"
         ends.append(end)
 
 
@@ -108,7 +108,7 @@ def test_flows_connect_stages(written: list[dict[str, Any]]) -> None:
     for event in written:
         if event["ph"] in "stf":
             flows[event["id"]].append(event)
-    assert len(flows) == 3, "one for each microbatch"
+    assert len(flows) == 3, "there must be one flow per microbatch"
     stages = [e for e in written if e["ph"] == "X" and e["cat"] == "stage" and e["pid"] == 1]
     for steps in flows.values():
         assert [step["ph"] for step in steps] == ["s", "t", "f"]

@@ -95,7 +95,7 @@ before = held()
 rounds(10_000)
 after = held()
 grown = {name: after[name] - before[name] for name in before}
-assert done // 10 < failed < done, "failures and successes both"
+assert done // 10 < failed < done, "both failures and successes must occur"
 # One leaked array per hundred would take more.
 most = {"rss": 8 * 2**20, "files": 0, "threads": 0, "objects": 2_000}
 assert all(grown[name] <= most[name] for name in most), grown
