@@ -1,4 +1,4 @@
-"""What every test run needs: the environment of the frameworks, and the skips that depend on the machine."""
+"""Configure every test run: environment variables of the frameworks, and skips that depend on the machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from functools import cache
 
 import pytest
 
-# Read by the frameworks when they are first imported, which the tests do later than this. Set here and not
-# only in tox.ini, so that plain `pytest` does the same; what the caller has set stays.
+# Frameworks read these variables when they are first imported, which is after this file. They are set here
+# and not only in tox.ini, so that plain `pytest` behaves the same. Variables that are set already are kept.
 ENVIRONMENT = {
     # Several devices without a GPU.
     "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
     "POCL_DEVICES": "pthread pthread",
     # TensorFlow's start-up messages, below errors.
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    # On a GPU the frameworks share one card, and none may take all of it.
+    # The frameworks share one GPU, so none of them may allocate all of its memory.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
@@ -33,15 +33,15 @@ for _name, _value in ENVIRONMENT.items():
 if importlib.util.find_spec("triton") is not None and importlib.util.find_spec("tensorflow") is not None:
     importlib.import_module("triton")
 
-# What ARRAYBRIDGE_REQUIRE may name. "gpu" stands for an NVIDIA card, "triton" for the
-# package that PyTorch's CUDA build installs.
+# The names that ARRAYBRIDGE_REQUIRE accepts. "gpu" means an NVIDIA GPU, and "triton" the package that
+# PyTorch's CUDA build installs.
 REQUIRABLE = frozenset(
     {"numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle", "triton", "gpu"}
 )
 
 
 def required() -> frozenset[str]:
-    """Return what ARRAYBRIDGE_REQUIRE names: what may not be skipped."""
+    """Return the names in ARRAYBRIDGE_REQUIRE, whose tests must not be skipped."""
     return frozenset(
         filter(None, (name.strip() for name in os.environ.get("ARRAYBRIDGE_REQUIRE", "").split(",")))
     )
@@ -49,7 +49,7 @@ def required() -> frozenset[str]:
 
 @cache
 def nvidia_gpus() -> str:
-    """Return nvidia-smi's list of cards, "" where there is none. Asking it loads no framework."""
+    """Return nvidia-smi's list of GPUs; "" if there are none. This imports no framework."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""
@@ -61,7 +61,7 @@ def nvidia_gpus() -> str:
 
 
 def pytest_configure() -> None:
-    """Refuse a misspelt requirement, which would otherwise require nothing."""
+    """Reject misspelled requirements, which would otherwise have no effect."""
     unknown = required() - REQUIRABLE
     if unknown:
         raise pytest.UsageError(
@@ -77,28 +77,28 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Say which cards the tests see, and above all whether they are real."""
-    way = os.environ.get("ARRAYBRIDGE_EMULATED_GPU", "")
-    if way:
-        return [f"NVIDIA GPUs: EMULATED in host memory ({way}), by tests/emulated_gpu; no real GPU"]
-    return [f"NVIDIA cards: {nvidia_gpus() or 'none'}"]
+    """Report the GPUs that the tests use, and whether they are emulated."""
+    mode = os.environ.get("ARRAYBRIDGE_EMULATED_GPU", "")
+    if mode:
+        return [f"NVIDIA GPUs: EMULATED in host memory ({mode}), by tests/emulated_gpu; no real GPU"]
+    return [f"NVIDIA GPUs: {nvidia_gpus() or 'none'}"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _garbage_of_this_file_alone() -> None:
-    """Leave what is there to stay out of each collection.
+def _freeze_existing_objects() -> None:
+    """Exclude existing objects from garbage collections.
 
-    A recovery from out-of-memory collects garbage, and where all frameworks are loaded that takes a second.
+    Every out-of-memory recovery collects garbage, which takes a second if all frameworks are loaded.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``gpu`` where there is no NVIDIA card, unless one is required."""
+    """Skip the tests marked ``gpu`` if there is no NVIDIA GPU, unless one is required."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and "gpu" not in required() and not nvidia_gpus():
-        skip = pytest.mark.skip(reason="needs an NVIDIA card, and nvidia-smi lists none")
+        skip = pytest.mark.skip(reason="needs an NVIDIA GPU, and nvidia-smi lists none")
         for item in marked:
             item.add_marker(skip)
 
@@ -111,5 +111,5 @@ def pytest_runtest_call() -> Iterator[None]:
     except RuntimeError as error:
         missing = "no kernel image is available for execution on the device" in str(error)
         if missing and os.environ.get("ARRAYBRIDGE_EMULATED_GPU"):
-            pytest.skip("the emulated card cannot run this kernel of torch, which is machine code")
+            pytest.skip("the emulated GPU cannot run machine code of PyTorch")
         raise

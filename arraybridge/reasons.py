@@ -13,7 +13,7 @@ __all__ = ["DEPENDS_ON_LAYOUT", "Cause", "Reason", "as_cause"]
 
 
 class Reason(StrEnum):
-    """A kind of reason, for what a conversion does or why it cannot be done."""
+    """A kind of reason why a conversion shares, copies or raises an error."""
 
     # -- nothing is copied
     SAME_OBJECT = auto()
@@ -38,7 +38,7 @@ class Reason(StrEnum):
     MISALIGNED_ELEMENTS = auto()
     BYTE_ORDER = auto()
 
-    # -- writes that would go wrong
+    # -- unsafe writes
     READ_ONLY = auto()
     READ_ONLY_FILE_MAP = auto()
     CACHED_SCALAR = auto()
@@ -145,7 +145,7 @@ class Cause(NamedTuple):  # a frozen dataclass of ten fields takes five times as
 
 
 def as_cause(objection: Cause | str | None) -> Cause | None:
-    """Return what a framework or a carrier gave as its reason; the text of a plug-in becomes a `Cause`."""
+    """Return the reason of a framework or a carrier as a `Cause`, also if a plug-in gave a text."""
     if not objection:
         return None
     return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection

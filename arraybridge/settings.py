@@ -18,7 +18,7 @@ _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gp
 
 
 def missing_gpu() -> MissingGpu:
-    """Return what to do if a requested GPU is missing, in this thread or task."""
+    """Return the setting for a missing GPU in this thread or task."""
     chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
     checked: MissingGpu = _check_missing_gpu(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
     return checked
@@ -26,7 +26,8 @@ def missing_gpu() -> MissingGpu:
 
 def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
     if not isinstance(value, (str, NoneType)) or value not in choices:  # arrays compare elementwise
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
+        *others, last = map(repr, choices)
+        raise ValueError(f"{name}={value!r} must be {', '.join(others)} or {last}.")
     return value
 
 

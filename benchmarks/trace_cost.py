@@ -8,8 +8,8 @@ and closes a trace around it, and times it again. Each process yields the ratio 
 trace to the fastest batch before it; the result is the median over the processes. All times are CPU times of
 the thread, which other work on the machine disturbs less than elapsed times.
 
-A traced call takes the slow path, without plans. The cost of an event is therefore the difference to the same
-call on the slow path without recording.
+A traced call takes the slow path, without plans. The cost of an event is therefore the difference from the
+same call on the slow path without recording.
 """
 
 from __future__ import annotations

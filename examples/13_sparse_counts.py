@@ -43,7 +43,7 @@ print(ab.explain(counts, "torch"))
 
 @ab.torch(output_type="input")
 def normalized(x):
-    """Log of the counts per 10,000 in each cell; the pattern of entries stays."""
+    """Return the log of the counts per 10,000 in each cell, with the same entries."""
     import torch
 
     total = torch.sparse.sum(x.to_sparse_coo(), dim=1).to_dense().clamp(min=1)
@@ -56,7 +56,7 @@ def normalized(x):
 
 @ab.torch(output_type="input")
 def embedding(x, weights):
-    """Two numbers per cell: a product of a sparse and a dense matrix."""
+    """Return two numbers per cell: a product of a sparse and a dense matrix."""
     return x @ weights
 
 

@@ -115,7 +115,7 @@ class FakeGpuFramework(Framework):
         return isinstance(x, self.array)
 
     def host_view(self, x: FakeGpuArray) -> np.ndarray[Any, Any]:
-        assert x.gpu < 0, "the host cannot look into a card"
+        assert x.gpu < 0, "the host cannot read GPU memory"
         return x.values
 
     def to_host(self, x: FakeGpuArray) -> np.ndarray[Any, Any]:

@@ -135,7 +135,7 @@ def tool(name: str) -> Any:
     """Return the module of a file in tools/; skip a test file if tools/ is not next to the tests."""
     file = SCRIPTS.parent.parent / "tools" / f"{name}.py"
     if not file.is_file():
-        pytest.skip("the tools are not beside these tests", allow_module_level=True)
+        pytest.skip("there is no tools folder next to these tests", allow_module_level=True)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None

@@ -37,13 +37,13 @@ EXTENSION_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 PYCLESPERANTO_DTYPES = ("float32", "int8", "int16", "int32", "uint8", "uint16", "uint32")
 PYCLESPERANTO_REFUSES = ("zero-size", "0-d", "5-D")
 
-# ---- what is expected ------------------------------------------------------------------------------------
-# same    the very object
+# ---- expected values -------------------------------------------------------------------------------------
+# same    the same object
 # share   the same memory, also with copy=False
 # copy    other memory; copy=False raises CopyRequiredError
-# copy*   other memory by default, the same memory with copy=False (a read-only array on its way to torch)
+# copy*   other memory by default, the same memory with copy=False (a read-only array converted to PyTorch)
 # copy?   other memory by default; copy=False may share or raise (a scalar of an immutable framework)
-# may     shared or copied, both are right; copy=False shares or raises, as the default call did
+# may     shared or copied, both are correct; copy=False shares or raises, as the default call did
 # empty   no bytes, so there is nothing to share; only shape and dtype count
 
 # fmt: off
@@ -278,7 +278,7 @@ def _build_torch(layout: str, dtype: str, flat: np.ndarray[Any, Any]) -> Built:
     else:
         base = torch.zeros(flat.nbytes + 256, dtype=torch.uint8)
         start = -base.data_ptr() % 64 + byte_offset(layout, flat.itemsize)
-        assert start % flat.itemsize == 0, "torch's own allocations are 64-byte aligned"
+        assert start % flat.itemsize == 0, "PyTorch must align its allocations to 64 bytes"
         memory = base[start : start + flat.nbytes].view(getattr(torch, dtype))
     base[start : start + flat.nbytes] = torch.tensor(list(flat.tobytes()), dtype=torch.uint8)
 
@@ -307,7 +307,7 @@ def _build_tensorflow(layout: str, dtype: str, flat: np.ndarray[Any, Any]) -> Bu
     import tensorflow as tf
 
     if layout in ("offset", "unaligned"):
-        if dtype == "bfloat16":  # which NumPy does not export
+        if dtype == "bfloat16":  # NumPy does not export it
             torch = pytest.importorskip("torch", reason="makes unaligned bfloat16 memory for TensorFlow")
             capsule = torch.utils.dlpack.to_dlpack(_build_torch(layout, dtype, flat)[0])
         else:

@@ -58,9 +58,7 @@ def tox() -> configparser.ConfigParser:
 
 
 def test_import_loads_only_required_modules(tmp_path: Path) -> None:
-    """benchmarks/conversion.py requires at most a quarter of NumPy's import time; this check preserves
-    that.
-    """
+    """Check which modules the import loads, since it must take at most a quarter of NumPy's import time."""
     lines = "import sys, numpy; before = set(sys.modules)", "import arraybridge; print(*sys.modules)"
     more = "print(*set(sys.modules) - before)", "arraybridge.Pipeline; print(*sys.modules)"
     loaded, own, later = (set(line.split()) for line in asked(*lines, *more).splitlines())
@@ -140,8 +138,9 @@ def test_emulated_gpu_runs_every_file_with_gpu_tests() -> None:
 
 
 def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
-    """Check that the pins of `lowest` in tox.ini match pyproject.toml; old CPU builds of PyTorch do not
-    exist.
+    """Check that the pins of `lowest` in tox.ini match pyproject.toml.
+
+    PyTorch is an exception, because its oldest supported release has no CPU build.
     """
     project = tomllib.loads(read("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]

@@ -157,7 +157,7 @@ def test_fixed_arguments_are_not_split(run: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(result["x"], x)
     assert result["mean"] == 0.5
     assert result["weights"] is weights
-    # This holds also without a split.
+    # This also holds without a split.
     whole = split_and_retry(lambda x, deep: fn({"x": x, "deep": deep}), {"x": x, "deep": [fixed(weights)]})
     assert whole["mean"] == 0.5
 
@@ -412,7 +412,7 @@ def random_result(random: Random, depth: int = 0) -> Callable[[Any], Any]:
         lambda part: part[:, 0] > 3,
         lambda part: [entry(int(i)) for i in part[:, 0] // 3],
         lambda part: [entry(int(i)) for i in part[:, 0] // 3],
-        # Longer than any part: arrays with as many rows as their part are several results.
+        # Longer than any part, since a list of arrays with as many rows as the part would be several results.
         lambda part: [np.resize(row, 10 + columns) for row in part],
         lambda part: [{"row": row[:columns], "name": "x"} for row in part],
         lambda part: fixed("shared"),
@@ -695,7 +695,7 @@ def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:
 
 
 def limited(fn: Callable[..., Any], most: int) -> Callable[..., Any]:
-    """Return a function that runs out of memory with more rows."""
+    """Return a function that runs out of memory with more rows than ``most``."""
 
     def call(x: np.ndarray, *others: Any) -> Any:
         if len(x) > most:

@@ -63,7 +63,7 @@ def test_compare(fn: Any) -> None:
     assert "<table>" in result._repr_html_()
 
 
-# -- over sizes --------------------------------------------------------------------------------------
+# -- comparison over sizes ---------------------------------------------------------------------------
 
 
 def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
@@ -104,3 +104,11 @@ def test_compare_reports_the_faster_function_and_the_crossover() -> None:
 def test_bad_input(measure: Any, arguments: Any, options: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         measure(*arguments, **options)
+
+
+def test_invalid_numbers_are_named() -> None:
+    with pytest.raises(TypeError, match=r"^seconds='1' must be a number greater than 0\.$"):
+        benchmark(np.sum, np.ones(2), seconds="1")  # type: ignore[arg-type]
+    for sizes in ([1.5], ["a", 2]):
+        with pytest.raises(TypeError, match=r"^sizes=.* must be whole numbers"):
+            compare(np.sum, sizes=sizes)  # type: ignore[call-overload]

@@ -165,7 +165,7 @@ def test_correct_plugins_pass() -> None:
         report.raise_if_broken()
         assert report
         assert all(one.cases for one in report.verdicts)
-    assert {x.dtype.name for x in made} == Boxes.dtypes, "by its own calls"
+    assert {x.dtype.name for x in made} == Boxes.dtypes, "every dtype must be made by make()"
     assert "boxes" not in arraybridge.frameworks.registry.framework_names()
 
 
@@ -208,7 +208,7 @@ def test_failures_are_described() -> None:
     assert text.endswith(f"boxes: 1 of 2 promises kept, {sum(one.cases for one in report.verdicts)} cases")
     assert failure in text
     assert "<table" in report._repr_html_()
-    with pytest.raises(ValueError, match=r"Unknown promise layout\..*layouts"):
+    with pytest.raises(ValueError, match=r"Unknown promise: 'layout'\..*layouts"):
         check_framework("numpy", only="layout")
 
 

@@ -36,8 +36,8 @@ def run(script: str, *arguments: str) -> tuple[str, str]:
 # ---- crashes and hangs -------------------------------------------------------------------------------------
 
 SCRIPTS = (
-    # The first script, since it imports the frameworks in its own order. With its reverse (below), each
-    # framework is imported before and after each other one, which takes at least two orders.
+    # This script must be first, because it checks the order in which it imports the frameworks. A test below
+    # runs it in reverse order, so that each framework is imported before and after every other one.
     "import_order",
     *("misaligned_tensorflow", "strange_tensors", "high_rank", "resized_source", "read_only_pages"),
     *("poisoned_scalar", "unaligned_complex", "freed_storage"),
@@ -71,7 +71,10 @@ def test_scripts_do_not_crash(script: str, together: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("times", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_exit_right_after_a_misaligned_import_into_jax(times: int) -> None:
-    """Eight of seventeen processes hung here; two in each of tox's five environments with JAX are ten."""
+    """Before the fix, eight of seventeen processes hung here.
+
+    tox has five environments with JAX, so two processes in each make ten.
+    """
     require("jax")
     for _ in range(times):
         assert run("exit_after_jax.py") == ("", "")

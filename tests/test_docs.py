@@ -109,7 +109,7 @@ def test_examples_of_each_module_run(name: str) -> None:
                 runner.run(examples)
     found = runner.summarize(verbose=False)
     assert found.attempted > 0
-    assert found.failed == 0, "see what was printed"
+    assert found.failed == 0, "an example failed, see the output"
 
 
 def _can_run(examples: doctest.DocTest) -> bool:
@@ -121,9 +121,9 @@ def _can_run(examples: doctest.DocTest) -> bool:
     return framework is not None and len(framework.devices.available()) > 0
 
 
-# -- the reference and the page on errors ----------------------------------------------------------------
+# -- API reference and troubleshooting page --------------------------------------------------------------
 
-needs_pages = pytest.mark.skipif(not DOCS.is_dir(), reason="there are no docs beside these tests")
+needs_pages = pytest.mark.skipif(not DOCS.is_dir(), reason="there are no docs next to these tests")
 
 #: Names of `arraybridge` 0.5, which one paragraph of the reference describes.
 OLDER_NAMES = re.compile("cleanup_(all|torch|cupy|jax|tensorflow|pyclesperanto)_")
@@ -186,11 +186,11 @@ def test_each_error_and_warning_has_a_heading_with_an_answer() -> None:
     assert "BlockError" in ours
     assert ours - explained == set()
     built_in = {name for name in explained if hasattr(builtins, name)}
-    assert explained - built_in - ours == set(), "these classes do not exist"
+    assert explained - built_in - ours == set(), "the page describes classes that do not exist"
     for section in sections:
         answer = section.partition("\n")[2].partition("\n## ")[0]
         sentences = re.findall(r"[.:](?:\s|$)", answer)
-        assert len(sentences) > 1 or "{doc}" in answer, f"a short answer: {section}"
+        assert len(sentences) > 1 or "{doc}" in answer, f"the answer is too short: {section}"
 
 
 def _layouts() -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ CHECKOUT = Path(__file__).parent.parent
 DOCS = CHECKOUT / "docs"
 
 if not DOCS.is_dir():
-    pytest.skip("there are no docs beside these tests", allow_module_level=True)
+    pytest.skip("there are no docs next to these tests", allow_module_level=True)
 
 
 def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:

@@ -20,7 +20,7 @@ pairs = pytest.mark.parametrize("target", data.FRAMEWORKS)
 sources = pytest.mark.parametrize("source", data.FRAMEWORKS)
 
 FIELDS = ("source", "target", "method", "device", "shares_memory", "copies", "nbytes", "reason")
-# Expected failures of a case; all others are mistakes of the tests.
+# Expected failures of a case; all others are errors in the tests.
 WRONG = (AssertionError, ValueError, TypeError, RuntimeError, BufferError, AttributeError)
 METHODS = ("same", "view", "dlpack", "device", "host")
 
@@ -47,21 +47,21 @@ def check_refused(made: data.Source, names: tuple[str, ...], outcome: str, **opt
     for call in (arraybridge.convert_memory, arraybridge.explain):
         with pytest.raises(wanted) as caught:
             call(made.array, *names, **options)
-        assert len(str(caught.value)) > 20, f"{call.__name__}: the message says too little: {caught.value}"
+        assert len(str(caught.value)) > 20, f"{call.__name__}: the message is too short: {caught.value}"
 
 
 def check_value(result: Any, made: data.Source, target: str, dtype: str) -> None:
     """Check framework, dtype, shape, device and every bit."""
-    assert data.framework_of(result) == target, f"arrived as {type(result)}"
+    assert data.framework_of(result) == target, f"the result is a {type(result)}"
     assert data.dtype_name(result) == dtype, f"dtype {data.dtype_name(result)}"
     assert tuple(result.shape) == made.shape, f"shape {tuple(result.shape)}, not {made.shape}"
-    assert data.is_in_its_place(result), "it lies elsewhere"
-    assert data.bits(result) == made.values, "the bits differ"
+    assert data.is_in_its_place(result), "the result is on another device"
+    assert data.bits(result) == made.values, "the values differ"
 
 
 def is_shared(result: Any, made: data.Source, same: bool) -> bool:
     """Return whether the result shares the source's memory, after checks that hold in any case."""
-    assert (result is made.array) == same, "the same framework and device must give the very object"
+    assert (result is made.array) == same, "the same framework and device must return the same object"
     address = data.address(result)
     shared = same or (address is not None and address == data.address(made.array))
     if shared and not same and data.framework_of(made.array) in ("jax", "tensorflow"):
@@ -79,8 +79,8 @@ def check_explanation(
     assert (route.method == "same") == (result is made.array), f"method {route.method!r}"
     assert route.nbytes == size, f"nbytes {route.nbytes}, not {size}"
     if size:
-        assert route.shares_memory == shared, f"shares_memory={route.shares_memory}, really {shared}"
-        assert (route.copies == 0) == shared, f"copies={route.copies}, really shared: {shared}"
+        assert route.shares_memory == shared, f"shares_memory={route.shares_memory}, but shared: {shared}"
+        assert (route.copies == 0) == shared, f"copies={route.copies}, but shared: {shared}"
     if pair[1] != "pyclesperanto":
         assert str(route.device) == "cpu", f"device {route.device!r}"
 
@@ -93,7 +93,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
     exempt = layout in ("negative", "zero-size") or (source, layout) == ("tensorflow", "0-d")
     if source != "pyclesperanto" and not exempt:
         offset = data.byte_offset(layout, data.numpy_dtype(dtype).itemsize)
-        assert data.address(made.array) % 64 == offset, "the source is not what the table is about"
+        assert data.address(made.array) % 64 == offset, "the source does not have the alignment of the table"
     outcome = data.expected(source, target, layout, dtype)
     options = {} if copy is None else {"copy": copy}  # the most common call, which takes the shortest path
     if outcome.startswith("refuse"):
@@ -105,7 +105,7 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
     try:
         predicted = arraybridge.explain(made.array, target, copy=copy)
     except CopyRequiredError:
-        assert None in allowed, "refused although the memory can be shared"
+        assert None in allowed, "CopyRequiredError was raised, although the memory can be shared"
         for more in ({}, {"dtype": dtype, "grad": "detach"}):
             with pytest.raises(CopyRequiredError):
                 arraybridge.convert_memory(made.array, target, copy=copy, **more)
@@ -126,28 +126,30 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
     for result in results:
         check_value(result, made, target, dtype)
         if target in ("jax", "tensorflow") and outcome != "same" and size > data.numpy_dtype(dtype).itemsize:
-            assert data.address(result) % 64 == 0, "memory that the framework's kernels abort on"
+            assert data.address(result) % 64 == 0, "the result must be aligned for the framework's kernels"
     if size:
         assert shared in allowed, f"{'shared' if shared else 'copied'} memory"
-        assert len(set(sharing)) == 1, f"plainly, traced, declared, with all options and again: {sharing}"
+        assert len(set(sharing)) == 1, f"plain, traced, declared, with all options, repeated: {sharing}"
     if made.flip is not None and size and not same:
         made.flip()
         for result in results:
             if shared:
-                assert data.bits(result) == made.flipped, "a change of the source does not show"
+                assert data.bits(result) == made.flipped, "the result does not follow its source"
             else:
-                assert data.bits(result) == made.values, "a change of the source shows through a copy"
+                assert data.bits(result) == made.values, "a copy follows its source"
     check_explanation(predicted, made, (source, target), results[0], shared)
     assert len(log.records) == 1, f"{len(log.records)} records of one conversion"
     for field in FIELDS:
         before, after = getattr(predicted, field), getattr(log.records[0], field)
-        assert before == after, f"explain() foretold {field}={before!r}, trace() recorded {after!r}"
+        assert before == after, f"explain() predicted {field}={before!r}, trace() recorded {after!r}"
 
     left = made.flipped if made.flip is not None and shared and not same else made.values
     del made
     gc.collect(0)
-    litter = [np.full(24 + n, 7, np.float32) for n in range(16)]  # which would reuse a freed block
-    assert [data.bits(result) for result in results] == [left] * len(results), "it went with its source"
+    litter = [np.full(24 + n, 7, np.float32) for n in range(16)]  # would reuse a freed block
+    assert [data.bits(result) for result in results] == [left] * len(results), (
+        "changed after deleting the source"
+    )
     del litter
 
 
@@ -217,7 +219,7 @@ def test_a_copy_is_complete_when_the_call_returns(
     assert not wrong.any(), f"{wrong.sum()} of {COUNT} elements changed with the source"
 
 
-# ---- a cast only when asked, as the target framework casts -----------------------------------------------
+# ---- explicit casts --------------------------------------------------------------------------------------
 
 CAST_FROM = {
     "float64": [0.1, -0.0, 16777217.0, 1e30, 1e-42, float("inf")],
@@ -265,4 +267,4 @@ def test_dtype_casts_as_the_target_casts(source: str, target: str) -> None:
         assert data.dtype_name(result) == "float32", name
         assert data.bits(result) == _native_cast(target, values, "float32"), name
         if source == target and name == "float32":
-            assert result is array, "a cast to the dtype it has is no cast"
+            assert result is array, "a cast to the same dtype must return the same object"

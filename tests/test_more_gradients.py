@@ -40,7 +40,7 @@ def tensors(name: str, *arrays: np.ndarray[Any, Any]) -> list[Any]:
 def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> list[np.ndarray[Any, Any]]:
     """Return the derivatives of the sum of ``fn(*arrays)``, by the framework's own functions.
 
-    A higher order is that of the sum of the first derivative.
+    For a higher order, the sum of the first derivative is differentiated again.
     """
     if name in ("torch", "paddle"):
         own: Any = namespace("paddle").grad if name == "paddle" else namespace("torch").autograd.grad
@@ -112,7 +112,7 @@ def test_paddle_writes_to_an_argument_before_the_backward_raise(write: Callable[
     inner = tensors("paddle", X)[0] * 1
     y = flowing("torch", lambda x: x * x)(inner).sum()
     write(inner)
-    # Paddle raises its own errors for those raised in a PyLayer.
+    # Paddle replaces exceptions from a PyLayer with its own class.
     with pytest.raises(OSError, match=r"GradientError.*writes to an argument"):
         y.backward()
 
@@ -131,7 +131,8 @@ def test_paddle_some_arguments_retained_graphs_hooks_and_no_grad() -> None:
     assert len(seen) == 2
     z.sum().backward(retain_graph=True)
     np.testing.assert_allclose(x.grad.numpy(), 2 * Y * Y, rtol=1e-6)
-    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):  # a second one would crash the process
+    # A second backward pass would crash the process.
+    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):
         z.sum().backward()
     (h,) = paddle.grad(f(x, y).sum(), [x], create_graph=True)
     (second,) = paddle.grad(h.sum(), [y])
@@ -175,7 +176,7 @@ def test_mlx_transformations() -> None:
             run(x)
 
 
-# -- both as callees ---------------------------------------------------------------------------------------
+# -- MLX and Paddle as callees -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("callee", ["mlx", "paddle"])

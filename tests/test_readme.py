@@ -46,7 +46,7 @@ def test_length_and_order_of_sections() -> None:
 
 
 def test_the_two_commands_have_a_block_each() -> None:
-    """The first converts a photograph, the second is the command that .ci/run starts with."""
+    """The first command converts a photograph. The second one is also the first command of .ci/run."""
     commands = [
         code.strip() for kind, code in BLOCK.findall(README) if kind == "sh" and "python3 -m venv" in code
     ]

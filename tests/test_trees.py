@@ -43,7 +43,7 @@ class Config(Noted, dict[str, Any]):
 
 
 class Encoding(Noted, UserDict[str, Any]):
-    """A mapping like those of tokenizers."""
+    """A mapping like the encodings of tokenizers."""
 
 
 class Rows(list[Any]):
@@ -79,7 +79,7 @@ class Uncopied(dict[str, Any]):
     """A dict that cannot be rebuilt."""
 
     def __copy__(self) -> Self:
-        raise TypeError("make another one")
+        raise TypeError("cannot be copied")
 
 
 CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -123,7 +123,7 @@ def test_containers_are_traversed_and_keep_their_type(make: Callable[[Any, Any],
         assert [type(items(result)[0]), type(items(result)[1][0])] == [kind, kind]
         assert items(result)[1][1] == "word"
     assert [items(result)[0].tolist(), items(result)[1][0].tolist()] == [[2, 2], [1, 1, 1]]
-    assert isinstance(items(tree)[0], np.ndarray), "the tree that was given stays as it was"
+    assert isinstance(items(tree)[0], np.ndarray), "the original tree must not change"
     for attribute in ("note", "maxlen", "default_factory"):
         assert getattr(convert_tree(tree, "torch"), attribute, None) == getattr(tree, attribute, None)
 
@@ -201,7 +201,7 @@ def test_containers_that_cannot_be_rebuilt() -> None:
         pass
 
     def unflatten(_: Any, children: Any) -> Any:
-        raise ValueError("no other children")
+        raise ValueError("other children are not accepted")
 
     optree.register_pytree_node(
         Refusing, lambda _: ((np.ones(2), 3), None), unflatten, namespace="arraybridge"

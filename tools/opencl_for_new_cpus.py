@@ -1,8 +1,8 @@
 """Patch the PoCL wheel to compile for CPUs that its compiler does not know, in test environments only.
 
 The newest wheel, PoCL 3.0, contains LLVM 14. It calls newer CPUs (such as Zen 5) "generic", which its clang
-does not accept for x86, so no kernel compiles. This script replaces the name by "haswell", which has the same
-length and whose code runs on these CPUs. `arraybridge doctor` recommends another PoCL to users.
+does not accept for x86, so no kernel compiles. This script replaces the name with "haswell", which has the
+same length and whose code runs on these CPUs. `arraybridge doctor` recommends another PoCL to users.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias, overload
 
 from arraybridge.benchmarking.reports import Comparison, SizeComparison
@@ -60,7 +61,7 @@ def compare(
         A `Comparison`; with ``sizes``, a `SizeComparison`.
 
     Raises:
-        TypeError: If ``fn`` is not a function, or ``runs`` is not an int.
+        TypeError: If ``fn`` is not a function, or ``runs`` or a size is not an int.
         ValueError: If a number is too small, or ``sizes`` is empty or combined with ``args``.
         Exception: Any error of ``fn``.
 
@@ -74,12 +75,15 @@ def compare(
     """
     if sizes is None:
         return _compared(fn, args, seconds, runs)
-    counts = sorted(set(sizes))
+    counts = list(set(sizes))
     if args:
         raise ValueError(
             "compare() accepts arguments of the function or sizes=, not both. Pass a function that creates"
             " the argument for each size as make=."
         )
+    if not all(isinstance(count, Integral) for count in counts):
+        raise TypeError(f"sizes={counts} must be whole numbers, such as sizes=[1000, 1_000_000].")
+    counts.sort()
     if not counts or counts[0] < 1:
         raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
     several = fn if isinstance(fn, Sequence) else [fn]

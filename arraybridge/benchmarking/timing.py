@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 from arraybridge.formatting import format_seconds
@@ -60,7 +61,8 @@ def benchmark(
         The median, minimum, spread and number of calls.
 
     Raises:
-        TypeError: If ``fn`` is not a function, or ``warmup`` or ``runs`` is not an int.
+        TypeError: If ``fn`` is not a function, ``warmup`` or ``runs`` is not an int, or ``seconds`` is not a
+            number.
         ValueError: If a number is too small.
         Exception: Any error of ``fn``.
 
@@ -78,6 +80,8 @@ def benchmark(
     whole_number("warmup", warmup, least=0)
     if runs is not None:
         whole_number("runs", runs, least=1)
+    if not isinstance(seconds, Real):
+        raise TypeError(f"seconds={seconds!r} must be a number greater than 0.")
     if seconds <= 0:
         raise ValueError(f"seconds={seconds!r} must be greater than 0.")
     for _ in range(warmup):

@@ -1,4 +1,4 @@
-"""Chooses the route of a conversion from the device, strides, dtype and flags of the array."""
+"""Choose the route of a conversion from the device, strides, dtype and flags of the array."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def check_options(request: Request) -> Request:
     if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
         raise ValueError(
             f"grad={request.grad!r} must be 'error' or 'detach'"
-            f"{nearest(str(request.grad), ('error', 'detach'))}"
+            f"{nearest(str(request.grad), ('error', 'detach'))}."
         )
     if copy is not None and not isinstance(copy, (bool, np.bool_)):
-        raise ValueError(f"copy={copy!r} must be None, True or False")
+        raise ValueError(f"copy={copy!r} must be None, True or False.")
     if request.gpu_id is not None or request.device is not None:
         check_placement(request.gpu_id, request.device)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request

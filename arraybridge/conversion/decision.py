@@ -77,7 +77,8 @@ def graph_required_error(source: Framework, target: Framework, *, is_sparse: boo
         f" {target.name}.",
         reason=cause.text,
         code=cause.code,
-        advice=f"Pass grad='detach' to the conversion or decorator to convert only its values{through}.",
+        advice="Pass grad='detach' to the conversion or decorator, or detach the tensor first, to convert"
+        f" only its values{through}.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Resolves ``gpu_id`` and ``device`` to the device on which an array is placed."""
+"""Resolve ``gpu_id`` and ``device`` to the device on which an array is placed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every call runs on the same device, which is not so for ``gpu_id="auto"``."""
+        """Whether every call runs on the same device, unlike with ``gpu_id="auto"``."""
         return self.device is not None or isinstance(self.gpu_id, int)
 
     def resolve(self, framework: Framework) -> Device | None:

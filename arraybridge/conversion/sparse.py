@@ -32,11 +32,11 @@ _TO_HOST = Request("numpy")
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """A dense array of a sparse one, and how it is converted.
+    """A dense component of a sparse array, and how to convert it.
 
     Attributes:
-        array: The array.
-        request: What it is converted to.
+        array: The dense array.
+        request: The target and the options of its conversion.
         nbytes: Its size in bytes, if that is not the size of ``array``.
         cause: Why it is copied once more before or after its conversion, or None.
         index_dtype: The index dtype that the target needs instead of that of the array; ``""`` for the same.
@@ -159,7 +159,7 @@ class SparseConversion:
     def _native_decision(self, x: Any, device: Device, *, stays: bool, dtype: str | None) -> Decision:
         """Decide about an array that its own framework copies, casts or moves as a whole.
 
-        Such an array requires grad, so that its graph has to go on, or does not consist of arrays.
+        Such an array requires grad, so its graph must be preserved, or it does not consist of arrays.
         """
         source = self.source
         method: Method = "host" if device.kind == "cpu" else "device"
@@ -233,7 +233,7 @@ class SparseConversion:
     # -- the parts ---------------------------------------------------------------------------------
 
     def _work(self, parts: SparseParts, *, only_route: bool) -> list[_Part]:
-        """Return what to convert: the values first, then the indices.
+        """Return the dense arrays to convert: the values first, then the indices.
 
         With ``only_route``, coordinates that are joined are represented by an empty matrix.
         """
@@ -315,7 +315,7 @@ class SparseConversion:
         ]
         return _Part(source.batching.stack(cast).T, request, nbytes, cause)
 
-    # -- what the target does not have -------------------------------------------------------------
+    # -- unsupported arrays ------------------------------------------------------------------------
 
     def _check_supported(self, x: Any, parts: SparseParts | None) -> SparseParts:
         """Return the parts if the target has such arrays.
@@ -352,7 +352,7 @@ class SparseConversion:
         return parts
 
     def _is_surely_supported(self, parts: SparseParts) -> bool:
-        """Return whether a quick check accepts it; if not, `_check_supported` checks every property."""
+        """Return whether a quick check accepts the parts; if not, `_check_supported` decides."""
         known = self.target.sparse
         return (
             parts.layout in known.layouts

@@ -124,11 +124,19 @@ def prepare(
             True for workers started by dask-cuda, which puts the GPU of each worker first.
         env: Environment variables of the workers, such as those that `coexist` returns.
 
+    Raises:
+        TypeError: If ``client`` is not a client.
+
     Example::
 
         with Client("scheduler:8786") as client:
             prepare(client)
     """
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"prepare() expected a distributed.Client, got {type(client).__name__}. Connect to the cluster"
+            " first, as in prepare(Client(cluster))."
+        )
     reaches = {array_registration.reach(), *client.run(array_registration.reach).values()}
     client.register_plugin(WorkerSetup(env or {}, share_memory, own_gpu, reaches))
     array_registration.register_transport()

@@ -492,7 +492,7 @@ class ArrayConverter:
         self.signature = target if signature == plan_cache.signature_of_call(None, target) else signature
 
     def convert(self, x: Any) -> Any:
-        """Return an array, converted; to the device of the options if that is a CPU, otherwise to any."""
+        """Convert an array and return it, on the device of the options if that is a CPU."""
         if not open_logs:
             try:
                 return plans_by_signature[self.signature][type(x)](x)

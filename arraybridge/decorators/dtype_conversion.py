@@ -21,7 +21,7 @@ device of the array. Casts run on that device.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -71,6 +71,11 @@ class DtypeConversion(Enum):
     FLOAT16 = "float16"
     FLOAT32 = "float32"
     FLOAT64 = "float64"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        values = ", ".join(repr(member.value) for member in cls)
+        raise ValueError(f"{value!r} is not a DtypeConversion. Pass one of {values}.")
 
     @property
     def numpy_dtype(self) -> type[np.generic] | None:

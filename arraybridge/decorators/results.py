@@ -42,7 +42,7 @@ class Restoration:
         self.shape = None if self.carrier is None else framework.shape(array)
 
     def array(self, x: Any) -> Any:
-        """Return the converted array, which may be from any framework.
+        """Convert an array of any framework and return it.
 
         It is in a carrier like the first argument if the shapes are equal, whatever the function did to the
         axes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -90,14 +90,15 @@ def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | No
     """Return the frameworks that the argument of `devices` selects.
 
     Raises:
+        TypeError: If the argument is neither a name nor a sequence of names.
         UnknownFrameworkError: If no framework of that name is known.
         FrameworkNotInstalledError: If the framework is not installed.
     """
     if framework is None:
         return loaded()
-    if isinstance(framework, str):
-        if framework == "all":
-            return [one for one in map(registry.load_or_none, registry.framework_names()) if one is not None]
+    if isinstance(framework, str) and framework == "all":
+        return [one for one in map(registry.load_or_none, registry.framework_names()) if one is not None]
+    if isinstance(framework, str) or not isinstance(framework, Iterable):
         return [registry.framework(framework)]
     return [registry.framework(name) for name in framework]
 

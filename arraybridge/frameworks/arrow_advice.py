@@ -19,7 +19,7 @@ class _Step(NamedTuple):
     """One step from values of Arrow to numbers.
 
     Attributes:
-        text: What to tell the user, with ``{}`` in the place of the expression.
+        text: The advice, with ``{}`` in place of the expression.
         code: The code of the step, which follows the expression of the values.
         values: The result of the step.
     """

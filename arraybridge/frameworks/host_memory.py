@@ -122,9 +122,8 @@ def aligned_copy(view: np.ndarray) -> np.ndarray:
         # PyTorch copies other layouts up to seven times as fast as NumPy (2-D, transposed).
         from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)
         if from_numpy is not None:
-            with suppress(
-                ValueError
-            ):  # PyTorch does not support negative strides, nor strides between elements
+            # PyTorch supports neither negative strides nor strides that are not whole elements.
+            with suppress(ValueError):
                 bits = f"int{8 * dtype.itemsize}"  # integers, so that no bit changes
                 source = from_numpy(writable_alias(view).view(np.ndarray).view(bits))
                 from_numpy(result.view(bits)).copy_(source)

@@ -80,7 +80,7 @@ def _rank(column: Any) -> int:
 
 
 def _code_for(x: Any) -> str | None:
-    """Return the code that makes numbers of a series, which follows its expression; or None."""
+    """Return the code that converts a series to numbers, to append to its expression; None if impossible."""
     code = ""
     while not _converts(x):
         if x.dtype.is_nested() and hasattr(x.dtype, "fields"):

@@ -175,18 +175,18 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
             f"Cannot register {type(framework).__name__}: it has no name."
             " Set the class attribute 'name' to a non-empty string."
         )
+    holder = "" if replace else _holder_of(name, type(framework))
+    if holder:
+        raise ValueError(
+            f"Cannot register {type(framework).__name__}: the name {name!r} belongs to {holder}."
+            " Choose another name, or pass replace=True to replace that framework."
+        )
     _check_components(framework)
     missing = _missing_parts(framework)
     if missing:
         raise ValueError(
             f"Cannot register {type(framework).__name__}: it lacks {' and '.join(missing)}."
             " Define these in the class; see arraybridge.Framework."
-        )
-    holder = "" if replace else _holder_of(name, type(framework))
-    if holder:
-        raise ValueError(
-            f"Cannot register {type(framework).__name__}: the name {name!r} belongs to {holder}."
-            " Choose another name, or pass replace=True to replace that framework."
         )
     return _install(framework)
 
@@ -247,8 +247,9 @@ def _component_problem(framework: Framework, name: str, base: type[Component]) -
 
 def _wrong_component(name: str, value: Any, base: type, fix: str) -> str:
     """Return the message for a component of the wrong kind; ``fix`` is the correct assignment."""
-    kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"a {type(value).__qualname__}"
-    cls = value if isinstance(value, type) else type(value)
+    is_class = isinstance(value, type)
+    cls = value if is_class else type(value)
+    kind = f"the class {cls.__qualname__}" if is_class else f"of type {cls.__qualname__}"
     derive = "" if issubclass(cls, base) else f" Derive its class from {base.__module__}.{base.__name__}."
     return f"its attribute {name!r} is {kind}. Write: {fix}.{derive}"
 

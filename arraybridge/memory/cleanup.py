@@ -172,9 +172,9 @@ def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framew
 def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     """Make accelerator ``gpu_id`` the current one of every loaded framework, inside a ``with`` block.
 
-    When the block ends, also by an exception, the previous accelerator of each framework is restored and the
-    caches of this accelerator are freed. Frameworks without this accelerator, such as CPU builds, are left
-    unchanged.
+    When the block ends, also after an exception, the previous accelerator of each framework is restored and
+    the caches of this accelerator are freed. Frameworks without this accelerator, such as CPU builds, are
+    left unchanged.
 
     Args:
         gpu_id: The number of the accelerator. None selects nothing, and frees the caches of all accelerators

@@ -70,10 +70,15 @@ def is_oom_error(error: BaseException) -> bool:
     Returns:
         True if the error, or one that it wraps, is an out-of-memory error.
 
+    Raises:
+        TypeError: If ``error`` is not an exception.
+
     Example:
         >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
         (True, False)
     """
+    if not isinstance(error, BaseException):
+        raise TypeError(f"is_oom_error() expected an exception, got {type(error).__name__}.")
     return is_oom(error, None)
 
 

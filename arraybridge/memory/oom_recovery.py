@@ -367,9 +367,14 @@ class _Recovery:
         if self.failure is None:
             return result
         if not split:
+            tried = "Out of memory in the only attempt (max_retries=0)."
+            if attempts > 1:
+                tried = (
+                    f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
+                    " freed between them."
+                )
             self._give_up(
-                f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
-                " freed between them. Process fewer rows at a time with split=True (for a decorator:"
+                f"{tried} Process fewer rows at a time with split=True (for a decorator:"
                 " oom_recovery='split'), or call memory_stats() to see what uses the memory."
             )
         if rows is None:
@@ -513,7 +518,7 @@ def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     return CannotSplitError(
         f"Memory ran out, and no argument to split is an array with an axis {axis} (arguments: {shapes}).",
         reason=f"no argument to split has an axis {axis}",
-        advice="Pass the batch as an array, and choose another split axis if its rows are along that one.",
+        advice="Pass the batch as an array. If its rows are along another axis, pass that axis.",
     )
 
 

@@ -78,7 +78,7 @@ class WorkerProcess:
             connection.close()
 
     def stop(self) -> None:
-        """Terminate the process. A thread that waits for its result gets the end of the pipe."""
+        """Terminate the process. In a thread that waits for its result, reading the pipe raises EOFError."""
         if self._started is not None:
             self._started.terminate()
 
@@ -128,10 +128,8 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
         with noting(f"the result cannot be pickled in the process of {name}"):
             return serialization.dumps(_Result(result), exchange)
 
-    with (
-        settings(missing_gpu=missing),
-        suppress(EOFError, OSError),
-    ):  # of the pipe; all other exceptions are sent back
+    # The pipe raises the suppressed exceptions when it is closed. All other exceptions are sent back.
+    with settings(missing_gpu=missing), suppress(EOFError, OSError):
         job = attempt(made, connection.recv_bytes())
         work: Work = job.value
         while True:

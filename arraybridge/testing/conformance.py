@@ -143,7 +143,9 @@ def _chosen_promises(only: str | Iterable[str] | None) -> list[str]:
         return list(PROMISES)
     names = [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in PROMISES]:
-        raise ValueError(f"Unknown promise {', '.join(unknown)}. Pass some of {', '.join(PROMISES)}.")
+        raise ValueError(
+            f"Unknown promise: {', '.join(map(repr, unknown))}. Pass any of {', '.join(PROMISES)}."
+        )
     return names
 
 

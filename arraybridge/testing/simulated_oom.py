@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from threading import Lock
+from types import NoneType
 
 from arraybridge.frameworks import registry
 from arraybridge.memory import oom_recovery
@@ -52,6 +54,7 @@ def inject_oom(
         UserWarning: If the block ends without an attempt, because nothing was simulated.
 
     Raises:
+        TypeError: If a number is not an int.
         ValueError: If a number is negative.
         FrameworkNotInstalledError: If the framework is missing.
 
@@ -63,8 +66,10 @@ def inject_oom(
         [8, 8, 4, 4]
     """
     for name, value in (("skip", skip), ("count", count), ("above_rows", above_rows)):
+        if not isinstance(value, (Integral, NoneType)):
+            raise TypeError(f"{name}={value!r} must be an int, at least 0.")
         if value is not None and value < 0:
-            raise ValueError(f"inject_oom({name}={value}) must not be negative. Pass 0 or more.")
+            raise ValueError(f"{name}={value} must be at least 0.")
     if count is None and above_rows is None:
         count = 1
     owner = registry.framework(framework)

@@ -280,7 +280,7 @@ def source_line(file: str, line: int) -> str:
     return linecache.getline(_cells.get(file, file), line).strip()
 
 
-# -- the array -----------------------------------------------------------------------------------------
+# -- the converted array -------------------------------------------------------------------------------
 
 _numbers = count()
 # A weak reference to each live array and its number, by its id().

@@ -37,8 +37,8 @@ def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0
     file = Path(path)
     if file.suffix != ".json":
         raise ValueError(
-            f"Expected a file name that ends in .json, got {file.name!r}. For a plot, use"
-            f" log.plot({file.name!r})."
+            f"Expected a file name that ends in .json, got {file.name!r}. Pass {file.stem + '.json'!r}. For a"
+            f" plot, call plot({file.stem + '.png'!r})."
         )
     tracks: _Tracks = {}
     traced: list[Json] = []

@@ -31,7 +31,7 @@ from arraybridge.types import Device
 
 #: The functions of each package that convert arrays.
 _CALLS = {
-    # NumPy reads JAX and TensorFlow arrays as buffers, without calling a method of them.
+    # NumPy reads JAX and TensorFlow arrays as buffers, without calling any of their methods.
     "numpy": "asarray array asanyarray ascontiguousarray from_dlpack",
     "torch": "from_numpy as_tensor asarray tensor from_dlpack utils.dlpack.from_dlpack"
     " Tensor.numpy Tensor.cpu Tensor.cuda Tensor.to Tensor.__array__ jit.script compile export.export",
@@ -285,7 +285,7 @@ class _Call:
     def __reduce__(self) -> Any:
         name = self._original.__name__
         module = sys.modules.get(getattr(self._original, "__module__", None) or "")
-        # By name, as any function is pickled, if the name leads to this wrapper; otherwise the original.
+        # Functions are pickled by name. If the name does not refer to this wrapper, pickle the original.
         return name if getattr(module, name, None) is self else (max, ((self._original,),))
 
     def __repr__(self) -> str:

@@ -144,14 +144,14 @@ def test_an_xarray_of_other_frameworks() -> None:
 
 def test_files_are_not_read_to_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Any, key: Any) -> Any:
-        raise AssertionError("it was read")
+        raise AssertionError("the file was read")
 
     files = zarr_array(), dataset(tmp_path)
     with monkeypatch.context() as patch:
         for cls in (zarr.Array, h5py.Dataset):
             patch.setattr(cls, "__getitem__", read)
         routes = [explain(file, "torch") for file in files]
-        with pytest.raises((AssertionError, MemoryConversionError), match="it was read"):
+        with pytest.raises((AssertionError, MemoryConversionError), match="the file was read"):
             convert_memory(files[0], "torch")
     assert "because it is read from a zarr array" in str(routes[0])
     assert "because it is read from an h5py dataset" in str(routes[1])
@@ -198,7 +198,7 @@ def test_rejected_carriers_raise_with_advice(make: Any, words: str) -> None:
 
 
 def test_label_maps_raise() -> None:
-    """Reading its pixels crashes the process."""
+    """SimpleITK crashes the process if the pixels of a label map are read."""
     lines = (
         "import SimpleITK as sitk, arraybridge as ab",
         "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))",
@@ -214,7 +214,7 @@ def test_closed_files_raise(tmp_path: Path) -> None:
         convert_memory(x, "torch")
 
 
-# ---- through functions, and restored -------------------------------------------------------------------
+# ---- decorated functions and restored carriers ---------------------------------------------------------
 
 
 @ab.torch(output_type="input")
@@ -241,7 +241,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bool", "float16", *PIXELS])
 def test_any_bits_are_restored_with_their_metadata(dtype: str, layout: str) -> None:
-    """NaNs and signs of zero included."""
+    """Use random bits, which include NaN payloads and negative zeros."""
     same = ab.torch(output_type="input")(lambda tensor: tensor.clone())
     bits = np.random.default_rng(3).integers(0, 256, 24 * np.dtype(dtype).itemsize, np.uint8)
     x = LAYOUTS[layout]((bits & 1 if dtype == "bool" else bits).view(dtype).reshape(2, 3, 4))
@@ -469,7 +469,7 @@ def test_chunks_of_files(tmp_path: Path) -> None:
         ab.chunks(tall)
 
 
-# ---- third-party kinds ---------------------------------------------------------------------------------
+# ---- carriers of other packages ------------------------------------------------------------------------
 
 
 class Scan:
@@ -536,7 +536,7 @@ def test_entry_points_load_when_their_objects_appear(tmp_path: Path) -> None:
 
 
 class Nosy(Carrier):
-    """A kind that fails the test if it is queried for an array of a framework."""
+    """A carrier that fails the test if it is queried about an array of a framework."""
 
     def carries(self, x: Any) -> bool:
         assert not isinstance(x, np.ndarray | torch.Tensor)

@@ -65,7 +65,7 @@ def test_a_read_only_map_is_copied_and_the_advice_names_copy_on_write(kind: str,
     before = data.bits(ab.to_numpy(x))
     tensor.zero_()
     assert data.bits(ab.to_numpy(x)) == before
-    shared = ab.to_torch(x, copy=False)  # which must not be written to
+    shared = ab.to_torch(x, copy=False)  # do not write to it
     assert shared.data_ptr() == ab.to_numpy(x).__array_interface__["data"][0]
 
 
@@ -128,9 +128,9 @@ def test_targets_that_never_write_share_a_read_only_map(tmp_path: Path) -> None:
         assert data.bits(ab.convert_memory(x, target)) == VALUES.tobytes()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="it is about maps of POSIX")
+@pytest.mark.skipif(os.name == "nt", reason="requires POSIX file maps")
 def test_a_new_file_of_the_same_name_leaves_the_map_intact(tmp_path: Path) -> None:
-    """docs/carriers.md recommends it in place of overwriting the file."""
+    """Check the method that docs/carriers.md recommends instead of overwriting the file."""
     lines = (
         "import os, sys, numpy as np, arraybridge as ab",
         f"path = {str(saved(tmp_path))!r}",

@@ -105,10 +105,10 @@ def test_shared_memory_outlives_the_table() -> None:
         assert result[:, 3].tolist() == list(range(3000, 4000))
 
 
-#: Slices of it in another order are never adjacent in memory, whatever the allocator does.
+#: Slices of this array in another order are never adjacent in memory, regardless of the allocator.
 APART = pyarrow.array([3.0, 4.0, 0.0, 1.0, 2.0])
 
-#: Kind → what is copied, its values, and why.
+#: Kind → a copied table, its values, and the reason.
 COPIED: dict[str, tuple[Callable[[], Any], np.ndarray, Reason]] = {
     "Table of separate columns": (
         lambda: pyarrow.table({"a": APART[3:], "b": APART[:2]}),
@@ -222,7 +222,7 @@ def test_polars_tables_share_one_column_and_adjacent_columns() -> None:
     assert equal(vectors[1:3], VECTORS[1:3])
 
 
-# ---- restored ----------------------------------------------------------------------------------------
+# ---- restored tables ---------------------------------------------------------------------------------
 
 
 def schema_of(kind: Any, *, nullable: bool = False) -> Any:
@@ -402,7 +402,7 @@ def sliced(rng: np.random.Generator, x: Any, values: np.ndarray) -> tuple[Any, n
 
 
 def put_nulls(rng: np.random.Generator, rows: list[Any], depth: int) -> bool:
-    """Replace one row, inner list or element by a null; return whether there was one to replace."""
+    """Replace one row, inner list or element with a null; return whether there was one to replace."""
     for _ in range(depth):
         if not rows:
             return False

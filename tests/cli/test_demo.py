@@ -49,8 +49,8 @@ def test_demo_converts_through_every_framework_in_json_and_text(tmp_path: Path) 
     oom = report["out_of_memory"]
     assert oom["exact"] is True
     assert oom["failed"] >= 1
-    assert oom["attempts"][0] == 40, "the whole image is tried first"
-    assert min(oom["attempts"]) <= 13, "then as many rows as fit"
+    assert oom["attempts"][0] == 40, "the first attempt must use the whole image"
+    assert min(oom["attempts"]) <= 13, "later attempts must use as many rows as fit"
     assert len(report["pipeline"]["stages"]) == 2
     text = call_cli(*run)
     assert (text.exit_code, text.stderr) == (0, "")

@@ -79,7 +79,7 @@ def test_bench_table(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def matrix_result() -> Json:
-    """Make a result with five frameworks, in which pyclesperanto refuses arrays of the last one."""
+    """Make a result with five frameworks, in which pyclesperanto rejects arrays of the last one."""
     places = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
     cells = []
     for source in (*places, matrix.UNALIGNED):

@@ -40,7 +40,7 @@ def test_trace_runs_a_script_and_lists_its_copies(tmp_path: Path) -> None:
     file = script(tmp_path, COPY)
     done = run_cli("trace", str(file), "--top", "7", "-x", "--json")
     assert done.returncode == 0, done.stderr
-    assert "arguments ['--top', '7', '-x', '--json']" in done.stdout, "the script gets its arguments"
+    assert "arguments ['--top', '7', '-x', '--json']" in done.stdout, "the script must receive its arguments"
     assert "script.py:5" in done.stdout
     assert "7.8 KiB" in done.stdout
     assert "because copy=True was passed" in done.stdout
@@ -55,7 +55,7 @@ def test_trace_writes_json_and_html_files(tmp_path: Path) -> None:
     options = ("--json", "--save", "run.json", "--html", "report.html")
     done = run_cli("trace", *options, moved.name, "a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "arguments ['a']" in done.stderr, "stdout contains only JSON"
+    assert "arguments ['a']" in done.stderr, "stdout must contain only JSON"
     answer = json.loads(done.stdout)
     assert answer["program"] == "script.py a"
     assert [(spot["nbytes"], spot["count"]) for spot in answer["hotspots"]] == [(8000, 1)]
@@ -64,7 +64,7 @@ def test_trace_writes_json_and_html_files(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "omit copy=True" in page
     assert "<svg" in page
-    assert not re.search(r"src\s*=|href=\"(?!data:)|@import|url\(", page), "the page loads no other files"
+    assert not re.search(r"src\s*=|href=\"(?!data:)|@import|url\(", page), "the page loads another file"
 
 
 PRINT_ENVIRONMENT = """\
@@ -98,7 +98,7 @@ def test_a_script_exits_as_under_python_with_its_table(tmp_path: Path, ending: s
     file = script(tmp_path, COPY + ending)
     plain, traced = python(file), run_cli("trace", str(file))
     assert traced.returncode == plain.returncode == code
-    assert traced.stderr == plain.stderr, "the traceback contains no line of arraybridge"
+    assert traced.stderr == plain.stderr, "the traceback must not contain lines of arraybridge"
     assert ending == "x = (" or "script.py:5" in traced.stdout
 
 

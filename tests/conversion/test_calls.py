@@ -1,4 +1,4 @@
-"""All call forms of convert_memory, the device of the result, and state that no call may change."""
+"""All call signatures of convert_memory, the device of the result, and state that no call may change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def image() -> np.ndarray[Any, Any]:
     return memory
 
 
-# ---- call forms ------------------------------------------------------------------------------------------
+# ---- call signatures -------------------------------------------------------------------------------------
 
 # Arguments after the array, by position and by name, each with the resulting device.
 CPU = (
@@ -223,7 +223,7 @@ def test_native_devices_are_read_and_place_an_array() -> None:
         *((d, str(Device.parse(d.name))) for d in tf.config.list_logical_devices("CPU")),
         *(("/CPU:0", "cpu"), ("/job:localhost/replica:0/task:0/device:GPU:1", "gpu:1")),
     ]
-    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # which cannot be created without a driver
+    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # CuPy arrays need a driver
         natives.append((cupy.cuda.Device(1), "gpu:1"))
     for native, words in natives:
         assert str(Device.parse(native)) == words, native
@@ -306,7 +306,7 @@ def state() -> dict[str, Any]:
     """Return all state that a conversion could change unnoticed, in comparable form."""
     jax, tf, torch = (importlib.import_module(name) for name in ("jax", "tensorflow", "torch"))
     cle = arraybridge.framework("pyclesperanto")
-    generator = np.random.get_state()  # noqa: NPY002  # the global state is what is guarded
+    generator = np.random.get_state()  # noqa: NPY002  # the test is about the global state
     return {
         "environment": dict(os.environ),
         "filters": list(warnings.filters),
@@ -358,7 +358,7 @@ def test_calls_do_not_change_global_state() -> None:
                     except MemoryConversionError:
                         failed += 1
     after = state()
-    assert min(done, failed) > 100, "conversions and failures both, else this proves little"
+    assert min(done, failed) > 100, "both conversions and failures must occur"
     for what, value in before.items():
         assert after[what] == value, what
 
@@ -416,7 +416,7 @@ def test_dtypes_may_be_given_as_any_framework_writes_them(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["numpy", "jax", "tensorflow", "pyclesperanto"])
 def test_graphs_are_detached_only_on_request(target: str) -> None:
-    """Check also that none is recorded at the time, after any other conversions."""
+    """Check all gradient modes, after conversions of tensors without gradients have filled the plan cache."""
     torch = require("torch")
     require(target)
     leaf = torch.ones(2, 3, requires_grad=True)
@@ -467,7 +467,7 @@ _CAST_DTYPES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of frameworks, about what a cast loses
+@pytest.mark.filterwarnings("ignore::Warning")  # frameworks warn about lossy casts
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax", "tensorflow"])
 def test_every_cast_and_its_advice(source: str, target: str) -> None:

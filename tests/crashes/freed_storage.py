@@ -39,7 +39,7 @@ for target in ("numpy", "jax", "tensorflow", "torch"):
         *([{}, {"copy": False}] if target != "torch" else []),
     ):
         for name in tensors():
-            check(name, target, 0, options)  # without a plan so far
+            check(name, target, 0, options)  # no plan is cached yet
             convert_memory(tensors()[name][0].clone(), target, grad="detach", dtype="complex128")
             check(name, target, 0, options)
 for options in ({"copy": True}, {"dtype": "complex128"}):

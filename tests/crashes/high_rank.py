@@ -14,9 +14,9 @@ for rank in (numpys, 65, 254, 255, 256, 300):
         try:
             result = convert_memory(torch.full([1] * rank, 7.0), target)
         except MemoryConversionError:
-            assert rank > numpys, f"{rank} axes were refused on their way to {target}"
+            assert rank > numpys, f"{rank} axes were rejected for {target}"
             continue
-        assert rank <= most, f"{rank} axes arrived in {target}"
+        assert rank <= most, f"{rank} axes were converted to {target}"
         assert tuple(result.shape) == (1,) * rank
         assert bits(result) == np.float32(7).tobytes()
 

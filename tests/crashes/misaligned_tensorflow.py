@@ -36,7 +36,10 @@ for start in (1, 3, 4, 15, 17):
 
 
 def misaligned() -> tuple[Any, Any]:
-    """Return a TensorFlow tensor on memory that its kernels abort on, as any DLPack import may create it."""
+    """Return a misaligned TensorFlow tensor, as any DLPack import may create it, and the memory's owner.
+
+    TensorFlow's kernels abort the process on such memory.
+    """
     whole = torch.zeros(COUNT + 1)
     whole[1:] = torch.arange(COUNT)
     tensor = tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(whole[1:]))

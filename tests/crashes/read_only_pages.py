@@ -61,5 +61,5 @@ with tempfile.TemporaryDirectory() as folder:
     assert path.read_bytes() == VALUES.tobytes()
 
     own = convert_memory(aligned((64,), "float32"), "jax")
-    assert explain(own, "torch").shares_memory, "it can be written to"
+    assert explain(own, "torch").shares_memory, "writable memory must be shared"
     del mapped, window

@@ -28,7 +28,7 @@ IMAGE = (np.random.default_rng(7).permutation(130).astype("float32") / 4).reshap
 CHUNKS = ((5, 5, 3), (4, 6))
 
 
-# -- a filter in each framework, whose result depends on the whole block --------------------------------
+# -- filters whose result depends on the whole block ----------------------------------------------------
 
 
 @arraybridge.numpy

@@ -114,7 +114,7 @@ def test_size_and_token_of_arrays_without_dense_bytes() -> None:
 
 
 def test_dask_registration_without_importing_arraybridge() -> None:
-    """Check also a later import, after Dask has used its own functions."""
+    """Also check an import of arraybridge after Dask has used its own functions."""
     torch = require("torch")
     sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
     lines = (
@@ -144,7 +144,7 @@ def test_only_equal_arrays_have_equal_tokens(framework: str) -> None:
     arrays = [values, changed, *reshaped]
     tokens = {tokenize(own_array(framework, x)) for x in arrays}
     assert len(tokens) == len(arrays)
-    assert tokenize(own_array(framework, values.copy())) in tokens, "an equal array is no other"
+    assert tokenize(own_array(framework, values.copy())) in tokens, "equal arrays must have equal tokens"
     assert tokenize(values) not in tokens
 
 
@@ -154,7 +154,7 @@ def test_tokens_depend_on_gradients_attributes_and_devices() -> None:
     assert tokenize(x.T.contiguous().T) == tokenize(x)
     assert tokenize(x.clone().requires_grad_(True)) != tokenize(x)
     z = torch.complex(x, x)
-    assert tokenize(z.conj()) == tokenize(torch.complex(x, -x)) != tokenize(z), "the conj bit is resolved"
+    assert tokenize(z.conj()) == tokenize(torch.complex(x, -x)) != tokenize(z), "conj bit"
     boxes, other = torch.ones(2), torch.ones(2)
     boxes.format, other.format = "xyxy", "cxcywh"
     assert tokenize(boxes) != tokenize(other)
@@ -191,7 +191,7 @@ def test_every_dtype_travels_bit_for_bit(framework: str, layout: str, dtype: str
 
 
 def test_64_bit_jax_arrays_travel_while_x64_is_off() -> None:
-    """Check also arrays inside an object: JAX's own pickle narrows them."""
+    """Also check arrays inside an object: JAX's own pickle narrows them."""
     jax = require("jax")
     values = [2**64 - 1, 2**32 + 5]
     with data.x64(jax):
@@ -213,7 +213,7 @@ def test_gradients_travel() -> None:
     assert back.grad.dtype == torch.bfloat16
     (back * 2).sum().backward()  # the parameter is still trainable
     assert back.grad.tolist() == [5.0, 7.0]
-    assert leaf.grad.tolist() == [3.0, 5.0], "the original is untouched"
+    assert leaf.grad.tolist() == [3.0, 5.0], "the original must not change"
     result = through_the_wire(leaf * 2)
     assert (result.tolist(), result.requires_grad, result.is_leaf) == ([2.0, 4.0], True, True)
     parameter = through_the_wire(torch.nn.Parameter(torch.tensor([1.0, 2.0])))
@@ -222,7 +222,7 @@ def test_gradients_travel() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_arrays_travel_inside_objects_and_split_frames(framework: str) -> None:
-    # arraybridge does not handle these: pickle uses the arrays' own methods, and only this is guaranteed.
+    # arraybridge does not handle arrays inside objects: pickle calls the arrays' own methods.
     dtypes = ("float32",) if framework == "pyclesperanto" else ("float32", "bfloat16", "complex64")
     sources = [built(framework, "aligned", dtype) for dtype in dtypes]
     back = through_the_wire(Measurement(*(source.array for source in sources)))

@@ -41,7 +41,7 @@ def _in_this_thread() -> Any:
 
 # -- results equal to the plain call -------------------------------------------------------------------
 
-# Workers need long to import other frameworks, which would not test more.
+# Importing other frameworks in workers takes long and would not test more.
 PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
 
@@ -65,7 +65,7 @@ def test_a_jax_function_keeps_64_bit_blocks(dtype: str) -> None:
     def shifted(x: Any) -> Any:
         return x + x[:1] - 1
 
-    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # which need more than 32 bits
+    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # needs more than 32 bits
     expected = functions.blockwise(shifted, values, ((3, 3), (2,)))
     for fn in (arraybridge.jax(shifted), functools.partial(arraybridge.jax(shifted))):
         result = map_blocks(fn, to_dask(values, (3, 2))).compute()
@@ -109,7 +109,7 @@ def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
 
     @arraybridge.torch
     def by_value(x: Any, factor: float = 1) -> Any:
-        """Return a function that travels with its framework, its closure and its defaults."""
+        """Use an imported module, a closure variable and a default, which are pickled with the function."""
         return torch.multiply(x, float(weights[1]) * factor)
 
     for fn in (
@@ -420,7 +420,7 @@ ERRORS: dict[str, tuple[type[Exception], str, str]] = {
 
 def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> None:
     def failing(b: Any) -> Any:
-        raise ZeroDivisionError("of its own")
+        raise ZeroDivisionError("raised in the block")
 
     require("torch")
     for name, (cls, words, target) in ERRORS.items():
@@ -428,7 +428,7 @@ def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> N
             map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
         assert type(caught.value) is cls
         assert caught.value.target_type == target  # type: ignore[attr-defined]
-    with pytest.raises(ZeroDivisionError, match=r"^of its own$"):
+    with pytest.raises(ZeroDivisionError, match=r"^raised in the block$"):
         map_blocks(failing, numbers()).compute(scheduler=two_workers)
 
 

@@ -44,7 +44,7 @@ def worker() -> Iterator[tuple[Client, list[str], dict[str, str]]]:
         env = {"TF_FORCE_GPU_ALLOW_GROWTH": "false", "POCL_DEVICES": "pthread pthread"}
         started = cluster(1, fraction=0.25, env=env, **QUIET)
         assert not os.environ.keys() & {*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"}, (
-            "they are the worker's alone"
+            "they must be set only in the worker"
         )
     with started, Client(started, set_as_default=False) as client:
         (first,) = client.run(functions.loaded, *FRAMEWORKS).values()
@@ -59,12 +59,12 @@ def test_workers_are_prepared_before_importing_a_framework(worker: Any) -> None:
     assert first == []
     assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert environment["XLA_CLIENT_MEM_FRACTION"] == "0.25"
-    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "the caller has the last word"
+    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "false", "env= of the caller must override coexist()"
     assert set(client.run(functions.only_gpu).values()) == {None}
 
 
 def test_gpu_ids_refer_to_the_gpu_of_the_worker(worker: Any) -> None:
-    """Use OpenCL, which has two devices without a GPU. Functions that ran before are no different."""
+    """Use OpenCL, which has two devices without a GPU. `prepare` also affects functions that ran before."""
     require("pyclesperanto")
     client, *_ = worker
     rows = to_dask(np.zeros((2, 2), np.float32), chunks=1)
@@ -169,6 +169,11 @@ def test_invalid_cluster_options_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one for one in open_now if one not in before] == []
 
 
+def test_prepare_expects_a_client() -> None:
+    with pytest.raises(TypeError, match=r"expected a distributed\.Client, got str"):
+        prepare("scheduler:8786")
+
+
 def test_cluster_without_dask_raises() -> None:
     lines = (
         "from tests.conversion.scripts.blocker import hide",
@@ -227,7 +232,7 @@ def test_large_values_travel_between_workers_in_shared_memory(framework: str, tw
         moved = two_workers.submit(functions.used, made, workers=[second], pure=False)
         values, is_shared, is_writable = moved.result()
         np.testing.assert_array_equal(values, whole[: len(values)])
-        # its own pickle, from which the value is copied
+        # PyTorch's own pickle copies the values.
         by_torch = (framework, place) == ("torch", "in an object")
         is_copied = place == "small" or by_torch
         assert (len(values), is_shared) == (10 if place == "small" else 1 << 18, not is_copied)
@@ -263,7 +268,7 @@ def test_unreturned_memory_is_not_exported_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(array_registration, "_MAX_EXPORTED", 0)
     header, frames = array_registration.export(LARGE)
     assert array_registration.import_exported(header, frames).sum() == LARGE.sum()
-    assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"
+    assert sum(map(len, frames)) == LARGE.nbytes, "the frames must contain the bytes"
 
 
 def test_workers_on_other_hosts_receive_bytes() -> None:

@@ -6,7 +6,8 @@ from distributed import Nanny
 
 
 def let_workers_end() -> None:
-    """Let a worker process take two minutes to end. Dask waits 5 seconds, kills the process, and may then
-    raise.
+    """Let a worker process take two minutes to end.
+
+    By default, Dask waits 5 seconds, kills the process, and may then raise.
     """
     Nanny.close.__defaults__ = (120, "nanny-close")

@@ -75,7 +75,7 @@ def test_containers_are_traversed_and_not_modified() -> None:
     assert tree["z"] is tree["a"][0] is a
     log: list[str] = []
     arraybridge.torch(lambda x, into: into.append("seen"))(a, log)
-    assert log == ["seen"], "a container without arrays is the caller's own"
+    assert log == ["seen"], "a container without arrays must be passed unchanged"
 
 
 def test_non_arrays_pass_unchanged() -> None:
@@ -154,7 +154,7 @@ def test_strict_rejects_arrays_of_undeclared_types() -> None:
         return picture * 2
 
     for _ in range(3):
-        arraybridge.torch(identity)(torch.ones(2))  # which is in the plan cache from now on
+        arraybridge.torch(identity)(torch.ones(2))  # adds a plan to the cache
         assert double(np.ones(2)).tolist() == [2.0, 2.0]
         with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
             double(torch.ones(2))
@@ -174,7 +174,7 @@ class Table:
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "alone": ((Table(),), {}, "argument 'x'"),
-    "beside others": ((1, Table()), {}, r"argument \*rest\[0\]"),
+    "with others": ((1, Table()), {}, r"argument \*rest\[0\]"),
     "by keyword": ((1,), {"image": Table()}, "argument 'image'"),
     "in a container": (({"a": [Table()]},), {}, "argument 'x'"),
 }
@@ -270,7 +270,7 @@ def test_strict_rejects_arrays_in_untraversed_collections(name: str, make: Calla
         f(x=IMAGE, value=value)
 
 
-@pytest.mark.parametrize("others", [(), (IMAGE,)], ids=["alone", "beside an array"])
+@pytest.mark.parametrize("others", [(), (IMAGE,)], ids=["alone", "with an array"])
 def test_arrays_in_containers_that_cannot_be_rebuilt_stay(others: tuple[Any, ...]) -> None:
     """With a CUDA build of PyTorch, a call queries the stream of its first array."""
     require("torch")

@@ -212,7 +212,7 @@ class Hungry:
     def __call__(self, x: Any, max_retries: float = 2.0) -> Any:
         self.calls += 1
         if self.calls <= self.failures or len(x) > self.rows:
-            raise MemoryError("rehearsed")
+            raise MemoryError("simulated")
         return x * max_retries
 
 
@@ -230,7 +230,7 @@ def test_oom_recovery_retries_and_splits(target: str) -> None:
     assert run(batch, max_retries=2.0).tolist() == (2 * batch).tolist()
     assert hungry.calls > 4
     for options, failures in (({"oom_recovery": True, "max_retries": 1}, 2), ({}, 1)):
-        with pytest.raises(MemoryError, match="rehearsed"):
+        with pytest.raises(MemoryError, match="simulated"):
             decorator(target)(**options)(Hungry(failures=failures))(IMAGE)
     with pytest.raises(ZeroDivisionError):
         decorator(target)(oom_recovery=True)(lambda x: 1 // 0)(IMAGE)
@@ -255,7 +255,7 @@ def test_failed_attempts_are_freed_before_the_next(recovery: Any) -> None:
 
     x = np.arange(4.0)
     for _ in range(2):
-        arraybridge.torch(identity)(x)  # from now on the plan cache contains its arrays
+        arraybridge.torch(identity)(x)  # adds a plan to the cache
     assert np.ones(8).view(Net).work(x).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert alive
     assert not any(alive)
@@ -275,7 +275,7 @@ def test_oom_in_a_conversion_is_recovered(recovery: Any, monkeypatch: pytest.Mon
 
     fn = arraybridge.numpy(dtype="float64", oom_recovery=recovery)(lambda x: x + 1)
     for _ in range(2):
-        fn(np.arange(4, dtype=np.float32))  # from now on the plan cache contains its arrays
+        fn(np.arange(4, dtype=np.float32))  # adds a plan to the cache
     monkeypatch.setattr(numpy, "cast", scarce)
     failures[0] = 2 if recovery is True else 0
     assert fn(np.arange(4, dtype=np.float32)).tolist() == [1.0, 2.0, 3.0, 4.0]

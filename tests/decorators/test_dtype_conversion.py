@@ -34,7 +34,7 @@ def test_floats_are_scaled_to_the_range_of_the_dtype(target: str, source: str, d
     info = np.iinfo(dtype)
     result = converted(np.array([[-1.0, 0.0], [3.0, 1.0]], source), target, dtype)
     assert result[0, 0] == info.min
-    assert result[1, 0] == info.max, "the top of the range is no float32, for 64 bits no float64 either"
+    assert result[1, 0] == info.max, "the maximum must be exact, although no float may represent it"
     quarter = (int(info.max) - int(info.min)) / 4 + int(info.min)
     assert abs(int(result[0, 1]) - quarter) <= max(0.5, 2.0**-52 * abs(quarter))
 
@@ -106,6 +106,8 @@ def test_members_of_dtype_conversion() -> None:
     assert native(lambda x: x / 2)(np.ones(2, np.uint8)).dtype == np.float64
     assert DtypeConversion.UINT8.numpy_dtype is np.uint8
     assert DtypeConversion.PRESERVE_INPUT.numpy_dtype is DtypeConversion.NATIVE_OUTPUT.numpy_dtype is None
+    with pytest.raises(ValueError, match=r"^'uint9' is not a DtypeConversion\. Pass one of 'preserve', "):
+        DtypeConversion("uint9")
 
 
 @pytest.mark.parametrize("member", DtypeConversion)

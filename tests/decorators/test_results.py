@@ -21,7 +21,7 @@ def test_output_type_input_follows_the_first_array() -> None:
     assert isinstance(mixed(3, "x", [{"a": torch.ones(2)}], mask=ones), torch.Tensor)
     assert isinstance(mixed(ones, mask=torch.ones(2)), np.ndarray)
     made = arraybridge.torch(output_type="input")(lambda n: torch.ones(n))(3)
-    assert isinstance(made, torch.Tensor), "without an array the result stays as it is"
+    assert isinstance(made, torch.Tensor), "without an array argument, the result must not change"
 
 
 def test_output_type_input_restores_the_device() -> None:
@@ -109,7 +109,7 @@ def test_numpy_scalars_are_converted_to_the_input_type_or_stay() -> None:
     assert [type(x) for x in f(np.ones(3))] == [np.float64, np.float32]
     for scalar in (np.datetime64("2024-01-01"), np.str_("words"), np.timedelta64(3, "D")):
         assert arraybridge.torch(lambda x, s=scalar: s)(IMAGE) is scalar
-    require("pyclesperanto")  # which does not support 0-d arrays
+    require("pyclesperanto")  # does not support 0-d arrays
     number = np.float64(2)
     assert arraybridge.pyclesperanto(lambda x: number)(IMAGE) is number
     image, mean = arraybridge.numpy(dtype_conversion=DtypeConversion.UINT8)(lambda x: (x, x.mean()))(IMAGE)

@@ -128,7 +128,7 @@ assert_type(placement.device, arraybridge.Device | None)
 print(placement.gpuid)  # type: ignore[attr-defined]
 Placement("torch", devcie=None)  # type: ignore[call-arg]
 
-# Every call form of convert_memory, and devices by any name.
+# Every call signature of convert_memory, and every kind of device argument.
 data: Any = Foreign()
 native: Any = arraybridge.get_device().native("torch")
 arraybridge.convert_memory(data, "torch")
@@ -155,7 +155,7 @@ assert_type(log.events[0].seconds, float)
 log.events[0].reson  # type: ignore[attr-defined]  # noqa: B018
 Event("call", "f", 0.0, 0.0, "main", "", "", 0, devise="cpu")  # type: ignore[call-arg]
 
-# Devices and what runs on them.
+# Devices, and functions that run on them.
 assert_type(arraybridge.get_device(), arraybridge.Device)
 assert_type(arraybridge.least_used_gpu(), int | None)
 assert_type(arraybridge.gpu_available(), bool)

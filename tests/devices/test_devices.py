@@ -72,6 +72,11 @@ def test_devices_and_device_strings_match_the_framework(name: str) -> None:
             assert arraybridge.device_of(x) == device
 
 
+def test_devices_expects_framework_names() -> None:
+    with pytest.raises(TypeError, match="Expected a framework name, got int"):
+        devices(5)  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     error_text = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
@@ -145,7 +150,7 @@ def test_device_objects_of_tensorflow_have_a_known_kind() -> None:
         assert (str(device), device.accelerator) == expected
 
 
-# -- as text -----------------------------------------------------------------------------------------
+# -- text of devices ---------------------------------------------------------------------------------
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def build_for_torch(folder: Path, site: Path) -> None:
     """Generate the libraries besides the runtime that PyTorch's libraries link to."""
     libraries = sorted((site / "torch" / "lib").glob("*.so"))
     if not libraries:
-        sys.exit(f"{site} holds no torch")
+        sys.exit(f"{site} does not contain PyTorch")
     wanted = set().union(*(exported(one, "--undefined-only") for one in libraries))
     there = set().union(*(exported(one) for one in (*libraries, folder / LIBRARY)))
     names = {name for name in wanted - there if _FOREIGN.match(name)}

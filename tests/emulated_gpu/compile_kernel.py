@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: The precompiled header of build.py has the same options, so that each kernel can use it.
+#: build.py compiles the precompiled header with these options, as the compiler requires.
 FLAGS = (
     *("-std=gnu++17", "-O1", "-fno-strict-aliasing", "-fpermissive", "-w", "-fPIC", "-shared"),
     # _FORTIFY_SOURCE rejects the long jump out of a fiber that faulted.

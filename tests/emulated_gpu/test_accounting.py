@@ -49,7 +49,7 @@ def test_too_large_batch_is_split_without_repeated_work() -> None:
     assert done == list(range(16))
 
 
-@pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing ever waits")
+@pytest.mark.skipif(EMULATED == "at-once", reason="in eager mode, no work is ever queued")
 def test_work_on_another_stream_stays_queued() -> None:
     """Check that no call waits for the whole GPU."""
     bystander = cupy.cuda.Stream(non_blocking=True)

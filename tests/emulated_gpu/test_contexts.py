@@ -29,7 +29,7 @@ print(ab.memory_stats()['gpu:1'].holdings[0].used > 0, cupy.cuda.runtime.getDevi
 ab.pinned(np.ones(8)); ab.framework('cupy').memory.synchronize(); ab.free_memory()
 print(*opened())
 from tests.gpu.test_ordering import ForeignDlpack, ForeignInterface
-for protocol in (ForeignInterface, ForeignDlpack):  # what others have there
+for protocol in (ForeignInterface, ForeignDlpack):  # arrays of other libraries on that GPU
     y = ab.convert_memory(protocol(x), 'cupy')
     print(ab.device_of(y), ab.to_numpy(y).sum())
 """,

@@ -13,7 +13,7 @@ from tests.helpers import EMULATED, asked
 pytestmark = pytest.mark.gpu
 
 N = 1000
-lazy = pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing is ever late")
+lazy = pytest.mark.skipif(EMULATED == "at-once", reason="in eager mode, no work is ever late")
 
 
 @pytest.fixture

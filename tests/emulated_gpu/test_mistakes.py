@@ -27,7 +27,7 @@ from tests.helpers import EMULATED
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing is ever late"),
+    pytest.mark.skipif(EMULATED == "at-once", reason="in eager mode, no work is ever late"),
 ]
 
 CUPY, TORCH = "frameworks.cupy", "frameworks.torch"
@@ -55,7 +55,7 @@ def mistake(target: str, noticed: Function, *arguments: Any) -> Callable[[Functi
 def test_mistake_is_detected(
     target: str, wrong: Function, noticed: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noticed()  # which skips if its frameworks are not installed
+    noticed()  # skips if its frameworks are not installed
     arraybridge.free_memory()
     accounting.empty_pools()  # so that memory does not already hold the expected values
     right = resolve_name(target)

@@ -244,7 +244,7 @@ def test_producers_that_cannot_export_to_the_host(target: str, cls: type[Produce
 def test_cuda_memory_without_a_driver_is_read_through_the_host() -> None:
     cupy = require("cupy")
     if arraybridge.framework("cupy").devices.available() or cupy is None:
-        pytest.skip("it is about a machine without a GPU")
+        pytest.skip("needs a machine without a GPU")
     x = Newest(np.arange(3.0))
     x.device = 2
     assert convert_memory(x, "torch").tolist() == [0, 1, 2]

@@ -25,7 +25,7 @@ GPU = Device("gpu", 0)
 
 
 class FakeStreams(Streams):
-    """A stream that is done when a test sets it so, and that records the streams it waits for."""
+    """A fake stream that records the streams it waits for. The test decides when its work is done."""
 
     def __init__(self, number: int | None) -> None:
         self.number = number
@@ -63,7 +63,7 @@ def collected(*steps: Callable[[], object]) -> None:
         (FakeStreams(None), None, True),
         (Streams(), 0, True),
     ],
-    ids=["its queue waits", "another queue", "of each thread", "no queues"],
+    ids=["same stream", "other stream", "per-thread stream", "no streams"],
 )
 @pytest.mark.parametrize("end", [gpu_memory.release, gpu_memory.block_until_ready, free_memory])
 def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
@@ -74,7 +74,7 @@ def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
     seen, keep_alive = weakref.ref(memory), [gpu_memory.keep_alive(memory, exporter, importer, GPU)]
     del memory
     collected(gpu_memory.release)
-    assert seen() is not None, "the borrower's array is alive"
+    assert seen() is not None, "the importer's array is alive"
     if isinstance(exporter, FakeStreams):
         exporter.number, exporter.waited = ended_on, []
     collected(keep_alive.clear)
@@ -83,11 +83,11 @@ def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
         exporter.number = before
     assert (seen() is not None) == kept
     collected(gpu_memory.release)
-    assert (seen() is not None) == kept, "what is not read yet stays"
+    assert (seen() is not None) == kept, "memory with unfinished reads must stay alive"
     importer.done = end is gpu_memory.release
     collected(end)
     assert seen() is None
-    assert importer.done == (kept or end is gpu_memory.release), "who settles waits"
+    assert importer.done == (kept or end is gpu_memory.release), "block_until_ready() must wait for the read"
 
 
 def test_streams_without_queries_keep_only_their_own_exports() -> None:
@@ -154,13 +154,13 @@ def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: s
         arrays._keep_for_tensorflow(memory, exported[0], "CPU:0")
     del memory
     collected(gpu_memory.release)
-    if how == "donated":  # which deletes JAX's buffer and leaves the object
+    if how == "donated":  # donation deletes JAX's buffer, but not the array object
         module.jit(lambda x: x + 1, donate_argnums=0)(exported[0]).block_until_ready()
         assert exported[0].is_deleted()
         collected(gpu_memory.release)
-    assert seen() is not None, "its array is alive"
+    assert seen() is not None, "the array that uses the memory is alive"
     collected(exported.clear)
-    assert seen() is not None, "nobody has asked its queue yet"
+    assert seen() is not None, "its stream has not been queried yet"
     if how == "inside jit":
 
         def traced(x: Any) -> Any:
@@ -178,7 +178,7 @@ def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: s
 def test_importers_without_streams_synchronize_the_source_and_keep_it_alive(
     name: str, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use host memory in place of a GPU's: PyTorch exports only from the current GPU."""
+    """Use host memory instead of GPU memory: PyTorch exports only from the current GPU."""
     require(name)
     done: list[str] = []
 

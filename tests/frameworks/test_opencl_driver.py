@@ -13,7 +13,7 @@ from tests.helpers import require, run_python
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pyclesperanto") is None,
-    reason="pyclesperanto is not installed, and its older kin finds it",
+    reason="pyclesperanto is not installed, and pyclesperanto_prototype finds the driver itself",
 )
 PROGRAM = """
 import json, os, sys
@@ -42,7 +42,7 @@ def test_pocl_wheel_is_used_without_another_driver(tmp_path: Path) -> None:
     assert "libpocl" in driver
     assert devices >= 1
     (tmp_path / "own.icd").write_text("libown.so", encoding="utf-8")
-    assert run(tmp_path)[1] == "", "a driver of the machine stays the one"
+    assert run(tmp_path)[1] == "", "an existing driver must remain selected"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")

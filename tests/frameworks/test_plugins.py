@@ -21,7 +21,7 @@ CHECKOUT = Path(arraybridge.__file__).parents[1]
 
 
 def lay_out(site: Path, name: str, version: str, points: str) -> None:
-    """The metadata of a distribution, as an installer would write them."""
+    """Write the metadata of a distribution, as an installer does."""
     folder = name.replace("-", "_")
     info = site / f"{folder}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -35,12 +35,12 @@ def run_with(site: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(*arguments, env={"PYTHONPATH": path}, timeout=240)
 
 
-# ---- one that works --------------------------------------------------------------------------------------
+# ---- a working plug-in -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path on which one file and its entry point are found."""
+    """Install a plug-in that is a single file with an entry point, and return its folder."""
     site = tmp_path_factory.mktemp("whole")
     (site / "slates.py").symlink_to(PLUGIN / "whole" / "slates.py")
     lay_out(site, "slates-dist", "3.2.1", "slates = slates:SlatesFramework")

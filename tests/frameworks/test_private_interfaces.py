@@ -22,7 +22,7 @@ def test_public_import_shares_without_the_private_one(dtype: str, monkeypatch: p
     memory[...] = np.arange(12).reshape(4, 3)
     monkeypatch.setattr(module, "_import_capsule", None)
     framework = module.JaxFramework()
-    with pytest.raises(NotImplementedError):  # and the slow path is taken
+    with pytest.raises(NotImplementedError):  # conversions then take the slow path
         framework.fast_path.fast_import(dlpack_capsules.capsule(memory))
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype

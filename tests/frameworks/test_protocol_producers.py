@@ -206,7 +206,7 @@ def test_broken_exporters_raise_a_typed_error(target: str) -> None:
 def test_gpu_arrays_without_a_driver_raise() -> None:
     require("cupy")
     if arraybridge.framework("cupy").devices.available():
-        pytest.skip("it is about a machine without a card, and this one has one")
+        pytest.skip("needs a machine without a GPU")
     on_gpu: Any = Thing()
     on_gpu.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (64, True), "version": 3}
     for call in (convert_memory, explain):

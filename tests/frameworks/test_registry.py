@@ -127,7 +127,7 @@ def test_subclasses_belong_to_the_framework_of_their_base(tmp_path: Path) -> Non
 
 
 def test_detection_does_not_import_frameworks() -> None:
-    """Detection imports neither another framework nor any framework if none was imported before."""
+    """Detect arrays before and after an import of PyTorch and JAX."""
     for name in ("torch", "jax"):
         require(name)
     done = run_python(str(SCRIPTS / "detect_imports_nothing.py"), "torch", "jax")
@@ -175,6 +175,8 @@ def test_existing_names_are_replaced_only_on_request() -> None:
         with pytest.raises(ValueError, match=problem + fix):
             register(taken)
         assert registry.instances().get(name) is not taken
+    with pytest.raises(ValueError, match="the name 'torch' belongs to a built-in framework"):
+        register(registry.framework("torch"))
     first = register(FakeGpuFramework())
     second = FakeGpuFramework()
     for again in (first, second):
@@ -230,9 +232,9 @@ class OwnStreams(Streams):
 _DERIVE = r" Derive its class from arraybridge\.frameworks\.base\.Memory\."
 _WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
     "class": ("memory", OwnMemory, r"the class OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),
-    "instance": ("memory", OwnMemory(None), r"a OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),  # type: ignore[arg-type]
+    "instance": ("memory", OwnMemory(None), r"of type OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),  # type: ignore[arg-type]
     "other class": ("memory", dict, r"the class dict\. Write: memory = component\(MyMemory\)\." + _DERIVE),
-    "None": ("memory", None, r"a NoneType\. Write: memory = component\(MyMemory\)\." + _DERIVE),
+    "None": ("memory", None, r"of type NoneType\. Write: memory = component\(MyMemory\)\." + _DERIVE),
     "other component": (
         "memory",
         component(Devices),
@@ -242,7 +244,7 @@ _WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
     "no autodiff": (
         "autodiff",
         None,
-        r"a NoneType\. Write: autodiff = MyAutodiff\(\)\. Derive its class from",
+        r"of type NoneType\. Write: autodiff = MyAutodiff\(\)\. Derive its class from",
     ),
     "sparse": (
         "sparse",

@@ -44,5 +44,5 @@ def test_xarray_over_cupy_stays_on_the_gpu() -> None:
 
     back = on_the_host(x)
     assert isinstance(back, xarray.DataArray)
-    assert isinstance(back.data, cupy.ndarray), "it comes back to where it was"
+    assert isinstance(back.data, cupy.ndarray), "the result must be on the original device"
     assert back.identical(x.copy(data=cupy.asarray(values)))

@@ -53,4 +53,4 @@ def test_methods_ignore_the_current_device(framework: str, call: str) -> None:
     outcome = outcomes(framework)[call]
     assert is_right(outcome, call, framework), outcome
     if isinstance(outcome, Outcome) and outcome.kernel_is_missing:
-        pytest.skip("the emulated GPU cannot run this kernel of PyTorch, which is machine code")
+        pytest.skip("the emulated GPU cannot run machine code of PyTorch")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 N = 1 << 12
 GPU = Device("gpu", 0)
-NOTHING_SHOWN = "the memory was not given to the next array: this shows nothing"
+NOTHING_SHOWN = "the next array did not reuse the memory, so the test proves nothing"
 
 cupy: Any = None  # imported with the first test, not at collection
 of_each_framework = pytest.mark.parametrize("name", ["cupy", "torch"])
@@ -57,7 +57,7 @@ needs_two_gpus = pytest.mark.usefixtures("_two_gpus")
 
 
 def side_stream() -> Any:
-    """Return a stream of the current GPU that is CuPy's current one."""
+    """Create a stream on the current GPU, make it CuPy's current stream, and return it."""
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     return stream
@@ -282,13 +282,13 @@ def test_memory_of_another_thread_is_read_before_reuse(name: str) -> None:
     with own_stream(name) as reader:
         reader.wait_event(made.record() if name == "cupy" else made.record_event())
         y = arraybridge.framework(name).streams.take_over(x)
-        assert address_of(y) == address, "it was copied"
+        assert address_of(y) == address, "the array must not be copied"
         z = copy_of(y)
         del x, y
     cupy.cuda.Stream.null.synchronize()  # no other reader on that device
     with made if name == "cupy" else require("torch").cuda.stream(made):
         again = overwrite(address, name)
-        assert not (again and EMULATED in ("lazy", "guarded")), "nothing was read as yet"
+        assert not (again and EMULATED in ("lazy", "guarded")), "memory was reused before it was read"
         made.synchronize()
     reader.synchronize()
     assert is_all(z, 3)
@@ -464,14 +464,14 @@ def test_exports_of_a_framework_without_streams_stay_alive_until_read(target: st
         del x, exported, y
         gc.collect()
     made.use()
-    assert not overwrite(address), "its memory was given away while it is still to be read"
+    assert not overwrite(address), "memory was reused before it was read"
     made.synchronize()
     reader.synchronize()
     assert is_all(z, 3)
     used = cupy.get_default_memory_pool().used_bytes()
     gpu_memory.block_until_ready()
     gc.collect()
-    assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "it is kept for good"
+    assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "memory is still allocated"
 
 
 def test_views_keep_exported_memory_alive() -> None:
@@ -483,7 +483,7 @@ def test_views_keep_exported_memory_alive() -> None:
         part = arraybridge.to_torch(x)[5:9]
         del x
         gc.collect()
-        assert not overwrite(address), "it was given away while a view still shows it"
+        assert not overwrite(address), "memory was reused while a view was alive"
         assert part.cpu().tolist() == [3.0] * 4
 
 

@@ -31,7 +31,7 @@ def test_arrays_sent_to_a_process_stay_on_their_gpu(name: str) -> None:
 def test_tensors_share_memory_with_the_process() -> None:
     require("torch")
     if EMULATED:
-        pytest.skip("the emulated GPU has no CUDA IPC, so that tensors go through the host")
+        pytest.skip("the emulated GPU has no CUDA IPC, so tensors are copied through the host")
     x = arraybridge.convert_memory(np.zeros(1 << 20, np.float32), "torch", 0)
     list(device_map(functions.filled, [x], ["gpu:0"], processes=True))
     assert arraybridge.to_numpy(x).max() == 1

@@ -1,4 +1,4 @@
-"""Keep and release the results of other processes in turns; run by test_serialization.py."""
+"""Release results of other processes immediately or at the end; run by test_serialization.py."""
 
 from __future__ import annotations
 

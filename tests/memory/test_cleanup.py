@@ -149,6 +149,6 @@ def test_sharing_needs_a_gpu() -> None:
     torch = require("torch")
     require("cupy")
     if torch.cuda.is_available():
-        pytest.skip("this machine has a card, and the test is of one without")
+        pytest.skip("needs a machine without a GPU")
     with pytest.raises(DeviceNotFoundError, match="gpu:0"):
         arraybridge.share_gpu_memory("torch")

@@ -67,7 +67,7 @@ MESSAGES = [
     ("jax", "FAILED_PRECONDITION: Buffer Definition Event: Failed to allocate request for 2.0GiB", True),
     ("jax", "RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 106496, available: 101", False),
     ("jax", "INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", False),
-    ("jax", "INVALID_ARGUMENT: Failed to allocate what nobody can have", False),
+    ("jax", "INVALID_ARGUMENT: Failed to allocate an impossible size", False),
     ("pyclesperanto", "Error: Failed. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)", True),
     ("pyclesperanto", "Error: Failed to execute. OpenCL error: CL_OUT_OF_HOST_MEMORY (-6)", True),
     (
@@ -86,6 +86,11 @@ def test_messages(name: str, message: str, expected: bool) -> None:
     assert not is_oom_error(ValueError(message))
     if name == "torch" and hasattr(module, "AcceleratorError"):
         assert is_oom_error(module.AcceleratorError(message)) is expected
+
+
+def test_only_exceptions_are_accepted() -> None:
+    with pytest.raises(TypeError, match="expected an exception, got str"):
+        is_oom_error("out of memory")  # type: ignore[arg-type]
 
 
 def test_cupy() -> None:

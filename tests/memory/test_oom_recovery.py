@@ -196,6 +196,8 @@ def test_simulated_oom() -> None:
         assert [run_with_oom_recovery(lambda: 1) for _ in range(2)] == [1, 1]
     assert (simulation.raised, simulation.attempts) == (2, [None] * 4)
     for name in ("skip", "count", "above_rows"):
+        with pytest.raises(TypeError, match=name), inject_oom("numpy", **{name: "1"}):
+            pass
         with pytest.raises(ValueError, match=name), inject_oom("numpy", **{name: -1}):
             pass
 
@@ -377,7 +379,7 @@ def test_min_split_is_respected(caplog: pytest.LogCaptureFixture) -> None:
 
 
 NAMES = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
-WIDE = ["int64", "float64", "complex128", "bool"]  # which OpenCL does not support
+WIDE = ["int64", "float64", "complex128", "bool"]  # OpenCL does not support these
 
 
 @pytest.mark.parametrize(
@@ -462,7 +464,7 @@ ROWS = np.arange(16.0, dtype=np.float32).reshape(8, 2)
 
 
 def into_ring(count: int) -> Callable[[Any], Any]:
-    """Double into alternating NumPy buffers."""
+    """Return a function that doubles an array into one of several NumPy buffers, in turn."""
     buffers = [np.empty((8, 2), np.float32) for _ in range(count)]
 
     def fn(x: np.ndarray) -> np.ndarray:

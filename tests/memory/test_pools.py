@@ -68,7 +68,7 @@ def test_larger_buffers_serve_smaller_arrays_of_any_dtype() -> None:
     assert (tuple(small.shape), small.dtype, address(small)) == ((5, 200), torch.bfloat16, address(large))
     small[...] = 3
     assert bool((small == 3).all())
-    assert address(pool.take((10, 30), "complex64", "torch")) != address(large)  # the same memory is used
+    assert address(pool.take((10, 30), "complex64", "torch")) != address(large)  # that memory is in use
 
 
 class Work:
@@ -213,7 +213,7 @@ def test_threads() -> None:
 def test_memory_is_not_pinned_without_a_gpu() -> None:
     torch = require("torch")
     if torch.cuda.is_available():
-        pytest.skip("this machine has a card, and the test is of one without")
+        pytest.skip("needs a machine without a GPU")
     for x in (np.arange(5), torch.arange(5)):
         assert pinned(x) is x
 

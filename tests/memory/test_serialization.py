@@ -101,7 +101,7 @@ def test_arrays_of_one_item_share_a_reused_segment() -> None:
         ]
         assert len(ours.segments) == 1
     serialization.loads(serialization.dumps(np.zeros(20 * LARGE), ours), theirs)
-    assert len(ours.segments) == 1, "the one that is too small goes"
+    assert len(ours.segments) == 1, "the segment that is too small must be freed"
     held = [serialization.loads(serialization.dumps(item, ours), theirs) for _ in range(5)]
     assert len(ours.segments) == 5
     held.clear()
@@ -171,7 +171,7 @@ def test_stages_in_processes() -> None:
     results = list(pipeline.map([x, x + 1]))
     np.testing.assert_array_equal(results[1][0], (x + 1) ** 2)
     assert os.getpid() not in {pid for _, pid in results}
-    assert all(result.view(SharedArray).segment is not None for result, _ in results), "by shared memory"
+    assert all(result.view(SharedArray).segment is not None for result, _ in results), "not in shared memory"
     np.testing.assert_array_equal(arraybridge.Pipeline(functions.square, processes=True)(x), x**2)
 
 
@@ -248,7 +248,7 @@ def test_killed_transfers_leave_no_segments(victim: str, tmp_path: Path) -> None
         assert said.split() == ["ProcessDiedError", "exit", "code", "-9", "threads", "0", "maps", "0"]
     until = time.monotonic() + 60
     while Path(f"/proc/{worker}/stat").exists() and " Z " not in Path(f"/proc/{worker}/stat").read_text():
-        assert time.monotonic() < until, "the worker lives on"
+        assert time.monotonic() < until, "the worker must end"
         time.sleep(0.01)
     assert not list(tmp_path.iterdir())
 

@@ -49,7 +49,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-# -- the array ---------------------------------------------------------------------------------------
+# -- shared arrays -----------------------------------------------------------------------------------
 
 
 def test_values_shape_dtype_and_alignment() -> None:
@@ -219,7 +219,7 @@ def test_results_of_numpy_are_ordinary_arrays(compute: Any) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_process_pools_and_a_writing_process(method: Any) -> None:
-    """Check also that results go on to another pool, and that workers end after each task."""
+    """Also check that results can be sent to another pool, and that workers may end after each task."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
     x = shared(np.zeros((4, 1000)))

@@ -105,7 +105,7 @@ def test_readings_as_text_table_and_json() -> None:
         reading["gpu:9"]
 
 
-# -- the peak of a block -----------------------------------------------------------------------------
+# -- peak memory of a block --------------------------------------------------------------------------
 
 
 def test_the_peak_of_the_host() -> None:

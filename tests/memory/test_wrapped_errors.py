@@ -236,7 +236,7 @@ def test_ray() -> None:
     assert not is_oom_error(first)
     other = RuntimeError("failed")
     other.cause = MemoryError()  # type: ignore[attr-defined]
-    assert not is_oom_error(other), "only Ray's errors have their original error in this attribute"
+    assert not is_oom_error(other), "only Ray's errors store the original error in this attribute"
 
 
 def test_unreadable_causes_are_ignored() -> None:

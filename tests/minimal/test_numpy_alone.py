@@ -29,8 +29,8 @@ def need_absence(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is not None:
             if ALONE:
-                pytest.fail(f"{package} is installed, where NumPy should be alone")
-            pytest.skip(f"{package} is installed, and this is about its absence")
+                pytest.fail(f"{package} is installed, but this environment must only have NumPy")
+            pytest.skip(f"{package} is installed, but the test needs its absence")
 
 
 @pytest.mark.skipif(not ALONE, reason="the wheel is installed only in the environment minimal")

@@ -164,7 +164,7 @@ def test_too_many_values_have_no_signature() -> None:
         signature_of([0.5] * 1001)
 
 
-# -- calls --------------------------------------------------------------------------------------------
+# -- decisions per signature --------------------------------------------------------------------------
 
 
 def differs_for(clock: Clock, is_wrong: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -233,7 +233,7 @@ def test_attributes_of_self_that_a_method_reads_count(machine: Machine, clock: C
         a.calls += 1  # the method does not read it
         assert np.array_equal(run(a, X), X + 1)
     assert run.explain(a, X).on_gpu
-    assert run.explain(X).on_gpu  # as the explain() of a bound method is called
+    assert run.explain(X).on_gpu  # explain() of a bound method is called without self
     assert np.array_equal(run(b, X), X + 1)
     with pytest.warns(RuntimeWarning, match="has a different result on the GPU"):
         assert np.array_equal(run(b, X), X + 1)
@@ -275,7 +275,7 @@ def test_remembered_signatures_are_bounded(
         run(X, 1.0 + i)
         run(X, 0.5)
     assert len(run.proofs) == 8
-    assert run.explain(X, 0.5).on_gpu  # in use all the time, so that it was never evicted
+    assert run.explain(X, 0.5).on_gpu  # used in every round, so it was never evicted
 
 
 def test_each_gpu_and_framework_is_verified(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:

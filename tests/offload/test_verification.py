@@ -151,7 +151,7 @@ def test_functions_with_a_fixed_device_keep_it(machine: Machine, clock: Clock) -
     assert "another decorator sets its device: torch" in str(run.explain(np.ones(3))).lower()
 
 
-# -- comparing ----------------------------------------------------------------------------------------
+# -- comparison of results ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def scribbled(x: Any) -> Any:
 
 
 class Taking:
-    """A call of `BufferPool.take` that has only a shape."""
+    """A function of a shape that calls `BufferPool.take`."""
 
     def __init__(self, pool: arraybridge.BufferPool) -> None:
         self.pool = pool
@@ -107,7 +107,7 @@ def kept_by_loky(value: int) -> int:
 
 def made_here(pid: int) -> str:
     if os.getpid() != pid:
-        raise FileNotFoundError("not made here")  # which a pipe raises as well
+        raise FileNotFoundError("not made here")  # a pipe may raise the same class
     return "made here"
 
 

@@ -31,7 +31,7 @@ class Stage:
 
 
 def logged(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper that hides the function's attributes, except `__wrapped__`."""
+    """Return a wrapper that hides the function's attributes, except `__wrapped__`."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)

@@ -114,7 +114,7 @@ def test_error_follows_earlier_results_and_stops_the_rest(way: str) -> None:
 
 
 def test_first_failing_item_determines_the_error() -> None:
-    """Check also that a later item may fail first."""
+    """Also check a later item that fails earlier in time."""
     failed = threading.Event()
 
     def later(x: int) -> int:

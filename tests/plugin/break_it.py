@@ -52,7 +52,7 @@ report: dict[str, Any] = {}
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     for name in sys.argv[1:]:
-        importlib.import_module(f"{name}plug")  # after which the owner of any object is unknown
+        importlib.import_module(f"{name}plug")  # after this, any object might belong to the plug-in
     report["others"] = {what: call() for what, call in OTHERS.items()}
     report["named"] = {
         name: {what: error_text(call) for what, call in calls(name).items()} for name in sys.argv[1:]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(BETA)
 
 
 def in_aligned_memory(contents: Contents) -> Contents:
-    """The same parts in memory that every framework can share."""
+    """Return the same parts in memory that every framework can share."""
 
     def moved(x: np.ndarray) -> np.ndarray:
         y: Any = aligned(x.shape, x.dtype)
@@ -44,7 +44,7 @@ def in_aligned_memory(contents: Contents) -> Contents:
 
 
 def address(x: Any) -> int:
-    """The address of the first value."""
+    """Return the address of the first value."""
     return int(read(x).values.ctypes.data)
 
 
@@ -611,14 +611,14 @@ def test_settings_of_pytorch_stay_as_they_are() -> None:
     wrong.indices = wrong.indices + 100
     with check(True):
         convert_memory(made("numpy", random_contents("csr", count=2)), "torch")
-        with pytest.raises(arraybridge.MemoryConversionError):  # as PyTorch checks it
+        with pytest.raises(arraybridge.MemoryConversionError):  # PyTorch rejects the indices
             convert_memory(wrong, "torch")
         assert check.is_enabled()
     assert convert_memory(wrong, "torch").layout is torch.sparse_csr
 
 
 def test_arraybridge_imports_no_scipy() -> None:
-    """Neither does a conversion of dense arrays."""
+    """Also check conversions of dense arrays."""
     lines = (
         "import sys, arraybridge, numpy",
         "arraybridge.convert_memory(numpy.ones(3), 'numpy')",
@@ -635,7 +635,7 @@ def test_duplicates_hazard_is_documented() -> None:
     root = Path(__file__).parents[2]
     page = root / "docs" / "sparse.md"
     if not page.exists():
-        pytest.skip("there is no documentation beside the tests")
+        pytest.skip("there are no docs next to these tests")
     assert "sum_duplicates()" in "".join(page.read_text(encoding="utf-8").splitlines(keepends=True)[:30])
     assert "counts.sum_duplicates()" in (root / "examples" / "13_sparse_counts.py").read_text(
         encoding="utf-8"

@@ -67,7 +67,7 @@ def test_advice_is_about_the_parts() -> None:
     x = made("numpy", random_contents("csr"))
     x.data = np.ones(len(x.data) + 1)[1:].view()
     if x.data.ctypes.data % 64 == 0:  # pragma: no cover
-        pytest.skip("this memory is aligned by chance")
+        pytest.skip("the memory is aligned by chance")
     advice = explain(x, "jax").advice
     assert advice.startswith("for the copied values or indices: ")
     assert "aligned(shape, dtype)" in advice

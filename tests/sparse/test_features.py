@@ -216,7 +216,7 @@ def test_gpu_functions_stay_on_the_cpu_next_to_a_gpu(monkeypatch: pytest.MonkeyP
     from arraybridge.offload.device_choice import DeviceChooser
 
     chooser = DeviceChooser(lambda x: x, backend=None, gpu_id=None)
-    monkeypatch.setattr(chooser, "_gpu", lambda: pytest.fail("a GPU was searched"))
+    monkeypatch.setattr(chooser, "_gpu", lambda: pytest.fail("the call searched for a GPU"))
     call = Arguments((), (matrix(),), {}).inspect()
     assert chooser._candidate(call, 1.0) == "sparse arrays stay on the CPU"
 
@@ -381,7 +381,7 @@ def test_other_layouts_raise_with_a_splittable_expression(framework: str, layout
     if framework != "tensorflow":
         assert caught.value.expressions
         assert any(word in str(caught.value) for word in ("tocsr", "to_sparse_csr", "from_bcoo"))
-    with inject_oom("numpy", above_rows=3):  # every part gets all of it
+    with inject_oom("numpy", above_rows=3):  # every part receives the whole sparse array
         result = run_with_oom_recovery(lambda rows, whole: rows, np.ones((6, 2)), fixed(x), split=True)
     assert result.shape == (6, 2)
 
@@ -441,7 +441,7 @@ def test_sparse_arrays_pass_to_processes(framework: str, layout: str) -> None:
     y = loads(dumps({"x": x}, exchange), exchange)["x"]
     assert framework_of(y) == framework
     assert read(y).bits() == read(x).bits()
-    if framework != "jax":  # whose own pickle needs x64
+    if framework != "jax":  # JAX's own pickle needs x64
         assert read(pickle.loads(pickle.dumps(x))).bits() == read(x).bits()
 
 

@@ -56,7 +56,7 @@ def contents(draw: st.DrawFn) -> tuple[str, Contents]:
 
 
 def _with_more_axes(draw: st.DrawFn, options: dict[str, Any]) -> Contents:
-    """COO with one, three or four axes."""
+    """Return COO arrays with one, three or four axes."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4 if HAS_MORE_AXES else 2)))
     random = np.random.default_rng(options["seed"])
     indices = np.stack([random.integers(0, extent, options["count"]) for extent in shape], axis=1)

@@ -21,7 +21,7 @@ COUNT = 1_000_000
 
 
 def resident() -> int:
-    """Bytes of memory that this process occupies."""
+    """Return the bytes of memory that this process occupies."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) * 1024
@@ -73,9 +73,9 @@ def extra_bytes(source: str, target: str, layout: str) -> int:
     half = layout == "bsr"
     shape = (SIZE // 2, SIZE // 2) if half else (SIZE, SIZE)
     small = made(source, entries(layout, (10, 10), 10))
-    arraybridge.convert_memory(small, target)  # imports, and compiles what JAX compiles
+    arraybridge.convert_memory(small, target)  # load the framework, and let JAX compile
     x = made(source, entries(layout, shape, COUNT // 4 if half else COUNT))
-    ctypes.CDLL(None).malloc_trim(0)  # memory of freed arrays would be used again
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise, memory of freed arrays would be reused
     before = resident()
     with measured() as peak:
         y = arraybridge.convert_memory(x, target)

@@ -84,7 +84,7 @@ def test_script_with_loop_pipeline_and_oom() -> None:
     assert all(call.start <= e.start and e.start + e.seconds <= call.start + call.seconds for e in recovered)
 
     spots = {spot.line: spot for spot in log.hotspots()}
-    assert next(iter(spots)) == at["LOOP"], "most bytes come first"
+    assert next(iter(spots)) == at["LOOP"], "the line with the most bytes must come first"
     assert (spots[at["LOOP"]].nbytes, spots[at["LOOP"]].count) == (5 * 192, 5)
     assert "this array is transposed: make it C-contiguous once, before the loop" in spots[at["LOOP"]].advice
     assert (spots[at["OOM"]].retries, spots[at["OOM"]].splits) == (1, 1)
@@ -209,7 +209,7 @@ def test_cleanup_events_report_freed_bytes() -> None:
         arraybridge.run_with_oom_recovery(np.add, np.ones(2), 1)
     (clean_up,) = of_kind(log, "clean-up")
     assert clean_up.nbytes == 8000
-    assert log.total_bytes_copied == 0, "what is freed is not copied"
+    assert log.total_bytes_copied == 0, "freed bytes must not count as copied"
 
 
 def test_events_are_ordered_and_json_serializable() -> None:
@@ -237,7 +237,7 @@ def test_oldest_events_are_dropped_and_counted() -> None:
     assert log.dropped == 4
     assert [e.nbytes for e in log.events] == [48, 56, 64]
     assert [r.nbytes for r in log.records] == [48, 56, 64]
-    assert log.total_bytes_copied == 8 * sum(range(2, 9)), "what went is still counted"
+    assert log.total_bytes_copied == 8 * sum(range(2, 9)), "dropped events must still be counted"
     assert "4 events" in str(log)
     assert "oldest 4 events" in repr(log.hotspots())
 

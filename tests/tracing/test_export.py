@@ -99,7 +99,7 @@ def test_tracks_are_named_and_nested(written: list[dict[str, Any]]) -> None:
         ends, end = open_ends[track], event["ts"] + event["dur"]
         while ends and ends[-1] <= event["ts"] + 1e-6:
             ends.pop()
-        assert not ends or end <= ends[-1] + 1e-6, "it begins in one event and ends in another"
+        assert not ends or end <= ends[-1] + 1e-6, "events of a track must be nested"
         ends.append(end)
 
 
@@ -108,7 +108,7 @@ def test_flows_connect_stages(written: list[dict[str, Any]]) -> None:
     for event in written:
         if event["ph"] in "stf":
             flows[event["id"]].append(event)
-    assert len(flows) == 3, "one for each microbatch"
+    assert len(flows) == 3, "there must be one flow per microbatch"
     stages = [e for e in written if e["ph"] == "X" and e["cat"] == "stage" and e["pid"] == 1]
     for steps in flows.values():
         assert [step["ph"] for step in steps] == ["s", "t", "f"]
@@ -130,8 +130,8 @@ def test_empty_log_can_be_exported_and_plotted(tmp_path: Path) -> None:
     log.plot(tmp_path / "run.png")
     assert repr(log.hotspots()) == "no conversions"
     assert len(log.hotspots().to_dict()["hotspots"]) == 0
-    with pytest.raises(ValueError, match=r"log\.plot"):
-        log.save(tmp_path / "run.png")
+    with pytest.raises(ValueError, match=r"got 'run\.txt'\. Pass 'run\.json'\. .* plot\('run\.png'\)\."):
+        log.save(tmp_path / "run.txt")
 
 
 def test_pipeline_report_is_saved(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide compilers that another test may have loaded."""
-    monkeypatch.setattr(interception, "_COMPILER", "loaded by nobody")
+    monkeypatch.setattr(interception, "_COMPILER", "never loaded")
 
 
 def aligned(dtype: str = "float32") -> np.ndarray[Any, Any]:
@@ -143,7 +143,7 @@ def test_each_call_is_recorded(name: str, pair: str, make: Any, call: Any, words
     assert spot.nbytes == nbytes
     assert advice in spot.advice
     assert bool(advice) == bool(spot.advice)
-    assert log.records == [], "records are of our own conversions"
+    assert log.records == [], "log.records must contain only conversions by arraybridge"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_arrays_on_several_devices_are_recorded() -> None:
     y = jax.device_put(x, by_rows)
     (event,) = foreign_events(lambda: jax.device_put(x, by_rows))
     assert (event.nbytes, event.reason) == (MIB, "it is redistributed over devices")
-    assert foreign_events(lambda: jax.device_put(y, by_rows)) == [], "it is already there"
+    assert foreign_events(lambda: jax.device_put(y, by_rows)) == [], "no conversion: same sharding"
     with trace(foreign=True) as log:
         np.asarray(y)
     ((event,), (spot,)) = log.events, log.hotspots()
@@ -217,21 +217,21 @@ def test_calls_that_are_not_recorded() -> None:
     assert foreign_events(lambda: np.asarray(x)) == [], "no conversion"
     assert foreign_events(lambda: np.asarray([1, 2])) == [], "lists"
     assert foreign_events(lambda: torch.tensor(3.0)) == [], "numbers"
-    assert foreign_events(lambda: t.cpu()) == [], "it is already there"
-    assert foreign_events(lambda: repr(t.double())) == [], "what torch casts to print"
+    assert foreign_events(lambda: t.cpu()) == [], "no conversion: same device"
+    assert foreign_events(lambda: repr(t.double())) == [], "casts for printing"
     assert foreign_events(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
-    assert foreign_events(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"
-    assert foreign_events(lambda: tf.constant(["a"]).numpy()) == [], "words"
-    assert foreign_events(lambda: t.to("meta", torch.int32)) == [], "bytes that do not exist"
+    assert foreign_events(lambda: arraybridge.to_torch(aligned())) == [], "steps of arraybridge"
+    assert foreign_events(lambda: tf.constant(["a"]).numpy()) == [], "strings"
+    assert foreign_events(lambda: t.to("meta", torch.int32)) == [], "meta tensors"
     with trace() as log:
         torch.from_numpy(x)
-    assert not log.events, "a trace that does not ask"
+    assert not log.events, "a trace without foreign=True"
 
 
 # ---- unchanged behavior ------------------------------------------------------------------------------
 
 
-#: The functions, where programs find them.
+#: Module → the names of its intercepted functions.
 FUNCTIONS: dict[Any, str] = {
     torch: "from_numpy tensor as_tensor asarray from_dlpack", tf: "constant convert_to_tensor",
     jnp: "asarray array from_dlpack", jax: "device_put", np: "asarray array asanyarray ascontiguousarray",
@@ -286,7 +286,7 @@ def test_wrapped_functions_behave_like_the_originals() -> None:
         (x.to(torch.float64) * 2).sum().backward()
         assert type(torch.ones(2).as_subclass(Marked).to(torch.float64)) is Marked
     assert x.grad.tolist() == [2, 2, 2]  # type: ignore[union-attr]
-    assert kept([1, 2]).tolist() == [1, 2], "one that was kept goes on working"
+    assert kept([1, 2]).tolist() == [1, 2], "a stored function must still work after the trace"
 
 
 # fmt: off

@@ -94,7 +94,7 @@ def test_explain_converts_nothing() -> None:
     finally:
         tracemalloc.stop()
     assert peaks[0] < 2**20
-    assert peaks[1] > array.nbytes, "else the line above proves nothing"
+    assert peaks[1] > array.nbytes, "otherwise the previous check proves nothing"
 
 
 # ---- trace -----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_trace_renders_as_a_table() -> None:
     assert [column for column in columns if column not in heads] == []
     rows = [line for line in lines if line.startswith("numpy")]
     start = heads.index("method")
-    assert [row[start:].split()[0] for row in rows] == ["view", "host"], "columns stand below their heads"
+    assert [row[start:].split()[0] for row in rows] == ["view", "host"], "columns are not aligned"
     assert "48 B" in rows[0]
     assert "2 conversions" in summary
     assert "48 B copied" in summary
@@ -202,7 +202,7 @@ def test_long_trace_is_abbreviated() -> None:
 
 
 def test_trace_may_be_closed_in_another_thread_or_order() -> None:
-    """In another thread, such as a task that finalizes a generator, or before a trace that opened later."""
+    """Close traces in another thread, as a task may do that finalizes a generator, and out of order."""
     first, second, third = trace(), trace(), trace()
     logs = [one.__enter__() for one in (first, second, third)]
     with ThreadPoolExecutor(1) as pool:

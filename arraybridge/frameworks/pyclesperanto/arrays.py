@@ -310,7 +310,7 @@ class PrototypeDevices(ImageDevices):
 
 
 class PrototypeBatching(ImageBatching):
-    """Functions that create images of the prototype."""
+    """Functions that create images with the prototype."""
 
     framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 

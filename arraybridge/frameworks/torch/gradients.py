@@ -68,7 +68,7 @@ class TorchAutodiff(autodiff.Autodiff):
     def linearize(
         self, body: autodiff.Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
     ) -> tuple[list[torch.Tensor], autodiff.Linear]:
-        with torch.inference_mode(False):  # which also records gradients
+        with torch.inference_mode(False):  # this also enables recording of gradients
             # In a pullback that is differentiated again, the arguments are part of a graph.
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]

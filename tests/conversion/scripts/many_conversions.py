@@ -67,7 +67,7 @@ def first_calls(number: int) -> None:
     for array, target in product(arrays, order):
         assert (arraybridge.to_numpy(arraybridge.convert_memory(array, target)) == own).all()
         assert arraybridge.explain(array, target).nbytes == own.nbytes
-    if "jax" in frameworks:  # whose global x64 flag stays off
+    if "jax" in frameworks:  # its global x64 flag stays off
         import jax
 
         assert arraybridge.to_jax(np.array([2**40 + 1])).dtype == np.int64
@@ -95,7 +95,7 @@ before = held()
 rounds(10_000)
 after = held()
 grown = {name: after[name] - before[name] for name in before}
-assert done // 10 < failed < done, "failures and successes both"
+assert done // 10 < failed < done, "both failures and successes must occur"
 # One leaked array per hundred would take more.
 most = {"rss": 8 * 2**20, "files": 0, "threads": 0, "objects": 2_000}
 assert all(grown[name] <= most[name] for name in most), grown

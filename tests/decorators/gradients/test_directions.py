@@ -103,7 +103,7 @@ def test_containers_keywords_several_results_and_non_arrays(caller: str, callee:
     assert list(side) == ["squares", "more", "name", "none", "number"]
     assert (side["name"], side["none"], side["number"]) == ("field", None, 3)
     assert type(side["more"]) is tuple
-    if caller != "jax":  # which traces
+    if caller != "jax":  # JAX traces the function
         np.testing.assert_array_equal(np.asarray(side["more"][1]), index + 1)
     assert set(seen) == {callee}
 

@@ -104,7 +104,7 @@ def test_device_map_on_several_devices_differentiates(callee: str) -> None:
     body = jax.jit(lambda x: jnp.sin(x) * x) if callee == "jitted" else (lambda x: SIN[name](x) * x)
     devices = [d for d in arraybridge.devices(name) if d.kind == "cpu"][:2]
     if len(devices) < 2:
-        pytest.skip(f"{name} has one CPU device here, and this takes two")
+        pytest.skip(f"{name} has only one CPU device here, and the test needs two")
     x = tensor()
     parts = list(arraybridge.device_map(flowing(name, body), [x[:1], x[1:]], devices=devices))
     torch.cat(parts).sum().backward()

@@ -32,7 +32,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "*": lambda a, b: a * b,
 }
 
-#: A step makes a new value of two known ones, given by their indices: of one of them, or of both.
+#: A step is an operation and the indices of two earlier values. Unary operations use only the first one.
 STEPS = st.lists(
     st.tuples(st.sampled_from([*BINARY, "sin", "tanh", "exp"]), st.integers(0, 5), st.integers(0, 5)),
     min_size=1,

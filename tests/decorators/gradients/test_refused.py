@@ -73,7 +73,7 @@ def test_64_bit_arrays_for_jax_raise_while_x64_is_off(callee: str) -> None:
         tape.watch(t)
         with pytest.raises(GradientError, match="enable_x64"):
             CALLEES[callee](t)
-    # The same holds for a callee that creates them for JAX.
+    # A callee that creates 64-bit arrays for JAX raises the same error.
     wide = arraybridge.torch(grad="flow")(lambda x: x.double())
     for run in (jax.grad(lambda x: wide(x).sum()), jax.jit(jax.grad(lambda x: wide(x).sum()))):
         with pytest.raises(GradientError, match="enable_x64"):

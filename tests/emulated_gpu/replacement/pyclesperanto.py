@@ -82,5 +82,5 @@ def from_dlpack(producer: Any, *, device: Any = None, copy: bool | None = None) 
         raise ValueError("copy=False requested but source device differs")
     with _on(device):
         memory = cupy.from_dlpack(producer)
-    assert memory.flags.c_contiguous, "it knows no strides"
+    assert memory.flags.c_contiguous, "pyclesperanto does not support strides"
     return Array(memory)
