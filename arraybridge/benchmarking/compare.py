@@ -75,22 +75,33 @@ def compare(
     """
     if sizes is None:
         return _compared(fn, args, seconds, runs)
-    counts = list(set(sizes))
     if args:
         raise ValueError(
             "compare() accepts arguments of the function or sizes=, not both. Pass a function that creates"
             " the argument for each size as make=."
         )
-    if not all(isinstance(count, Integral) for count in counts):
-        raise TypeError(f"sizes={counts} must be whole numbers, such as sizes=[1000, 1_000_000].")
-    counts.sort()
-    if not counts or counts[0] < 1:
-        raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
+    counts = _valid_sizes(sizes)
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]
     rows = ((name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
     return SizeComparison(tuple(rows))
+
+
+def _valid_sizes(sizes: Iterable[int]) -> list[int]:
+    """Return the sizes without duplicates, in ascending order.
+
+    Raises:
+        TypeError: If a size is not an int.
+        ValueError: If there is none, or one is below 1.
+    """
+    counts = list(set(sizes))
+    if not all(isinstance(count, Integral) for count in counts):
+        raise TypeError(f"sizes={counts} must be whole numbers, such as sizes=[1000, 1_000_000].")
+    counts.sort()
+    if not counts or counts[0] < 1:
+        raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
+    return counts
 
 
 def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> Comparison:

@@ -293,17 +293,13 @@ class ConvertingCall(DecoratedCall):
         Raises:
             MemoryConversionError: If an array cannot be converted. The message names the argument.
         """
-        skip = 0
-        if self.self_argument is not None and args:
-            if self.splits:
-                args = (plain(args[0]), *args[1:])  # `_recovered` marks self as fixed
-            skip = self.self_argument.count(args)
+        values = self._own_arguments(args)
+        skip = len(values)
         convert = self.convert_argument
         native = self.native_arguments
         if self.uses_accelerator or busy_workers or open_logs:
             convert = self.arguments.current()
             native = ()
-        values: list[Any] = list(args[:skip]) if skip else []
         has_array = has_other = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
@@ -319,11 +315,8 @@ class ConvertingCall(DecoratedCall):
                 else:
                     has_other = True
                     values.append(map_arrays(self._without_fixed(value), convert))
-        except FrameworkNotInstalledError:
-            raise  # without the argument: the framework is missing for all of them
         except MemoryConversionError as error:
-            error.add_call(_argument(self.fn, args, kwargs, len(values)))
-            _advise_by_options(error, self.options.framework)
+            self._describe(error, args, kwargs, len(values))
             raise
         if has_other:
             has_array = self._check_others(args, kwargs, values, skip, has_array=has_array)
@@ -331,6 +324,20 @@ class ConvertingCall(DecoratedCall):
             self._configure_for(registry.framework(self.options.framework))
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
         return values, named
+
+    def _own_arguments(self, args: Args) -> list[Any]:
+        """Return ``self`` or ``cls``, which is never converted, in a list; otherwise an empty list."""
+        if self.self_argument is None:
+            return []
+        first = [plain(x) if self.splits else x for x in args[:1]]  # `_recovered` marks self as fixed
+        return first[: self.self_argument.count(first)]
+
+    def _describe(self, error: MemoryConversionError, args: Args, kwargs: Kwargs, place: int) -> None:
+        """Add the argument that cannot be converted to an error, and advice for decorators."""
+        if isinstance(error, FrameworkNotInstalledError):
+            return  # the framework is missing for all arguments
+        error.add_call(_argument(self.fn, args, kwargs, place))
+        _advise_by_options(error, self.options.framework)
 
     def _without_fixed(self, x: Any) -> Any:
         """Return the value of an argument that is marked as `fixed`, which only split calls accept."""

@@ -173,7 +173,22 @@ def call_by_planes(
             " each 3-D stack."
         )
     stacks = {i: owner.batching.unstack(data) for i, (owner, data) in arrays.items() if axes[i] == 3}
-    counts = [len(planes) for planes in stacks.values()]
+    results = []
+    for number in range(_number_of_planes([len(planes) for planes in stacks.values()])):
+        for i, planes in stacks.items():
+            values[i] = planes[number]
+        result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+        # The function may return a buffer to which it writes again for the next plane.
+        results.append(map_arrays(result, snapshot))
+    return together(results, _join_results, "plane")
+
+
+def _number_of_planes(counts: Sequence[int]) -> int:
+    """Return the number of planes that all stacks have.
+
+    Raises:
+        ValueError: If the numbers differ, or it is 0.
+    """
     if len(set(counts)) > 1:
         raise ValueError(
             f"The arrays have different numbers of planes: {counts}. With slice_by_slice=True, all 3-D arrays"
@@ -181,14 +196,7 @@ def call_by_planes(
         )
     if not counts[0]:
         raise ValueError("Cannot process a stack without planes. Pass at least one plane.")
-    results = []
-    for number in range(counts[0]):
-        for i, planes in stacks.items():
-            values[i] = planes[number]
-        result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
-        # The function may return a buffer to which it writes again for the next plane.
-        results.append(map_arrays(result, snapshot))
-    return together(results, _join_results, "plane")
+    return counts[0]
 
 
 def _join_results(results: Sequence[Any], _: str) -> Any:
