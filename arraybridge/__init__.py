@@ -69,7 +69,8 @@ if _TYPE_CHECKING:
     from arraybridge.decorators.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.devices.namespaces import array_namespace
-    from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
+    from arraybridge.memory.cleanup import free_memory, gpu_context
+    from arraybridge.memory.coexistence import coexist
     from arraybridge.memory.oom_recovery import is_oom_error, run_with_oom_recovery, split_and_retry
     from arraybridge.memory.pools import BufferPool, pinned
     from arraybridge.memory.shared_memory import shared
@@ -179,8 +180,8 @@ _MODULES = {
     "parallel.prefetch": "prefetch",
     "parallel.worker_processes": "ProcessDiedError",
     "benchmarking": "benchmark Timing compare Comparison SizeComparison",
-    "memory.cleanup": "coexist Coexistence free_memory gpu_context SharedPoolError share_gpu_memory"
-    " cleanup_all_gpu_frameworks"
+    "memory.coexistence": "coexist Coexistence SharedPoolError share_gpu_memory",
+    "memory.cleanup": "free_memory gpu_context cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
     "memory.pools": "BufferPool PoolLimitError pinned",
     "memory.oom_recovery": "is_oom_error run_with_oom_recovery split_and_retry",

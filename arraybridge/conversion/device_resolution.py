@@ -6,7 +6,8 @@ import operator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks.base import CPU, Framework, find_device_or_host
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.missing_gpu import find_device_or_host
 from arraybridge.types import Device, DeviceLike, GpuId
 
 __all__ = [

@@ -17,7 +17,7 @@ from arraybridge import hardware
 from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.memory import cleanup, oom_recovery
+from arraybridge.memory import coexistence, oom_recovery
 
 
 @dataclass
@@ -39,7 +39,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         own = "dask_cuda" in sys.modules if self.own_gpu is None else self.own_gpu
         device_resolution.only_gpu = 0 if own else None
         if self.share_memory:
-            cleanup.share_gpu_memory("torch")
+            coexistence.share_gpu_memory("torch")
 
 
 def cluster(
@@ -80,7 +80,7 @@ def cluster(
             map_blocks(row_sums, images, drop_axis=1).compute()
     """
     on_gpus = bool(hardware.gpus()) if gpus is None else gpus
-    environment = {**cleanup.coexistence(fraction), **(env or {})}
+    environment = {**coexistence.coexistence(fraction), **(env or {})}
     cluster_class = _cuda_cluster() if on_gpus else LocalCluster
     started = cluster_class(n_workers=n_workers, **options)
     with ExitStack() as undone:

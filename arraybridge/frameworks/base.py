@@ -19,15 +19,12 @@ from arraybridge.errors import (
     Cast,
     DeviceNotFoundError,
     DtypeNotSupportedError,
-    MissingGpuWarning,
-    warn,
 )
 from arraybridge.frameworks import dlpack_capsules, dtype_names, host_memory, protocols, read_only
 from arraybridge.frameworks.accelerators import DeviceDetails, GpuMemory, Holding, Streams
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.sparse import NO_SPARSE_ARRAYS, SparseArrays
 from arraybridge.reasons import Cause, Reason
-from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, gpu_device, hooks
 
 if TYPE_CHECKING:
@@ -47,7 +44,6 @@ __all__ = [
     "Runtime",
     "component",
     "conversion_errors",
-    "find_device_or_host",
     "is_c_contiguous",
     "nbytes_of_parts",
     "sparse_array_error",
@@ -1166,32 +1162,6 @@ def _kind_of_dtype(dtype: str) -> str:
     if dtype.startswith(("int", "uint", "bool")):
         return "integer"
     return "complex" if dtype.startswith("complex") else "floating"
-
-
-def find_device_or_host(framework: Framework, device: Device) -> Device:
-    """Return ``device`` if the framework has it; with ``settings(missing_gpu="host")``, the CPU for a GPU.
-
-    Args:
-        framework: The framework to search.
-        device: The requested device.
-
-    Returns:
-        The framework's own entry for the device, or the CPU.
-
-    Raises:
-        DeviceNotFoundError: If the framework does not have the device, and the CPU cannot or must not
-            replace it.
-    """
-    try:
-        return framework.devices.find_device(device)
-    except DeviceNotFoundError as error:
-        if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
-            raise
-        warn(
-            f"{framework.name}: {device} is missing, so the CPU is used instead. {error.reason}",
-            MissingGpuWarning,
-        )
-        return CPU
 
 
 def conversion_errors(*frameworks: Framework) -> tuple[type[Exception], ...]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, error_text, nearest, warn
 from arraybridge.frameworks.accelerators import Streams
 from arraybridge.frameworks.autodiff import Autodiff
-from arraybridge.frameworks.base import Component, Framework, component, find_device_or_host
+from arraybridge.frameworks.base import Component, Framework, component
 from arraybridge.frameworks.installation import can_find, how_to_install, is_imported
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
+from arraybridge.frameworks.missing_gpu import find_device_or_host
 from arraybridge.frameworks.sparse import SparseArrays
 from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
 

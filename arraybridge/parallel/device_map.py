@@ -16,7 +16,8 @@ from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework, find_device_or_host
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.missing_gpu import find_device_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement

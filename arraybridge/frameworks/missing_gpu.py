@@ -1,0 +1,36 @@
+"""The device to use in place of a GPU that is missing, as `settings` specifies."""
+
+from __future__ import annotations
+
+from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.settings import missing_gpu
+from arraybridge.types import Device
+
+__all__ = ["find_device_or_host"]
+
+
+def find_device_or_host(framework: Framework, device: Device) -> Device:
+    """Return ``device`` if the framework has it; with ``settings(missing_gpu="host")``, the CPU for a GPU.
+
+    Args:
+        framework: The framework to search.
+        device: The requested device.
+
+    Returns:
+        The framework's own entry for the device, or the CPU.
+
+    Raises:
+        DeviceNotFoundError: If the framework does not have the device, and the CPU cannot or must not
+            replace it.
+    """
+    try:
+        return framework.devices.find_device(device)
+    except DeviceNotFoundError as error:
+        if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
+            raise
+        warn(
+            f"{framework.name}: {device} is missing, so the CPU is used instead. {error.reason}",
+            MissingGpuWarning,
+        )
+        return CPU
