@@ -138,7 +138,7 @@ def bench(
     functions: Annotated[
         str | None,
         typer.Option(
-            help=f"Functions for --sizes, such as fft,matmul or MODULE:NAME. Default: {','.join(STANDARD)}.",
+            help=f"Functions for --sizes, such as fft,matmul or MODULE:NAME. Default: {', '.join(STANDARD)}.",
             metavar="NAMES",
         ),
     ] = None,
