@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pkgutil
 import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -120,6 +122,7 @@ class Case(NamedTuple):
 
 
 def bench(
+    context: typer.Context,
     frameworks: output.Frameworks = None,
     size: Annotated[
         str, typer.Option(help="Size of the float32 array, such as 64KiB.", metavar="SIZE")
@@ -134,7 +137,10 @@ def bench(
     ] = None,
     functions: Annotated[
         str | None,
-        typer.Option(help="Functions for --sizes, such as fft,matmul or MODULE:NAME.", metavar="NAMES"),
+        typer.Option(
+            help=f"Functions for --sizes, such as fft,matmul or MODULE:NAME. Default: {', '.join(STANDARD)}.",
+            metavar="NAMES",
+        ),
     ] = None,
 ) -> None:
     """Compare the speed of arraybridge with the frameworks' own functions.
@@ -151,6 +157,7 @@ def bench(
 
     [bold]arraybridge bench --sizes 1e3,1e5,1e7 --functions fft,matmul[/bold]
     """
+    _check_mode(context)
     result: Json = {
         "arraybridge": arraybridge.__version__,
         "python": platform.python_version(),
@@ -171,6 +178,21 @@ def bench(
         output.print_json(result)
     else:
         print_result(result)
+
+
+def _check_mode(context: typer.Context) -> None:
+    """Raise for an option that does not apply, because of the presence or absence of ``--sizes``."""
+    with_sizes = context.params["sizes"] is not None
+    if not with_sizes and context.params["functions"] is not None:
+        raise typer.BadParameter(
+            "It requires --sizes. Add sizes, such as --sizes 1000,1e6.", param_hint="--functions"
+        )
+    for name in ("size", "frameworks") if with_sizes else ():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise typer.BadParameter(
+                "It does not apply to --sizes. Remove one of them.", param_hint=f"--{name}"
+            )
 
 
 def _compare_sizes(
@@ -257,10 +279,7 @@ def parse_element_counts(text: str) -> list[int]:
     """Parse ``"1000,1e6,4MiB"`` and return sorted numbers of float32 elements."""
     counts = set()
     for item in output.split_list(text):
-        try:
-            count = float(item)
-        except ValueError:
-            count = output.parse_size(item) / _ITEMSIZE
+        count = _element_count(item)
         if not 1 <= count < 1e15:  # false for nan
             raise typer.BadParameter(
                 f"{item!r} is not a number of elements. Use numbers such as 1000,1e6 or sizes such as 4MiB.",
@@ -272,9 +291,20 @@ def parse_element_counts(text: str) -> list[int]:
     return sorted(counts)
 
 
+def _element_count(text: str) -> float:
+    """Return the number of elements; nan if the text is neither a number nor a size."""
+    with suppress(ValueError):
+        return float(text)
+    with suppress(typer.BadParameter):
+        return output.parse_size(text) / _ITEMSIZE
+    return math.nan
+
+
 def parse_functions(text: str | None) -> dict[str, Callable[[Any], Any]]:
     """Return the functions in ``--functions fft,numpy:sort`` by name; by default the standard set."""
     names = list(STANDARD) if text is None else output.split_list(text)
+    if not names:
+        raise typer.BadParameter("The list is empty. Use names such as fft,matmul.", param_hint="--functions")
     return {name: STANDARD[name] if name in STANDARD else _import_function(name) for name in names}
 
 

@@ -200,7 +200,7 @@ def make_timer(call: Callable[[], object]) -> Callable[[int], float]:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as ``"4MiB"`` and return bytes.
+    """Parse the value of ``--size``, such as ``"4MiB"``, and return bytes.
 
     Units are B, K, KB, KiB, M, MB, MiB, G, GB and GiB. KB means 1000 bytes, K and KiB mean 1024.
 
@@ -213,9 +213,13 @@ def parse_size(text: str) -> int:
         unit: int = (1000 if suffix == "b" else 1024) ** ("kmg".index(prefix) + 1 if prefix else 0)
         size = int(float(number) * unit)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a size. Use a number of bytes, such as 4MiB.") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a size. Use a number of bytes, such as 4MiB.", param_hint="--size"
+        ) from None
     if size <= 0:
-        raise typer.BadParameter(f"{text!r} is not a size of at least one byte. Use a size such as 4MiB.")
+        raise typer.BadParameter(
+            f"{text!r} is not a size of at least one byte. Use a size such as 4MiB.", param_hint="--size"
+        )
     return size
 
 

@@ -84,7 +84,11 @@ def trace(
 
 
 def _run(program: Sequence[str], is_module: bool) -> Any:
-    """Run the script as ``python`` does, print its traceback if it fails, and return its exit code."""
+    """Run the script as ``python`` does, print its traceback if it fails, and return its exit code.
+
+    Raises:
+        BadParameter: If there is no such program.
+    """
     sys.argv[:] = program
     # multiprocessing looks up classes of the script in this module, in processes that it spawns.
     alias = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
@@ -102,9 +106,27 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
         return error.code
     except BaseException as error:  # noqa: BLE001  # the script may raise any exception
         traceback = _without_callers(error.__traceback__)
+        if traceback is None and isinstance(error, (ImportError, OSError)):
+            raise _missing_program(program[0], is_module, error) from None
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _missing_program(name: str, is_module: bool, error: ImportError | OSError) -> typer.BadParameter:
+    """Return the usage error for a program that could not be found or read, so that none of its lines ran."""
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+    elif is_module:
+        reason = str(error.__cause__ or error)  # the cause is shorter
+    else:
+        reason = str(error)
+    program = f"the module {name}" if is_module else name
+    return typer.BadParameter(
+        f"Cannot run {program}: {reason}. Pass the path of a script, or -m and a module that python -m can"
+        " run.",
+        param_hint="SCRIPT",
+    )
 
 
 def _attribute_of_main(name: str) -> Any:
@@ -113,7 +135,8 @@ def _attribute_of_main(name: str) -> Any:
 
 def _count_as_user_code(module: str) -> None:
     """Treat the package of a module as user code, even if it is installed as a library."""
-    spec = importlib.util.find_spec(module.partition(".")[0])
+    package = module.partition(".")[0]
+    spec = importlib.util.find_spec(package) if package else None  # "" in a relative name
     for folder in () if spec is None else spec.submodule_search_locations or [spec.origin or module]:
         as_own(folder)
 

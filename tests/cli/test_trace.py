@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.programs import environment, run_cli
+from tests.cli.programs import environment, join_boxed_lines, run_cli
 
 COPY = """\
 import sys
@@ -100,6 +101,67 @@ def test_a_script_exits_as_under_python_with_its_table(tmp_path: Path, ending: s
     assert traced.returncode == plain.returncode == code
     assert traced.stderr == plain.stderr, "the traceback must not contain lines of arraybridge"
     assert ending == "x = (" or "script.py:5" in traced.stdout
+
+
+MISSING_PROGRAMS = {
+    ("-m", "no_package"): "Cannot run the module no_package: No module named no_package.",
+    ("-m", "no_package.train"): "Cannot run the module no_package.train: No module named 'no_package'.",
+    ("-m", "package.train"): "Cannot run the module package.train: No module named package.train.",
+    (
+        "-m",
+        "package",
+    ): "Cannot run the module package: No module named package.__main__; 'package' is a package",
+    ("-m", ".package"): "Cannot run the module .package: Relative module names not supported.",
+    ("package",): "Cannot run package: can't find '__main__' module in ",
+}
+
+
+@pytest.mark.parametrize("program", MISSING_PROGRAMS)
+def test_a_missing_program_is_a_usage_error(tmp_path: Path, program: tuple[str, ...]) -> None:
+    (tmp_path / "package").mkdir()
+    script(tmp_path / "package", "", "__init__.py")
+    done = run_cli("trace", "--json", *program, "--option", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    message = join_boxed_lines(done.stderr)
+    assert f"for SCRIPT: {MISSING_PROGRAMS[program]}" in message
+    assert message.endswith("Pass the path of a script, or -m and a module that python -m can run.")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="requires sockets in the file system")
+def test_an_unreadable_script_is_a_usage_error(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(file))
+        done = run_cli("trace", "script.py", cwd=tmp_path)
+    assert done.returncode == python(file).returncode == 2
+    assert "for SCRIPT: Cannot run script.py: " in join_boxed_lines(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import no_package",
+        "raise ImportError('no')",
+        "import runpy\nrunpy.run_module('no_package')",
+        "open('none')",
+    ],
+)
+@pytest.mark.parametrize("program", [("script.py",), ("-m", "script"), ("-m", "package.main")])
+def test_import_errors_of_the_program_have_their_traceback(
+    tmp_path: Path, text: str, program: tuple[str, ...]
+) -> None:
+    """The same as under Python, also if the parent package of a module raises the error."""
+    script(tmp_path, text)
+    (tmp_path / "package").mkdir()
+    script(tmp_path / "package", text, "__init__.py")
+    script(tmp_path / "package", "", "main.py")
+    plain, traced = python(*program, cwd=tmp_path), run_cli("trace", *program, cwd=tmp_path)
+    assert traced.returncode == plain.returncode == 1
+    last_frame = plain.stderr.rpartition("  File ")[2]
+    assert traced.stderr.endswith(last_frame)
+    assert traced.stderr.startswith("Traceback")
+    assert str(tmp_path) in traced.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="requires signals of Unix")
