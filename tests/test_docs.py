@@ -17,7 +17,7 @@ import pytest
 import arraybridge
 from arraybridge import hardware
 from arraybridge.frameworks.registry import framework_names, load_or_none
-from tests.helpers import registry_kept, require
+from tests.helpers import registry_kept, require, run_python
 
 DOCS = Path(__file__).parent.parent / "docs"
 # test_readme.py runs those of the README; the wheel's tests have no pages next to them.
@@ -121,9 +121,57 @@ def _can_run(examples: doctest.DocTest) -> bool:
     return framework is not None and len(framework.devices.available()) > 0
 
 
-# -- API reference and troubleshooting page --------------------------------------------------------------
-
 needs_pages = pytest.mark.skipif(not DOCS.is_dir(), reason="there are no docs next to these tests")
+
+
+@needs_pages
+def test_the_page_on_traces_shows_the_table_of_its_script(tmp_path: Path) -> None:
+    """Run the script before and after the change. `…` stands for the rest of a line."""
+    for name in ("torch", "jax", "tensorflow"):
+        require(name)
+    pytest.importorskip("typer")
+    page = _read("traces")
+    shown = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    loop, changed = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    head = [
+        "import jax.numpy as jnp",
+        "import numpy as np",
+        "import tensorflow as tf",
+        "import torch",
+        "",
+        "",
+    ]
+    head += ["net = torch.nn.Conv2d(1, 8, 3, padding=1)", "kernel = tf.ones((3, 3, 8, 4))", ""]
+    script = tmp_path / "features.py"
+    script.write_text("\n".join([*head, loop]), encoding="utf-8")
+    printed = _without_times(_trace(script))
+    _, *lines = _without_times(shown)
+    for line in lines:
+        start = line.partition("…")[0]
+        assert any(one.startswith(start) for one in printed), line
+    rows = r"^features\.py:\d+ "
+    assert len([line for line in lines if re.match(rows, line)]) == 4
+    assert {line for line in printed if re.match(rows, line)} <= set(lines)
+
+    start = loop.index("        maps =")
+    head.insert(0, "import arraybridge as ab")
+    script.write_text("\n".join([*head, loop[:start] + changed]), encoding="utf-8")
+    assert _trace(script).strip() == "no copies"
+
+
+def _trace(script: Path) -> str:
+    done = run_python("-m", "arraybridge", "trace", str(script))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _without_times(text: str) -> list[str]:
+    text = re.sub(r"[\d.]+ (?:µs|ms|s)\b", "TIME", text)
+    text = re.sub(r"^\S*?(features\.py:\d+)", r"\1", text, flags=re.MULTILINE)
+    return [re.sub(r" +", " ", line) for line in text.splitlines()]
+
+
+# -- the reference and the page on errors ----------------------------------------------------------------
 
 #: Names of `arraybridge` 0.5, which one paragraph of the reference describes.
 OLDER_NAMES = re.compile("cleanup_(all|torch|cupy|jax|tensorflow|pyclesperanto)_")

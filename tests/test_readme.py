@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -43,6 +45,28 @@ def test_length_and_order_of_sections() -> None:
     assert words(prose) <= 900
     assert words(README) <= 1500
     assert re.findall(r"^## (.*)$", README, flags=re.MULTILINE) == SECTIONS
+
+
+@pytest.mark.parametrize("page", sorted(CHECKOUT.glob("*.md")), ids=lambda page: page.stem)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    """`docs/check_links.py` checks those of the documentation."""
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    files = {link.partition("#")[0] for link in links if not re.match(r"https?:|mailto:|#", link)}
+    assert files or page.name != "README.md"
+    if not (CHECKOUT / "benchmarks").is_dir() or not (CHECKOUT / "docs").is_dir():
+        pytest.skip("this distribution does not have all files")
+    assert sorted(file for file in files if not (page.parent / file).exists()) == []
+
+
+def test_the_benchmark_is_the_measured_one() -> None:
+    results = CHECKOUT / "benchmarks" / "results" / "conversion.json"
+    if not results.is_file():
+        pytest.skip("no benchmarks in this distribution")
+    rows = json.loads(results.read_text(encoding="utf-8"))["pairs"]["rows"]
+    over = [row["ours"]["over_raw_ns"] for row in rows if row["size"] == "4 MiB"]
+    assert len(over) == 12
+    assert f"takes {median(over) / 1000:.2f} µs longer than the fastest native call" in README
 
 
 def test_the_two_commands_have_a_block_each() -> None:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.carriers.sources import source_of
-from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.convert import convert_memory, detect_memory_type
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.device_resolution import resolve_device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
@@ -279,7 +278,8 @@ def pinned(x: Any) -> Any:
 
     Args:
         x: An array in host memory: a NumPy array or a PyTorch tensor, of any shape and dtype. Arrays of JAX
-            and TensorFlow are returned unchanged, because those frameworks allocate their own memory.
+            and TensorFlow are returned unchanged, because those frameworks allocate their own memory. So are
+            carriers, such as tables and files, and arrays of unknown libraries: convert them first.
 
     Returns:
         An array of the same framework, shape, dtype and values.
@@ -294,12 +294,14 @@ def pinned(x: Any) -> Any:
         >>> pinned(np.arange(3))
         array([0, 1, 2])
     """
-    source, data = source_of(x)
-    if source.sparse.layout(data):
-        raise sparse_array_error(source, data)
-    view = convert_memory(x, "numpy", copy=False)
     owner = registry.find_owner(x)
-    if owner is None or not owner.mutable or not view.nbytes:
+    if owner is None:
+        detect_memory_type(x)  # raises an error if it is not an array
+        return x
+    if owner.sparse.layout(x):
+        raise sparse_array_error(owner, x)
+    view = convert_memory(x, "numpy", copy=False)
+    if not owner.mutable or not view.nbytes:
         return x
     locked = (one.memory.pinned_bytes(view.nbytes) for one in registry.loaded())
     memory = next((memory for memory in locked if memory is not None), None)

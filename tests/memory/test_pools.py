@@ -228,6 +228,24 @@ def test_pinned_values(fake: FakeFramework, dtype: str) -> None:
     assert fake.most_pinned == x.nbytes
 
 
+def test_carriers_and_arrays_of_unknown_libraries_are_not_pinned(fake: FakeFramework) -> None:
+    """Not even if a conversion would copy or read them."""
+    pandas = pytest.importorskip("pandas")
+    zarr = pytest.importorskip("zarr")
+
+    class OnAnotherDevice:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (8, 0)
+
+        def __dlpack__(self, **_: Any) -> Any:
+            pytest.fail("it was exported")
+
+    separate_columns = pandas.DataFrame({"a": [1.0]}).assign(b=2.0)
+    for x in (separate_columns, zarr.array(np.ones(3)), memoryview(np.ones(3)), OnAnotherDevice()):
+        assert pinned(x) is x
+    assert fake.most_pinned == 0
+
+
 def test_arrays_that_cannot_be_pinned() -> None:
     with pytest.raises(arraybridge.UnknownArrayError):
         pinned([1, 2])
