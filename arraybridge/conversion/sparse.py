@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion.decision import Decision, Request, copy_required_error, graph_required_error
-from arraybridge.errors import Advice, ArrayNotSupportedError, Cast, DtypeNotSupportedError
+from arraybridge.errors import (
+    Advice,
+    ArrayNotSupportedError,
+    Cast,
+    DtypeNotSupportedError,
+    MemoryConversionError,
+)
 from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import dtype_names, host_memory
 from arraybridge.frameworks.accelerators import identity
@@ -123,7 +129,13 @@ class SparseConversion:
     def _route_of_parts(self, x: Any, parts: SparseParts, device: Device) -> Route:
         """Return the route: that of the part that is copied most, and the bytes of all parts."""
         work = self._work(parts, only_route=True)
-        routes = [self._route_of_part(part) for part in work]
+        values, *indices = work
+        try:
+            routes = [self._route_of_part(values)]
+        except MemoryConversionError as error:
+            error.advise_about(self.source.sparse.expressions(x).elements)
+            raise
+        routes += map(self._route_of_part, indices)
         worst = max(routes, key=_copies)
         return replace(
             worst,
@@ -164,6 +176,7 @@ class SparseConversion:
         source = self.source
         method: Method = "host" if device.kind == "cpu" else "device"
         if dtype is not None:
+            source.sparse.check_cast(x, dtype)
             cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
         else:
             cause = Cause(Reason.COPY_REQUESTED) if stays else Cause(Reason.OTHER_DEVICE, device=str(device))
@@ -396,19 +409,16 @@ class SparseConversion:
         )
 
     def _check_padding(self, parts: SparseParts, convert_part: ConvertPart) -> None:
-        """Raise for indices outside of the shape, which JAX ignores and others read."""
+        """Raise for indices and pointers outside of the array, which JAX ignores and others read."""
         indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
-        if not indices.size:
-            return
-        shape = parts.shape[: parts.sparse_axes]
-        # As unsigned integers, negative indices are large: one pass finds both.
-        unsigned = indices.view(f"u{indices.itemsize}")
         if parts.layout is Layout.COO:
-            is_inside = all(
-                int(most) < extent for most, extent in zip(unsigned.max(axis=0), shape, strict=True)
-            )
+            is_inside = _are_inside(indices, parts.shape[: parts.sparse_axes])
         else:
-            is_inside = int(unsigned.max()) < shape[1]
+            pointers = convert_part(parts.indices[1], _TO_HOST)
+            if pointers[0] != 0:
+                advice = Advice("Its first row pointer must be 0.")
+                raise self._unsupported_error("CSR", "its row pointers do not begin at 0", advice)
+            is_inside = _are_pointers(pointers, len(indices)) and _are_inside(indices, parts.shape[1:2])
         if is_inside:
             return
         name = parts.layout.upper()
@@ -443,6 +453,20 @@ class SparseConversion:
 def _unchanged(x: Any, convert_part: ConvertPart) -> Any:
     """Return a sparse array that needs no conversion."""
     return x
+
+
+def _are_inside(indices: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Return whether indices, a matrix of entries × axes or those of one axis, are inside of a shape."""
+    if not indices.size:
+        return True
+    # As unsigned integers, negative indices are large: one pass finds both.
+    most = np.atleast_1d(indices.view(f"u{indices.itemsize}").max(axis=0))
+    return all(int(index) < extent for index, extent in zip(most, shape, strict=True))
+
+
+def _are_pointers(pointers: np.ndarray, count: int) -> bool:
+    """Return whether pointers do not decrease, and do not exceed the number of entries."""
+    return bool(pointers[-1] <= count and np.all(pointers[:-1] <= pointers[1:]))
 
 
 def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -33,12 +33,12 @@ _FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
 # The flags of a versioned capsule, and of the tensor after them: data, device type, device, axes, dtype code.
 _HEAD = struct.Struct("=QQiiiB")
 
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-_capsule_name = ctypes.pythonapi.PyCapsule_GetName
-_capsule_name.restype = ctypes.c_char_p
-_capsule_name.argtypes = [ctypes.py_object]
+# Function objects of their own. The whole process shares the argument types of `ctypes.pythonapi.*`, which
+# other libraries set, too.
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
 
 
 def _tensor_of(exported: Any) -> int:
@@ -63,6 +63,16 @@ def capsule_address(exported: Any) -> int:
 def _code_of(exported: Any) -> ctypes.c_uint8:
     """Return the DLPack dtype code of a capsule, as a reference through which it can be changed."""
     return ctypes.c_uint8.from_address(_tensor_of(exported) + _CODE_OFFSET)
+
+
+def _extended_dtype_of(exported: Any) -> np.dtype[Any] | None:
+    """Return the dtype of a capsule if it is one of ``ml_dtypes``; None for any other dtype."""
+    code, bits, lanes = struct.unpack("=BBH", ctypes.string_at(_tensor_of(exported) + _CODE_OFFSET, 4))
+    name = _DLPACK_NAMES.get(code)
+    if name is None or lanes != 1:
+        return None
+    dtype = np_dtype(name)
+    return dtype if bits == 8 * dtype.itemsize else None
 
 
 def device_type_of(exported: Any) -> int:
@@ -115,12 +125,8 @@ def export(x: Any) -> Any:
 
 def from_any_capsule(exported: Any) -> np.ndarray:
     """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
-    code = _code_of(exported)
-    name = _DLPACK_NAMES.get(code.value)
-    if name is None:
-        return np.from_dlpack(Importable(exported))
-    code.value = _UNSIGNED
-    return np.from_dlpack(Importable(exported)).view(np_dtype(name))
+    dtype = _extended_dtype_of(exported)
+    return np.from_dlpack(Importable(exported)) if dtype is None else from_capsule(exported, dtype)
 
 
 def capsule(view: np.ndarray) -> Any:
@@ -156,6 +162,9 @@ def from_dlpack(x: Any) -> np.ndarray:
     """Return the result of `np.from_dlpack`, also for producers with extended dtypes."""
     try:
         return np.from_dlpack(x)
-    except (BufferError, RuntimeError):  # NumPy has no such dtype
+    except (BufferError, RuntimeError):  # NumPy may not have the dtype
         exported = export(x)
-        return from_capsule(exported, np_dtype(_DLPACK_NAMES[_code_of(exported).value]))
+        dtype = _extended_dtype_of(exported)
+        if dtype is None:
+            raise
+        return from_capsule(exported, dtype)

@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, error_text
+from arraybridge.errors import (
+    ArrayNotSupportedError,
+    CopyRequiredError,
+    MemoryConversionError,
+    UnknownArrayError,
+    error_text,
+)
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
-from arraybridge.frameworks.base import CPU, Framework, conversion_errors, unsupported_array_error
+from arraybridge.frameworks.base import CPU, Framework, unsupported_array_error
 from arraybridge.frameworks.non_array_advice import advice_for_object
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.reasons import Cause, Reason
@@ -128,13 +134,31 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
             return _fetched(x, kind)
         return reader, reader.interchange.import_from(x, FOREIGN_HOST, CPU)
     try:
-        has_interface = offers(x, "__array_interface__")
-        return FOREIGN_HOST, np.asarray(x) if has_interface else dlpack_capsules.from_dlpack(x)
-    except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
+        interface = _interface_of(x, "__array_interface__")
+        _check_mask(x, interface)
+        reads_dlpack = interface is None and offers(x, "__dlpack__")
+        return FOREIGN_HOST, dlpack_capsules.from_dlpack(x) if reads_dlpack else np.asarray(x)
+    except (MemoryError, MemoryConversionError):
+        raise
+    except Exception as error:  # third-party code may raise anything
         what = f"an array of type {type(x).__qualname__}"
         raise unsupported_array_error(
             FOREIGN_HOST, what, f"its memory cannot be read: {error_text(error)}"
         ) from error
+
+
+def _interface_of(x: Any, protocol: str) -> Any:
+    """Return the array interface of an object; None if it does not have one, although its class may."""
+    return getattr(x, protocol, None) if offers(x, protocol) else None
+
+
+def _check_mask(x: Any, interface: Any) -> None:
+    """Raise `ArrayNotSupportedError` if an array interface has a mask, which its readers ignore."""
+    if isinstance(interface, dict) and interface.get("mask") is not None:
+        what = f"a masked array of type {type(x).__qualname__}"
+        raise unsupported_array_error(
+            FOREIGN_HOST, what, "its mask would be lost; pass its values without it"
+        )
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
@@ -146,8 +170,11 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
         if target is None:
             continue
         try:
+            _check_mask(x, _interface_of(x, "__cuda_array_interface__"))
             return target, target.interchange.import_from(x, FOREIGN_HOST, CPU)
-        except conversion_errors(target) as error:
+        except (MemoryError, MemoryConversionError):
+            raise
+        except Exception as error:  # noqa: BLE001  # third-party code may raise anything
             if failed is None:
                 instead = f"{name} cannot read it here ({error_text(error)}); copy it to the host first"
                 failed = error
@@ -243,11 +270,22 @@ def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
     if isinstance(x, np.generic) or offers_on_instance(x):
         return None
     if hasattr(cls, "__array_interface__"):
-        return None if hasattr(cls, "__dlpack_device__") else np.asarray
+        return None if hasattr(cls, "__dlpack_device__") else _open_interface
     if not hasattr(cls, "__dlpack_device__"):
         return None
     # NumPy imports neither bfloat16 nor float8, and its exception takes longer than importing the capsule.
     return _open_extended if opened.dtype.isbuiltin == 2 else _open_host_memory
+
+
+def _open_interface(x: Any) -> np.ndarray:
+    try:
+        if x.__array_interface__.get("mask") is None:
+            return np.asarray(x)
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything; the slow path reports it
+        raise NotImplementedError from error
+    raise NotImplementedError
 
 
 def _open_host_memory(x: Any) -> np.ndarray:

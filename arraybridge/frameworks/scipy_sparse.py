@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, FrameworkNotInstalledError, error_text
+from arraybridge.errors import (
+    Advice,
+    ArrayNotSupportedError,
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    error_text,
+)
+from arraybridge.frameworks.dtype_names import np_dtype
 from arraybridge.frameworks.sparse import INT32_OR_INT64, Expressions, Layout, SparseArrays, SparseParts
 
 __all__ = ["ScipySparse"]
@@ -70,12 +77,24 @@ class ScipySparse(SparseArrays):
             made.has_sorted_indices = True
         return made
 
+    def check_cast(self, x: Any, dtype: str) -> None:
+        try:
+            getattr(_scipy(), f"{x.format}_array")((1, 1)).astype(np_dtype(dtype))
+        except ValueError as error:
+            name = type(x).__name__
+            raise DtypeNotSupportedError(
+                f"A {name} of scipy.sparse does not have dtype {dtype}.",
+                source_type="numpy",
+                reason=error_text(error),
+                advice=Advice("Pass {}, which has it.", ("{x}.tocsr()",)),
+            ) from error
+
     def expressions(self, x: Any) -> Expressions:
         layouts = {layout: f"{{x}}.to{layout}()" for layout in self.layouts}
         if len(x.shape) != 2:  # csr_array may have one axis, coo_array any number
             layouts = {Layout.COO: "{x}.tocoo()"}
         values = "{x}.data" if x.format in self.layouts else "{x}.tocoo().data"
-        return Expressions(values, layouts, "{x}.toarray()")
+        return Expressions(values, layouts, "{x}.toarray()", elements=values)
 
 
 def _coordinates(x: Any) -> SparseParts:

@@ -92,12 +92,14 @@ class Expressions:
         layouts: Layout → the expression that converts to it, without densifying.
         dense: The dense array.
         plain: The same array without batch axes and dense axes; ``""`` if there is no such expression.
+        elements: The array that advice about dtypes and masks applies to; ``""`` for the sparse array itself.
     """
 
     values: str
     layouts: Mapping[Layout, str] = field(default_factory=dict)
     dense: str = "{x}.todense()"
     plain: str = ""
+    elements: str = ""
 
 
 class SparseArrays:
@@ -147,6 +149,9 @@ class SparseArrays:
         ``like`` is a sparse array of the framework whose class decides if several classes have the layout.
         """
         raise NotImplementedError
+
+    def check_cast(self, x: Any, dtype: str) -> None:
+        """Raise `DtypeNotSupportedError` if a sparse array that does not consist of arrays lacks the cast."""
 
     def expressions(self, x: Any) -> Expressions:
         """Return the expressions for advice about a sparse array."""

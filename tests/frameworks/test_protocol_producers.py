@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -167,6 +169,22 @@ def fail(error: Exception) -> Any:
     raise error
 
 
+# A function object of its own, because all users of `ctypes.pythonapi` share the argument types.
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def capsule_of_dtype(array: np.ndarray[Any, Any], *, code: int, bits: int) -> Any:
+    """Return the DLPack capsule of an array, changed to another type code and number of bits."""
+    capsule = array.__dlpack__()
+    # The dtype follows a pointer, the device (two int32) and the number of axes (int32).
+    place = _capsule_pointer(capsule, b"dltensor") + 20
+    ctypes.c_uint8.from_address(place).value = code
+    ctypes.c_uint8.from_address(place + 1).value = bits
+    return capsule
+
+
 class EmptyMessageError(BufferError):
     def __str__(self) -> str:
         raise KeyError("no words")
@@ -188,6 +206,22 @@ BROKEN: tuple[tuple[str, Any], ...] = (
     ("device type 8", exporter(lambda: fail(BufferError()), 8)),
     ("capsule|read", exporter(lambda: "no capsule")),
     ("cannot be read", exporter(lambda: fail(EmptyMessageError()))),
+    *(
+        (f"{cls.__name__}: a reason", exporter(partial(fail, cls("a reason"))))
+        for cls in (OSError, IndexError, AssertionError, ImportError, Exception)
+    ),
+    (
+        "OSError: a reason",
+        type("Exporter", (), {"__dlpack__": property(lambda _: fail(OSError("a reason")))})(),
+    ),
+    (
+        "OSError: a reason",
+        type("Exporter", (), {"__array_interface__": property(lambda _: fail(OSError("a reason")))})(),
+    ),
+    ("dtype in DLTensor", exporter(lambda: capsule_of_dtype(np.ones(3, np.int8), code=0, bits=4))),
+    ("dtype in DLTensor", exporter(lambda: capsule_of_dtype(np.ones(3, np.float32), code=99, bits=32))),
+    # bfloat16 has 16 bits; as such, these would be six numbers.
+    ("dtype in DLTensor", exporter(lambda: capsule_of_dtype(np.ones(3, np.float32), code=4, bits=32))),
     ("nonsense|read", interface({"shape": (3,), "typestr": "nonsense", "version": 3})),
     ("Exporter", interface({})),
     ("object", interface(np.array([1, None], object).__array_interface__)),
@@ -201,6 +235,61 @@ def test_broken_exporters_raise_a_typed_error(target: str) -> None:
         with pytest.raises(MemoryConversionError, match=words) as caught:
             convert_memory(broken, target)
         assert words != "cannot be exported" or isinstance(caught.value.__cause__, BufferError)
+
+
+def test_masks_of_array_interfaces_are_never_dropped() -> None:
+    require("torch")
+    values, mask = np.arange(3.0), np.array([True, False, True])
+    masks: list[Any] = [None]
+
+    class Masked:
+        @property
+        def __array_interface__(self) -> dict[str, Any]:
+            return {**values.__array_interface__, "mask": masks[-1]}
+
+    for _ in range(2):  # the second call follows the plan
+        assert convert_memory(Masked(), "torch").tolist() == [0.0, 1.0, 2.0]
+    masks.append(mask)
+    for call in (convert_memory, explain):
+        with pytest.raises(arraybridge.ArrayNotSupportedError, match="mask would be lost"):
+            call(Masked(), "torch")
+    masks.pop()
+    assert convert_memory(Masked(), "torch").tolist() == [0.0, 1.0, 2.0]
+
+
+def test_dlpack_is_read_if_the_instance_has_no_array_interface() -> None:
+    values = np.arange(3.0)
+
+    class OnlyDlpack(Dlpack):
+        @property
+        def __array_interface__(self) -> Any:
+            raise AttributeError("this array is not in host memory")
+
+    assert convert_memory(OnlyDlpack(values), "numpy").tolist() == [0.0, 1.0, 2.0]
+    assert explain(OnlyDlpack(values), "numpy").shares_memory
+
+
+def test_argument_types_that_other_libraries_set_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    ml_dtypes = require("ml_dtypes")
+    require("torch")
+    tensor = convert_memory(np.arange(3).astype(ml_dtypes.bfloat16), "torch")
+    for name in ("PyCapsule_GetPointer", "PyCapsule_GetName"):
+        function = getattr(ctypes.pythonapi, name)
+        monkeypatch.setattr(function, "argtypes", [ctypes.c_void_p, ctypes.c_char_p])
+        monkeypatch.setattr(function, "restype", ctypes.c_int)
+    assert convert_memory(Dlpack(tensor), "numpy").astype(float).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_cuda_interfaces_without_memory_raise() -> None:
+    require("cupy")
+    broken: Any = Thing()
+    broken.__cuda_array_interface__ = {}
+    for call in (convert_memory, explain):
+        with pytest.raises(MemoryConversionError, match="CUDA array"):
+            call(broken, "numpy")
+    broken.__cuda_array_interface__ = {"mask": np.ones(2, bool)}
+    with pytest.raises(MemoryConversionError, match="mask would be lost"):
+        convert_memory(broken, "numpy")
 
 
 def test_gpu_arrays_without_a_driver_raise() -> None:

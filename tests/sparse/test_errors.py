@@ -341,3 +341,64 @@ def test_subclasses_of_scipy() -> None:
     assert convert_memory(x, "numpy") is x
     assert type(convert_memory(x, "numpy", copy=True)) is scipy_sparse.csr_matrix
     assert convert_memory(x, "torch").layout is torch.sparse_csr
+
+
+@pytest.mark.parametrize("pointers", [[0, 1, 100], [0, 1, -1], [0, 5, 3]])
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_row_pointers_beyond_the_entries_raise_instead_of_reading_other_memory(
+    pointers: list[int], target: str
+) -> None:
+    jax = require("jax")
+    require(target)
+    from jax.experimental import sparse
+
+    parts = map(np.array, (np.float32([1, 2, 3]), [0, 1, 2], pointers))
+    x = sparse.BCSR(tuple(map(jax.numpy.asarray, parts)), shape=(2, 3))
+    for _ in range(2):
+        with pytest.raises(ArrayNotSupportedError, match="padding") as caught:
+            convert_memory(x, target)
+    (expression,) = caught.value.expressions
+    assert dense_of(convert_memory(run(expression, x), target)) == x.todense().tolist()
+
+
+def test_row_pointers_that_do_not_begin_at_zero_raise() -> None:
+    jax = require("jax")
+    from jax.experimental import sparse
+
+    parts = map(np.array, (np.float32([1, 2, 3]), [0, 1, 2], [1, 2, 3]))
+    x = sparse.BCSR(tuple(map(jax.numpy.asarray, parts)), shape=(2, 3))
+    with pytest.raises(ArrayNotSupportedError, match="do not begin at 0"):
+        convert_memory(x, "numpy")
+
+
+@pytest.mark.parametrize("name", ["lil", "dok"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_casts_that_a_kind_of_scipy_lacks_raise_before_the_conversion(name: str, dtype: str) -> None:
+    require("ml_dtypes")
+    x = scipy_csr().asformat(name)
+    for call in (explain, convert_memory):
+        with pytest.raises(arraybridge.DtypeNotSupportedError, match=dtype) as caught:
+            call(x, "numpy", dtype=dtype)
+    (expression,) = caught.value.expressions
+    rows = run(expression, x)
+    converted = convert_memory(rows, "numpy", dtype=dtype)
+    assert converted.dtype.name == dtype
+    assert converted.data.tobytes() == rows.data.astype(dtype).tobytes()
+
+
+def test_advice_about_elements_is_about_the_stored_values() -> None:
+    tf = require("tensorflow")
+    texts = tf.SparseTensor([[0, 1], [1, 0]], ["b", "a"], [2, 3])
+    masked = made("numpy", random_contents("csr"))
+    masked.data = np.ma.masked_array(masked.data, np.arange(len(masked.data)) == 0)
+    for x, target, expected in (
+        (texts, "numpy", [0, 1]),
+        (masked, "torch", [0.0, *masked.data[1:].tolist()]),
+    ):
+        require(target)
+        for call in (explain, convert_memory):
+            with pytest.raises(MemoryConversionError) as caught:
+                call(x, target)
+        expression = caught.value.expressions[0]
+        values = eval(expression, {"tf": tf, "np": np, "x": x})  # noqa: S307  # of the library itself
+        assert convert_memory(values, "numpy").tolist() == expected

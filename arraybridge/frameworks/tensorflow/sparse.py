@@ -31,4 +31,4 @@ class TensorflowSparse(SparseArrays):
         return tf.SparseTensor(parts.indices[0], parts.values, parts.shape)
 
     def expressions(self, x: Any) -> Expressions:
-        return Expressions("{x}.values", {}, "tf.sparse.to_dense({x})")
+        return Expressions("{x}.values", {}, "tf.sparse.to_dense({x})", elements="{x}.values")
