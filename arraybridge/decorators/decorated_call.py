@@ -312,7 +312,11 @@ class ConvertingCall(DecoratedCall):
                     values.append(value)
                 else:
                     has_other = True
-                    values.append(map_arrays(self._without_fixed(value), convert))
+                    original = plain(value) if self.splits else value
+                    converted = map_arrays(original, convert)
+                    # A new container has a converted array. In the same one, there may be native arrays.
+                    has_array = has_array or converted is not original
+                    values.append(converted)
         except FrameworkNotInstalledError:
             raise  # without the argument: the framework is missing for all of them
         except MemoryConversionError as error:
@@ -325,10 +329,6 @@ class ConvertingCall(DecoratedCall):
             self._configure_for(registry.framework(self.options.framework))
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
         return values, named
-
-    def _without_fixed(self, x: Any) -> Any:
-        """Return the value of an argument that is marked as `fixed`, which only split calls accept."""
-        return plain(x) if self.splits else x
 
     def _check_others(self, args: Args, kwargs: Kwargs, values: list[Any], has_array: bool) -> bool:
         """Return whether there is an array, including arrays in containers.
@@ -430,8 +430,10 @@ def _are_together(x: Any, y: Any) -> bool:
     """Return whether two objects of the same type are arrays on the same device; False inside a trace."""
     if open_logs or kinds.get(type(x)) is not ARRAY:
         return False
+    if x is y:
+        return True
     owner = registry.find_owner(x)
-    return x is y or (owner is not None and owner.devices.device_of(x) == owner.devices.device_of(y))
+    return owner is not None and owner.devices.device_of(x) == owner.devices.device_of(y)
 
 
 def _dtype_of_results(options: DecoratorOptions) -> str | None:
