@@ -54,7 +54,7 @@ def decide(data: Any, request: Request) -> Decision:
         ValueError: If an option is invalid.
     """
     request = check_options(request)
-    if issubclass(type(data), str) and not isinstance(request.target, str):
+    if not isinstance(request.target, str) and issubclass(type(data), str):
         raise TypeError(
             f"Expected a framework name, got {type(request.target).__name__}. Did you swap the arguments?"
             f" Use convert_memory(data, {data!r})."
@@ -250,7 +250,9 @@ class _Choice:
         self._choose_replica()
         shape = source.shape(self.array)
         self.nbytes = source.nbytes(self.array)
-        self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
+        copy_reason = source.interchange.copy_reason(self.array)
+        if copy_reason:
+            self.copy_reason = as_cause(copy_reason)
         if source is not target and source.autodiff.requires_grad(self.array):
             self._detach()
         dtype = source.dtype_name(self.array)
@@ -365,7 +367,10 @@ class _Choice:
             return COPY_REQUESTED
         source = self.source
         target = self.target
-        objection = as_cause(target.cannot_view(memory)) or self._replica_objection()
+        obstacle = target.cannot_view(memory)
+        if obstacle:
+            return as_cause(obstacle)
+        objection = self._replica_objection() if self.is_replica else None
         if objection or self.request.copy is False or not target.mutable or target.respects_read_only:
             return objection
         if not source.mutable and memory.ndim == 0:
@@ -381,7 +386,7 @@ class _Choice:
 
     def _replica_objection(self) -> Cause | None:
         """Return why the target must not share one of several replicas, or None."""
-        if not self.is_replica or not self.target.mutable or self.target.respects_read_only:
+        if not self.target.mutable or self.target.respects_read_only:
             return None
         return Cause(Reason.REPLICATED, framework=self.target.name)
 
@@ -463,7 +468,8 @@ class _Choice:
             return COPY_REQUESTED
         if self.copy_reason:
             return self.copy_reason
-        if objection := self._replica_objection():
+        objection = self._replica_objection() if self.is_replica else None
+        if objection:
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
