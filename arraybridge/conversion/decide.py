@@ -370,9 +370,12 @@ class _Choice:
         obstacle = target.cannot_view(memory)
         if obstacle:
             return as_cause(obstacle)
-        objection = self._replica_objection() if self.is_replica else None
-        if objection or self.request.copy is False or not target.mutable or target.respects_read_only:
-            return objection
+        if not target.mutable or target.respects_read_only:
+            return None
+        if self.is_replica:
+            return self._replica_objection()
+        if self.request.copy is False:
+            return None
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
         is_read_only = not memory.flags.writeable
@@ -386,7 +389,7 @@ class _Choice:
 
     def _replica_objection(self) -> Cause | None:
         """Return why the target must not share one of several replicas, or None."""
-        if not self.target.mutable or self.target.respects_read_only:
+        if not self.is_replica or not self.target.mutable or self.target.respects_read_only:
             return None
         return Cause(Reason.REPLICATED, framework=self.target.name)
 
@@ -468,8 +471,7 @@ class _Choice:
             return COPY_REQUESTED
         if self.copy_reason:
             return self.copy_reason
-        objection = self._replica_objection() if self.is_replica else None
-        if objection:
+        if objection := self._replica_objection():
             return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
