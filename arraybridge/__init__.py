@@ -196,7 +196,9 @@ _LATER = {name: module for module, names in _MODULES.items() for name in names.s
 def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
-    return getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
+    value = getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
+    globals()[name] = value  # the next access finds it without calling this function
+    return value
 
 
 def __dir__() -> list[str]:

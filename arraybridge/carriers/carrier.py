@@ -83,7 +83,12 @@ class Unread:
 def is_of(x: Any, package: str, *names: str) -> bool:
     """Return whether ``x`` is an instance of the named classes of a package, without importing it."""
     module = sys.modules.get(package)
-    return module is not None and isinstance(x, tuple(getattr(module, name) for name in names))
+    if module is None:
+        return False
+    for name in names:  # noqa: SIM110  # any() with a generator takes 0.4 µs longer
+        if isinstance(x, getattr(module, name)):
+            return True
+    return False
 
 
 def unsupported_contents_error(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:

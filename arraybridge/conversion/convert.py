@@ -364,6 +364,9 @@ def device_of(x: Any) -> Device:
         >>> print(device_of(np.zeros(3)))
         cpu
     """
+    owner = registry.find_owner(x)
+    if owner is not None:
+        return owner.devices.device_of(x)
     source, data = source_of(x)
     return source.devices.device_of(data)
 

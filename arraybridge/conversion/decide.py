@@ -54,7 +54,7 @@ def decide(data: Any, request: Request) -> Decision:
         ValueError: If an option is invalid.
     """
     request = check_options(request)
-    if issubclass(type(data), str) and not isinstance(request.target, str):
+    if not isinstance(request.target, str) and issubclass(type(data), str):
         raise TypeError(
             f"Expected a framework name, got {type(request.target).__name__}. Did you swap the arguments?"
             f" Use convert_memory(data, {data!r})."
@@ -250,7 +250,9 @@ class _Choice:
         self._choose_replica()
         shape = source.shape(self.array)
         self.nbytes = source.nbytes(self.array)
-        self.copy_reason = as_cause(source.interchange.copy_reason(self.array))
+        copy_reason = source.interchange.copy_reason(self.array)
+        if copy_reason:
+            self.copy_reason = as_cause(copy_reason)
         if source is not target and source.autodiff.requires_grad(self.array):
             self._detach()
         dtype = source.dtype_name(self.array)
@@ -363,10 +365,8 @@ class _Choice:
         """Return why the target cannot, or should not, share this host memory; or None."""
         if self.request.copy:
             return COPY_REQUESTED
-        objection = as_cause(self.target.cannot_view(memory)) or self._replica_objection()
-        if objection or self.request.copy is False:
-            return objection  # copy=False shares memory that the result must not write to
-        return self._write_objection(memory)
+        obstacle = self.target.cannot_view(memory)
+        return as_cause(obstacle) if obstacle else self._write_objection(memory)
 
     def _write_objection(self, memory: np.ndarray) -> Cause | None:
         """Return why the target should not share this memory, to which its users could write; or None."""
@@ -374,6 +374,10 @@ class _Choice:
         target = self.target
         if not target.mutable or target.respects_read_only:
             return None
+        if self.is_replica:
+            return self._replica_objection()
+        if self.request.copy is False:
+            return None  # it shares memory that users must not write to
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
         is_read_only = not memory.flags.writeable

@@ -314,7 +314,11 @@ class ConvertingCall(DecoratedCall):
                     values.append(value)
                 else:
                     has_other = True
-                    values.append(map_arrays(self._without_fixed(value), convert))
+                    original = plain(value) if self.splits else value
+                    converted = map_arrays(original, convert)
+                    # A new container has a converted array. In the same one, there may be native arrays.
+                    has_array = has_array or converted is not original
+                    values.append(converted)
         except MemoryConversionError as error:
             self._describe(error, args, kwargs, len(values))
             raise
@@ -338,10 +342,6 @@ class ConvertingCall(DecoratedCall):
             return  # the framework is missing for all arguments
         error.add_call(_argument(self.fn, args, kwargs, place))
         _advise_by_options(error, self.options.framework)
-
-    def _without_fixed(self, x: Any) -> Any:
-        """Return the value of an argument that is marked as `fixed`, which only split calls accept."""
-        return plain(x) if self.splits else x
 
     def _check_others(
         self, args: Args, kwargs: Kwargs, values: list[Any], skip: int, *, has_array: bool
@@ -446,8 +446,10 @@ def _are_together(x: Any, y: Any) -> bool:
     """Return whether two objects of the same type are arrays on the same device; False inside a trace."""
     if open_logs or kinds.get(type(x)) is not ARRAY:
         return False
+    if x is y:
+        return True
     owner = registry.find_owner(x)
-    return x is y or (owner is not None and owner.devices.device_of(x) == owner.devices.device_of(y))
+    return owner is not None and owner.devices.device_of(x) == owner.devices.device_of(y)
 
 
 def _dtype_of_results(options: DecoratorOptions) -> str | None:

@@ -53,11 +53,13 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 def name_of_any(dtype: Any) -> str:
     """Return the name of a dtype that is given as a name, a NumPy dtype, or a framework's own dtype."""
+    if isinstance(dtype, str):
+        return dtype.removeprefix("torch.")
     if isinstance(dtype, (type, np.dtype)):
         with suppress(TypeError):
             return np.dtype(dtype).name
     # str() of a PyTorch dtype is "torch.float32"; a TensorFlow dtype has a name.
-    return str(dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:

@@ -201,7 +201,9 @@ class NumpyFramework(Framework):
             raise unsupported_array_error(self, what, instead, "{x}.view(np.ndarray)")
 
     def nbytes(self, x: Any) -> int:
-        return nbytes_of_parts(self, x) if self.sparse.layout(x) else int(x.nbytes)
+        if isinstance(x, np.ndarray) or not self.sparse.layout(x):
+            return int(x.nbytes)
+        return nbytes_of_parts(self, x)
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)

@@ -60,6 +60,8 @@ _instances: dict[str, Framework] = {}
 _failed: set[str] = set()
 # The framework of each array type.
 _owners: dict[type, Framework] = new_cache()
+# Types of which no framework can own an object, such as those of carriers; used as a set.
+_unowned: dict[type, None] = new_cache()
 
 
 # -- metadata ------------------------------------------------------------------------------------------
@@ -481,11 +483,22 @@ def find_owner(x: Any) -> Framework | None:
     """
     cls = type(x)
     owner = _owners.get(cls)
-    if owner is None:
-        owner = next((one for one in _candidates(cls) if _owns(one, x)), None)
-        if owner is not None:
-            remember(_owners, cls, owner)
+    if owner is None and cls not in _unowned:
+        owner = _find_new_owner(x, cls)
     return owner
+
+
+def _find_new_owner(x: Any, cls: type) -> Framework | None:
+    """Return the framework of an object of a class whose owner is not cached; None if there is none."""
+    has_candidates = False
+    for one in _candidates(cls):
+        if _owns(one, x):
+            return remember(_owners, cls, one)
+        has_candidates = True
+    # A plug-in could own the object once it is loaded.
+    if not has_candidates and (cls.__module__ == "builtins" or _plugins().keys() <= _instances.keys()):
+        remember(_unowned, cls, None)
+    return None
 
 
 def _owns(one: Framework, x: Any) -> bool:

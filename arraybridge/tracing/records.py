@@ -67,7 +67,12 @@ class ConversionRecord(Record):
         steps: Steps | None,
         array: int | None,
     ) -> None:
-        super().__init__(began, seconds, thread, thread_id, site)
+        # Not super().__init__(), which takes 0.2 µs longer.
+        self.began = began
+        self.seconds = seconds
+        self.thread = thread
+        self.thread_id = thread_id
+        self.site = site
         self.route = route
         self.steps = steps
         self.array = array

@@ -14,9 +14,16 @@ from arraybridge.types import Device
 __all__ = ["Route"]
 
 Method = Literal["same", "view", "dlpack", "device", "host"]
+_METHODS: dict[Method, str] = {
+    "same": "the same object",
+    "view": "shared through a view",
+    "dlpack": "shared through DLPack",
+    "device": "copied to the device",
+    "host": "copied through host memory",
+}
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Route:
     """The route of a conversion: its method, device, copies and reason; ``str()`` returns a sentence.
 
@@ -45,6 +52,35 @@ class Route:
     steps: Steps | None = None
     seconds: float | None = field(default=None, compare=False)
     layout: str = ""
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        method: Method,
+        device: Device,
+        shares_memory: bool,
+        copies: int,
+        nbytes: int,
+        cause: Cause,
+        steps: Steps | None = None,
+        seconds: float | None = None,
+        layout: str = "",
+    ) -> None:
+        # A trace creates a route per conversion. The generated method would call `object.__setattr__` per
+        # field, which takes three times as long.
+        values = self.__dict__
+        values["source"] = source
+        values["target"] = target
+        values["method"] = method
+        values["device"] = device
+        values["shares_memory"] = shares_memory
+        values["copies"] = copies
+        values["nbytes"] = nbytes
+        values["cause"] = cause
+        values["steps"] = steps
+        values["seconds"] = seconds
+        values["layout"] = layout
 
     # The texts are formatted on access, since a trace creates a route per conversion.
 
@@ -103,13 +139,7 @@ class Route:
         return f"Route({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def __str__(self) -> str:
-        how = {
-            "same": "the same object",
-            "view": "shared through a view",
-            "dlpack": "shared through DLPack",
-            "device": "copied to the device",
-            "host": "copied through host memory",
-        }[self.method]
+        how = _METHODS[self.method]
         if self.layout:
             how = f"sparse {self.layout.upper()}, {how}"
         if self.copies > 1:

@@ -218,7 +218,7 @@ class JaxDevices(Devices):
         return _as_device(min(devices, key=_identifier) if len(devices) > 1 else next(iter(devices)))
 
     def replica(self, x: jax.Array, device: Device) -> jax.Array | None:
-        if isinstance(x, jax.core.Tracer) or not self.is_scattered(x) or not x.is_fully_replicated:
+        if not self.is_scattered(x) or not x.is_fully_replicated:
             return None
         replicas = sorted((shard.data for shard in x.addressable_shards), key=_identifier_of_replica)
         return next((x for x in replicas if _as_device(x.device) == device), replicas[0])
@@ -264,13 +264,16 @@ class JaxDevices(Devices):
     def is_scattered(self, x: jax.Array) -> bool:
         if isinstance(x, jax.core.Tracer):
             return False  # jax >= 0.10: a tracer has no `sharding`
-        if is_sparse(x):
+        try:
+            return len(x.sharding.device_set) > 1
+        except AttributeError:
+            if not is_sparse(x):
+                raise
             return any(
                 self.is_scattered(part)
                 for part in jax.tree_util.tree_leaves(x)
                 if isinstance(part, jax.Array)
             )
-        return len(x.sharding.device_set) > 1
 
     def visible_devices(self) -> tuple[Device, ...]:
         # Starting JAX creates a context on every GPU and, by default, allocates most of its memory. Only JAX

@@ -153,6 +153,8 @@ class TensorflowDevices(Devices):
     """Logical devices of TensorFlow."""
 
     def device_of(self, x: Any) -> Device:
+        if isinstance(x, _EAGER):  # first, since the other checks take six times as long
+            return _named_device(x.backing_device) if x.backing_device else CPU
         x = x.values if isinstance(x, tf.SparseTensor) else x
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
         return _named_device(name) if name else CPU
@@ -346,7 +348,7 @@ class TensorflowFramework(Framework):
         return tuple(_known_shape(x))
 
     def nbytes(self, x: Any) -> int:
-        if isinstance(x, tf.SparseTensor):
+        if not isinstance(x, _EAGER) and isinstance(x, tf.SparseTensor):
             return nbytes_of_parts(self, x)
         # num_elements() is None for unknown shapes.
         return x.dtype.size * (_known_shape(x).num_elements() or 0)
