@@ -197,7 +197,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
     value = getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
-    globals()[name] = value  # the next access finds it without calling this function
+    setattr(_importlib.import_module("arraybridge"), name, value)  # so that this function is called once
     return value
 
 

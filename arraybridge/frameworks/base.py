@@ -1088,7 +1088,10 @@ def _missing_device_error(framework: Framework, device: Device) -> DeviceNotFoun
             " \"with arraybridge.settings(missing_gpu='host'):\" around the call, or set the environment"
             " variable ARRAYBRIDGE_MISSING_GPU=host for all threads."
         )
-    why = framework.devices.missing_device_reason() if device.kind != "cpu" else ""
+    # A build for CUDA or ROCm would not have a device of another kind either.
+    is_cuda = device.kind == "gpu" and device.accelerator in ("", "cuda", "rocm")
+    is_own = device.kind == "opencl" and any(one.kind == "opencl" for one in devices)
+    why = framework.devices.missing_device_reason() if is_cuda or is_own or not devices else ""
     explanation = f" {why}" if why else ""
     return DeviceNotFoundError(
         f"{framework.name} has no device {requested} here; it has {found}.{explanation}",

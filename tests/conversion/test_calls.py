@@ -554,6 +554,16 @@ def test_casts_between_integers_below_a_byte_wrap() -> None:
     assert result.astype(int).tolist() == [14, 15, 0, 7]
 
 
+@pytest.mark.parametrize(("device", "advises"), [("gpu", True), ("mps", False), ("opencl:0", False)])
+def test_advice_to_install_another_build_is_for_its_devices(device: str, advises: bool) -> None:
+    torch = require("torch")
+    if torch.cuda.is_available() or torch.version.cuda:
+        pytest.skip("PyTorch is a build for CUDA")
+    with pytest.raises(DeviceNotFoundError, match=r"^torch has no device .* here; it has cpu\.") as caught:
+        convert_memory(image(), "torch", device=device)
+    assert ("Install a CUDA or ROCm build." in str(caught.value)) is advises
+
+
 @pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
 def test_native_torch_devices_that_are_missing(kind: str) -> None:
     torch = require("torch")
