@@ -194,12 +194,15 @@ def _adjacent(columns: list[np.ndarray]) -> np.ndarray | None:
 def _nested(elements: Any, kind: Any, rows: int) -> Any:
     """Return the elements in lists of a type, with its names, nullability and metadata."""
     pyarrow = sys.modules["pyarrow"]
-    for each in reversed(_list_types(kind)):
+    lists = _list_types(kind)
+    for depth in reversed(range(len(lists))):
+        each = lists[depth]
         own = pyarrow.list_(each.value_field.with_type(elements.type), each.list_size)
         if each.list_size:
             elements = pyarrow.FixedSizeListArray.from_arrays(elements, type=own)
         else:  # the number of empty lists does not follow from the elements
-            elements = pyarrow.array([[]] * rows, own)
+            count = rows * math.prod(outer.list_size for outer in lists[:depth])
+            elements = pyarrow.array([[]] * count, own)
     return elements
 
 

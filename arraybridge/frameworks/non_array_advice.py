@@ -16,7 +16,6 @@ _ANY_ARRAY = Advice(
     "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
     " __dlpack__, __array_interface__ or __cuda_array_interface__"
 )
-_NUMBER_TEXT = Advice("its text represents numbers: pass {}", ('{x}.astype("float64")',))
 
 
 def advice_for_object(x: Any) -> Advice:
@@ -33,7 +32,7 @@ def advice_for_object(x: Any) -> Advice:
             return find(x)
     if _is_buffer(x):
         return _of_buffer(x)
-    if hasattr(type(x), "__array__"):
+    if _has_method(x, "__array__"):
         return _of_array_like(x)
     return _ANY_ARRAY
 
@@ -60,68 +59,9 @@ def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns
 
 
 def _of_pandas(x: Any) -> Advice:
-    kind = type(x).__name__
-    if kind == "MultiIndex":
-        return Advice("it has several levels; pass one, {}", ("{x}.get_level_values(0)",))
-    if hasattr(x, "dtypes") and hasattr(x, "columns"):
-        return _of_frame(x)
-    dtype = x.dtype
-    family = type(dtype).__name__
-    by_family = _BY_COLUMN_DTYPE if _has_accessors(x) else _BY_ARRAY_DTYPE
-    if family in by_family:
-        return by_family[family]
-    if dtype.kind in "Mm" or family == "PeriodDtype":
-        return Advice("pass {}, which counts time units", ('{x}.astype("int64")',))
-    return _of_elements(x, dtype)
+    from arraybridge.frameworks.pandas_advice import advice_for_pandas
 
-
-def _has_accessors(x: Any) -> bool:
-    """Return whether ``x`` is a column of pandas, not an extension array or an index."""
-    return hasattr(x, "cat") or hasattr(x, "sparse") or hasattr(x, "iloc")
-
-
-_CATEGORIES = "pass its category codes, {}"
-_SPARSE = "pass all of its values, {}"
-_INTERVALS = "pass the two ends of its intervals, {} and {}"
-#: The advice for a pandas column, by the class of its dtype.
-_BY_COLUMN_DTYPE = {
-    "CategoricalDtype": Advice(_CATEGORIES, ("{x}.cat.codes",)),
-    "SparseDtype": Advice(_SPARSE, ("{x}.sparse.to_dense()",)),
-    "IntervalDtype": Advice(_INTERVALS, ("{x}.array.left", "{x}.array.right")),
-}
-#: The advice for an extension array or an index of pandas, by the class of its dtype.
-_BY_ARRAY_DTYPE = {
-    "CategoricalDtype": Advice(_CATEGORIES, ("{x}.codes",)),
-    "SparseDtype": Advice(_SPARSE, ("np.asarray({x})",)),
-    "IntervalDtype": Advice(_INTERVALS, ("{x}.left", "{x}.right")),
-}
-
-
-def _of_elements(x: Any, dtype: Any) -> Advice:
-    """Return the advice for a pandas column or extension array: numbers with nulls, objects or text."""
-    if hasattr(dtype, "numpy_dtype") and dtype.kind in _NUMBERS and not np.any(x.isna()):
-        return Advice("pass {}", ("{x}.to_numpy({x}.dtype.numpy_dtype)",))
-    if _fits(lambda: x.to_numpy("float64", na_value=float("nan"))):
-        text = "pass {}, which converts nulls to NaN and rounds integers above 2**53"
-        return Advice(text, ('{x}.to_numpy("float64", na_value=float("nan"))',))
-    if _fits(lambda: x.astype("float64")):
-        return _NUMBER_TEXT
-    codes = '{x}.astype("category").cat.codes' if hasattr(x, "iloc") else '{x}.astype("category").codes'
-    return Advice("it holds text or objects; pass the codes of its distinct values, {}", (codes,))
-
-
-def _of_frame(x: Any) -> Advice:
-    if all(getattr(dtype, "kind", "O") in _NUMBERS for dtype in x.dtypes):
-        common = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
-        nan = ', na_value=float("nan")' if _has_nulls(x) else ""
-        expression = f'{{x}}.to_numpy("{common}"{nan})'
-        text = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
-        return Advice(text, (expression,))
-    return _item(name for name, dtype in x.dtypes.items() if getattr(dtype, "kind", "O") in _NUMBERS)
-
-
-def _has_nulls(x: Any) -> bool:
-    return bool(x.isna().to_numpy().any())
+    return advice_for_pandas(x)
 
 
 def _of_polars(x: Any) -> Advice:
@@ -240,7 +180,7 @@ def _of_pyarrow(x: Any) -> Advice:
         return advice_for_values(x)
     if hasattr(x, "as_py") and _fits(x.as_py):
         return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
-    return _of_array_like(x) if hasattr(type(x), "__array__") else _ANY_ARRAY
+    return _of_array_like(x) if _has_method(x, "__array__") else _ANY_ARRAY
 
 
 def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
@@ -324,6 +264,14 @@ def _of_buffer(x: Any) -> Advice:
 
 def _of_array_like(x: Any) -> Advice:
     """Return the advice for an object with only ``__array__``, which may be slow or lose metadata."""
-    if hasattr(type(x), "__array__") or isinstance(x, list) or hasattr(type(x), "__getitem__"):
+    if _has_method(x, "__array__") or isinstance(x, list) or _has_method(x, "__getitem__"):
         return Advice("it supports no array protocol; pass {}", ("np.asarray({x})",))
     return _ANY_ARRAY
+
+
+def _has_method(x: Any, name: str) -> bool:
+    """Return whether the class of an object has a method; False if its metaclass raises."""
+    try:
+        return hasattr(type(x), name)
+    except Exception:  # noqa: BLE001  # third-party metaclasses may raise anything
+        return False

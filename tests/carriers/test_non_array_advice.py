@@ -303,6 +303,35 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
         1,
     ),
     "DataFrame with text": (lambda _: package("pandas").DataFrame({"t": ["a"], "a": [1]}), 1),
+    "DataFrame without columns": (lambda _: package("pandas").DataFrame(index=[1]), 0),
+    "DataFrame of dates": (lambda _: package("pandas").DataFrame({"{d}": np.array(["2020"], "M8[ns]")}), 1),
+    "DataFrame of lists": (lambda _: package("pandas").DataFrame({"a": [[1], [2, 3]]}), 0),
+    "DataFrame with nulls and text": (
+        lambda _: package("pandas").DataFrame({"t": ["a", "b"], "a": package("pandas").array([1, None])}),
+        1,
+    ),
+    "DataFrame of two columns of one name": (
+        lambda _: package("pandas").DataFrame([["a", 1.5]], columns=["{x}", "{x}"]),
+        1,
+    ),
+    "DataFrame with a column named NaN": (
+        lambda _: package("pandas").DataFrame([["a", 1.5]], columns=["t", float("nan")]),
+        1,
+    ),
+    "DataFrame with columns named by dates": (
+        lambda _: package("pandas").DataFrame([["a", 1.5]], columns=np.array(["2020", "2021"], "M8[ns]")),
+        1,
+    ),
+    "DataFrame of sparse integers": (lambda _: sparse_frame([0, 1]), 2),
+    "DataFrame of sparse numbers and NaN": (lambda _: sparse_frame([float("nan"), 1.5]), 1),
+    "Series of arrays": (lambda _: package("pandas").Series([np.ones(2), np.zeros(2)]), 1),
+    "Series of lists": (lambda _: package("pandas").Series([[1], [2, 3]]), 0),
+    "Index of tensors": (lambda _: package("pandas").Index([require("torch").ones(2)] * 2), 1),
+    **{
+        f"{kind} of Arrow's {name}": (lambda _, kind=kind, name=name: pandas_over_arrow(kind, name), 1)
+        for kind in ("Series", "Index", "DataFrame", "array")
+        for name in ("date32", "date64", "time32", "binary", "list", "struct", "dictionary", "vector")
+    },
     "polars with nulls": (lambda _: package("polars").Series([1, None]), 2),
     "polars text": (lambda _: package("polars").Series(["a"]), 1),
     "polars dates": (lambda _: package("polars").Series([1]).cast(package("polars").Date), 1),
@@ -397,6 +426,32 @@ CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
 }
 
 
+def sparse_frame(values: list[Any]) -> Any:
+    pandas = package("pandas")
+    return pandas.DataFrame({"a": pandas.arrays.SparseArray(values)})
+
+
+def pandas_over_arrow(kind: str, name: str) -> Any:
+    """Return an object of pandas whose values are stored by Arrow, with a null."""
+    pandas, pyarrow = package("pandas"), package("pyarrow")
+    values: dict[str, tuple[Any, Any]] = {
+        "date32": ([1, None], pyarrow.date32()),
+        "date64": ([86_400_000, None], pyarrow.date64()),
+        "time32": ([1, None], pyarrow.time32("s")),
+        "binary": ([b"a", None], pyarrow.binary()),
+        "list": ([[1, None], None], pyarrow.list_(pyarrow.int64())),
+        "struct": ([{"{a}": 1}, None], pyarrow.struct([("{a}", pyarrow.int64())])),
+        "dictionary": (["a", None], pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+        "vector": ([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int8(), 2)),
+    }
+    elements, arrow_type = values[name]
+    dtype = pandas.ArrowDtype(arrow_type)
+    column = pandas.Series(pandas.array(elements, dtype=dtype))
+    if kind == "DataFrame":
+        return column.to_frame("a")
+    return column.array if kind == "array" else getattr(pandas, kind)(column)
+
+
 def run(expression: str, x: Any) -> Any:
     """Execute an expression as a user would who has imported the packages that it names."""
     space: dict[str, Any] = {"x": x, "np": np}
@@ -446,6 +501,37 @@ def test_dtypes_of_less_than_a_byte_are_cast_exactly_if_asked(name: str, cast: s
             ab.to_numpy(y)
         assert caught.value.expressions == (f'x.astype("{cast}")',)
         assert ab.to_numpy(run(caught.value.expressions[0], y)).tolist() == values
+
+
+def test_advice_about_frames_of_pandas_is_exact() -> None:
+    require("torch")
+    pandas = package("pandas")
+    large = pandas.array([2**53 + 1, None], dtype="Int64")
+    for frame, values in (
+        (pandas.DataFrame({"t": ["a", "b"], "a": large}), [2**53 + 1]),
+        (pandas.DataFrame([["a", 1.5, "b", 2.5]], columns=["c", "c", "d", "d"]), [1.5]),
+        (sparse_frame([0, 7]), [0, 7]),
+    ):
+        with pytest.raises(ab.UnknownArrayError) as caught:
+            ab.to_torch(frame)
+        converted = ab.to_torch(run(caught.value.expressions[0], frame))
+        assert converted.to_dense().flatten().tolist() == values
+
+
+def test_classes_whose_metaclass_raises_are_no_arrays() -> None:
+    require("torch")
+
+    class Meta(type):
+        def __getattr__(cls, name: str) -> Any:
+            raise OSError(name)
+
+    class Broken(metaclass=Meta):
+        pass
+
+    broken = Broken()
+    assert ab.torch(lambda x: x)(broken) is broken
+    with pytest.raises(ab.UnknownArrayError):
+        ab.to_torch(broken)
 
 
 def test_wide_floats_are_cast_to_the_widest() -> None:

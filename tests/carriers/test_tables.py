@@ -385,6 +385,20 @@ def test_lists_without_elements() -> None:
         assert ab.to_numpy(eval(expression, {"x": x})).shape == (1, 0)  # noqa: S307
 
 
+@pytest.mark.parametrize("sizes", [(3, 0), (3, 2, 0), (0, 3), (2, 0, 3)])
+def test_nested_lists_without_elements_are_restored(sizes: tuple[int, ...]) -> None:
+    kind: Any = pyarrow.int16()
+    row: Any = 1
+    for size in reversed(sizes):
+        kind = pyarrow.list_(kind, size)
+        row = [row] * size
+    for x in (pyarrow.array([row, row], kind), pyarrow.chunked_array([[row], [row]], kind)):
+        assert ab.to_numpy(x).shape == (2, *sizes)
+        restored = same(x)
+        assert restored.type == kind
+        assert restored.to_pylist() == [row, row]
+
+
 # ---- fuzz --------------------------------------------------------------------------------------------
 
 SHAPES = ((0,), (1,), (7,), (0, 2), (5, 3), (4, 1), (3, 2, 2), (9, 3))
