@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import doctest
 import importlib
 import inspect
+import io
 import os
 import re
 from pathlib import Path
@@ -85,7 +87,14 @@ def test_code_of_each_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert examples or "```python" not in page.read_text(encoding="utf-8")
     with registry_kept():
         for example in examples:
-            example.evaluate()
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                example.evaluate()
+            shown = re.match(
+                r"\s*```text\n(.*?)^```$", document.text[example.end :], re.MULTILINE | re.DOTALL
+            )
+            if shown is not None:
+                assert printed.getvalue().strip() == shown[1].strip()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

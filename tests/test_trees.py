@@ -82,6 +82,34 @@ class Uncopied(dict[str, Any]):
         raise TypeError("cannot be copied")
 
 
+class FrozenMapping(Mapping[str, Any]):
+    """A mapping that can be rebuilt from a dict."""
+
+    def __init__(self, contents: Any) -> None:
+        self._contents = dict(contents)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._contents[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+
+@functools.cache
+def attrs_class() -> Any:
+    attrs = pytest.importorskip("attrs", reason="attrs is not installed")
+    return attrs.make_class("AttrsPair", ["left", "right"], eq=False)
+
+
+@functools.cache
+def pydantic_class() -> Any:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    return pydantic.create_model("PydanticPair", left=(Any, None), right=(Any, None))
+
+
 CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
     "dict": lambda a, b: {"left": a, "right": b},
     "OrderedDict": lambda a, b: OrderedDict(left=a, right=b),
@@ -98,14 +126,21 @@ CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
     "frozen dataclass": FrozenOne,
     "registered dataclass": Registered,
     "SimpleNamespace": lambda a, b: SimpleNamespace(left=a, right=b),
+    "attrs class": lambda a, b: attrs_class()(a, b),
+    "pydantic model": lambda a, b: pydantic_class()(left=a, right=b),
+    "MappingProxyType": lambda a, b: MappingProxyType({"left": a, "right": b}),
+    "ChainMap": lambda a, b: ChainMap({"left": a, "right": b}),
+    "Mapping": lambda a, b: FrozenMapping({"left": a, "right": b}),
 }
 containers = pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
 
 
 def items(container: Any) -> list[Any]:
-    if isinstance(container, (dict, UserDict)):
+    if isinstance(container, Mapping):
         return [container["left"], container["right"]]
-    return list(container)[:2] if hasattr(container, "__iter__") else [container.left, container.right]
+    if hasattr(container, "left"):
+        return [container.left, container.right]
+    return list(container)[:2]
 
 
 @containers
@@ -341,21 +376,7 @@ def test_pydantic_models_are_containers() -> None:
     assert converted.x.tolist() == [1.0, 1.0]
 
 
-class _FrozenDict(Mapping[str, Any]):
-    def __init__(self, contents: Any) -> None:
-        self._contents = dict(contents)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._contents[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._contents)
-
-    def __len__(self) -> int:
-        return len(self._contents)
-
-
-@pytest.mark.parametrize("make", [MappingProxyType, ChainMap, _FrozenDict])
+@pytest.mark.parametrize("make", [MappingProxyType, ChainMap, FrozenMapping])
 def test_mappings_are_containers(make: Any) -> None:
     mapping = make({"x": np.ones(2), "name": "a"})
     converted = arraybridge.convert_tree(mapping, "numpy", copy=True)
@@ -379,7 +400,7 @@ def test_frozen_dicts_of_flax_are_containers() -> None:
     assert isinstance(tree["x"], np.ndarray)
 
 
-class _NeedsMore(_FrozenDict):
+class _NeedsMore(FrozenMapping):
     def __init__(self, contents: Any, more: int) -> None:
         super().__init__(contents)
 

@@ -227,3 +227,34 @@ def test_trace_table(width: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = re.sub(r"\d+\.\d+ (µs|ms|s)\b", "TIME", done.stdout)
     check_snapshot("trace", width, re.sub(r"(?<=\S) {2,}", "  ", text))
+
+
+# -- the page on the commands ------------------------------------------------------------------------
+
+#: A row of a table: the name of a framework, a conversion or a decorator, and at least two columns.
+ROW = re.compile(r"@?(?:numpy|cupy|torch|jax|tensorflow|pyclesperanto)\b.*  +\S")
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r" +", " ", re.sub(r"[\d.]+ ?(?:µs|ms|GB/s)?", "#", line.strip()))
+
+
+@pytest.mark.parametrize("command", ["doctor", "matrix", "bench"])
+def test_the_page_shows_todays_texts(command: str) -> None:
+    """Each line is a row of a table, or equal to a stored line apart from numbers."""
+    page = Path(__file__).parents[2] / "docs" / "command-line.md"
+    if not page.is_file():
+        pytest.skip("there are no docs beside the tests")
+    text = page.read_text(encoding="utf-8")
+    section = text.partition(f"\n## {command}\n")[2]
+    _, _, shown = section.partition("```console\n$ arraybridge ")[2].partition("```")[0].partition("\n")
+    stored = (SNAPSHOTS / f"{command}-120.txt").read_text(encoding="utf-8").splitlines()
+    stored += [f"arraybridge {arraybridge.__version__}, Python 3.11.7, Linux x86_64"]
+    stored += ["All 16 results are equal to the original, bit for bit."]
+    known = {_without_numbers(line) for line in stored} | {"…", ""}
+    # The names of the columns depend on the frameworks.
+    lines = [line for line in shown.splitlines() if line.split() and not ROW.match(line.strip())]
+    assert len(lines) > 1
+    assert [
+        line for line in lines if not re.match(" {8}", line) and _without_numbers(line) not in known
+    ] == []

@@ -90,6 +90,27 @@ def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
     assert importer.done == (kept or end is gpu_memory.release), "block_until_ready() must wait for the read"
 
 
+def test_the_host_waits_before_the_release_if_streams_cannot_be_ordered() -> None:
+    class Refusing(FakeStreams):
+        def wait_for(self, device: Device, handle: int) -> None:
+            raise RuntimeError("cudaErrorInvalidResourceHandle")
+
+    class Reader(FakeStreams):
+        def record_event(self, device: Device) -> StreamEvent | None:
+            def synchronize() -> None:
+                self.done = gone() is not None
+
+            return StreamEvent(self, device, lambda: None, synchronize, lambda: self.done)
+
+    memory, reader = Memory(), Reader(2)
+    gone = weakref.ref(memory)
+    owner = gpu_memory.keep_alive(memory, Refusing(1), reader, GPU)
+    del memory, owner
+    gc.collect()
+    assert reader.done, "the memory was freed before the reader's work was done"
+    assert gone() is None
+
+
 def test_streams_without_queries_keep_only_their_own_exports() -> None:
     kept, memory, broken = gpu_memory.KeepAlives(), Memory(), True
     seen = weakref.ref(memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.decorators.gradients.directions import (
     grad,
 )
 from tests.helpers import require
+from tests.test_trees import attrs_class, pydantic_class
 
 torch = require("torch")
 jax = require("jax")
@@ -202,6 +204,9 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "ordered": (lambda x, w: collections.OrderedDict(w=w, x=x), lambda c: (c["x"], c["w"])),
     "default": (lambda x, w: collections.defaultdict(list, x=x, w=w), lambda c: (c["x"], c["w"])),
     "deque": (lambda x, w: collections.deque([x, w], maxlen=2), tuple),
+    "attrs class": (lambda x, w: attrs_class()(x, w), lambda c: (c.left, c.right)),
+    "pydantic model": (lambda x, w: pydantic_class()(left=x, right=w), lambda c: (c.left, c.right)),
+    "mapping": (lambda x, w: MappingProxyType({"x": x, "w": w}), lambda c: (c["x"], c["w"])),
     "empty ones": (lambda x, w: [(), {}, None, "s", x, [[w]]], lambda c: (c[4], c[5][0][0])),
     "twice": (lambda x, w: {"x": x, "again": [x], "w": w}, lambda c: ((c["x"] + c["again"][0]) / 2, c["w"])),
 }
