@@ -124,18 +124,9 @@ class Device:
         """
         if isinstance(device, Device):
             return device
-        if isinstance(device, str):
-            match = re.fullmatch(_DEVICE_STRING, device) or re.fullmatch(_TENSORFLOW_NAME, device)
-            if match is not None:
-                kind, index = match.groups()
-                kind = kind.lower()
-                if kind in _KINDS:
-                    return cls(kind, int(index or 0))
-                return cls("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
-        else:
-            found = hooks.read_device(device)
-            if found is not None:
-                return found
+        found = _device_of_string(device) if isinstance(device, str) else hooks.read_device(device)
+        if found is not None:
+            return found
         raise ValueError(
             f"{device!r} is not a device. Pass 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps',"
             " 'xpu', 'tpu', 'opencl:0', or the device object of a framework."
@@ -180,6 +171,19 @@ class Device:
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+@functools.lru_cache(maxsize=64)
+def _device_of_string(text: str) -> Device | None:
+    """Return the device that a device string names; None for other text."""
+    match = re.fullmatch(_DEVICE_STRING, text) or re.fullmatch(_TENSORFLOW_NAME, text)
+    if match is None:
+        return None
+    kind, index = match.groups()
+    kind = kind.lower()
+    if kind in _KINDS:
+        return Device(kind, int(index or 0))
+    return Device("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
 
 
 @functools.lru_cache(maxsize=64)
