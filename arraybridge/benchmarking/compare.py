@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, overload
 
+import numpy as np
+
 from arraybridge.benchmarking.reports import Comparison, SizeComparison
 from arraybridge.benchmarking.standard_functions import array_of
 from arraybridge.benchmarking.timing import Timing, benchmark
@@ -60,8 +62,9 @@ def compare(
         A `Comparison`; with ``sizes``, a `SizeComparison`.
 
     Raises:
-        TypeError: If ``fn`` is not a function, or ``runs`` is not an int.
-        ValueError: If a number is too small, or ``sizes`` is empty or combined with ``args``.
+        TypeError: If ``fn`` is not a function, or ``runs`` or a size is not an int.
+        ValueError: If a number is too small, ``sizes`` is empty or combined with ``args``, or there are no
+            functions.
         Exception: Any error of ``fn``.
 
     Example:
@@ -74,7 +77,7 @@ def compare(
     """
     if sizes is None:
         return _compared(fn, args, seconds, runs)
-    counts = sorted(set(sizes))
+    counts = _parse_sizes(sizes)
     if args:
         raise ValueError(
             "compare() accepts arguments of the function or sizes=, not both. Pass a function that creates"
@@ -82,11 +85,25 @@ def compare(
         )
     if not counts or counts[0] < 1:
         raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
+    if isinstance(fn, (Sequence, Mapping)) and not fn:
+        raise ValueError("compare() got no functions. Pass at least one, such as [np.sort].")
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]
     rows = ((name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
     return SizeComparison(tuple(rows))
+
+
+def _parse_sizes(sizes: Any) -> list[int]:
+    """Return the sizes as ints in ascending order, without duplicates."""
+    is_iterable = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    counts = list(sizes) if is_iterable else []
+    if not is_iterable or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in counts):
+        raise TypeError(
+            f"sizes={counts or sizes!r} must be a list of ints. Pass numbers of elements, such as"
+            " sizes=[1000, 1_000_000]."
+        )
+    return sorted({int(n) for n in counts})
 
 
 def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> Comparison:
