@@ -124,7 +124,7 @@ class Device:
         """
         if isinstance(device, Device):
             return device
-        found = _parse_device_string(device) if isinstance(device, str) else hooks.read_device(device)
+        found = _device_of_string(device) if isinstance(device, str) else hooks.read_device(device)
         if found is not None:
             return found
         raise ValueError(
@@ -173,19 +173,9 @@ class Device:
         return hash(str(self))
 
 
-@functools.lru_cache(maxsize=64)
-def gpu_device(index: int) -> Device:
-    """Return the GPU with this number from a cache, which is faster than to create and validate it.
-
-    >>> gpu_device(1)
-    Device('gpu:1')
-    """
-    return Device("gpu", index)
-
-
-@functools.lru_cache  # calls with a device string parse it twice, which takes 2 µs each
-def _parse_device_string(text: str) -> Device | None:
-    """Return the device that a string names, or None."""
+@functools.lru_cache(maxsize=64)  # calls with a device string parse it twice, which takes 2 µs each
+def _device_of_string(text: str) -> Device | None:
+    """Return the device that a device string names; None for other text."""
     match = re.fullmatch(_DEVICE_STRING, text) or re.fullmatch(_TENSORFLOW_NAME, text)
     if match is None:
         return None
@@ -194,6 +184,16 @@ def _parse_device_string(text: str) -> Device | None:
     if kind in _KINDS:
         return Device(kind, int(index or 0))
     return Device("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
+
+
+@functools.lru_cache(maxsize=64)
+def gpu_device(index: int) -> Device:
+    """Return the GPU with this number from a cache, which is faster than to create and validate it.
+
+    >>> gpu_device(1)
+    Device('gpu:1')
+    """
+    return Device("gpu", index)
 
 
 DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"

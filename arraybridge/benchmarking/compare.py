@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, TypeAlias, overload
+
+import numpy as np
 
 from arraybridge.benchmarking.reports import Comparison, SizeComparison
 from arraybridge.benchmarking.standard_functions import array_of
@@ -62,7 +63,8 @@ def compare(
 
     Raises:
         TypeError: If ``fn`` is not a function, or ``runs`` or a size is not an int.
-        ValueError: If a number is too small, or ``sizes`` is empty or combined with ``args``.
+        ValueError: If a number is too small, ``sizes`` is empty or combined with ``args``, or there are no
+            functions.
         Exception: Any error of ``fn``.
 
     Example:
@@ -81,6 +83,8 @@ def compare(
             " the argument for each size as make=."
         )
     counts = _valid_sizes(sizes)
+    if isinstance(fn, (Sequence, Mapping)) and not fn:
+        raise ValueError("compare() got no functions. Pass at least one, such as [np.sort].")
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]
@@ -88,17 +92,21 @@ def compare(
     return SizeComparison(tuple(rows))
 
 
-def _valid_sizes(sizes: Iterable[int]) -> list[int]:
-    """Return the sizes without duplicates, in ascending order.
+def _valid_sizes(sizes: Any) -> list[int]:
+    """Return the sizes as ints in ascending order, without duplicates.
 
     Raises:
         TypeError: If a size is not an int.
         ValueError: If there is none, or one is below 1.
     """
-    counts = list(set(sizes))
-    if not all(isinstance(count, Integral) for count in counts):
-        raise TypeError(f"sizes={counts} must be whole numbers, such as sizes=[1000, 1_000_000].")
-    counts.sort()
+    is_iterable = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    counts = list(sizes) if is_iterable else []
+    if not is_iterable or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in counts):
+        raise TypeError(
+            f"sizes={counts or sizes!r} must be a list of ints. Pass numbers of elements, such as"
+            " sizes=[1000, 1_000_000]."
+        )
+    counts = sorted({int(n) for n in counts})
     if not counts or counts[0] < 1:
         raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
     return counts

@@ -252,6 +252,9 @@ def check_writable(path: Path | None, option: str, *suffixes: str) -> None:
         allowed = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         raise typer.BadParameter(f"{path} must end in {allowed}.", param_hint=option)
     try:
+        is_new = not path.exists() and not path.is_symlink()
         path.open("ab").close()
+        if is_new:
+            path.unlink()  # the command may fail before it writes the file
     except OSError as error:
         raise typer.BadParameter(f"Cannot write {path}: {error.strerror}.", param_hint=option) from None

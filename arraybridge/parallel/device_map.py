@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.device_resolution import Placement, check_gpu_id
+from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device
@@ -229,7 +229,11 @@ def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
 def _parsed(item: Any, framework: Framework | None) -> Device:
     if not isinstance(item, Integral):
         return Device.parse(item)
-    check_gpu_id(item)
+    if isinstance(item, bool) or item < 0:
+        raise ValueError(
+            f"devices= contains {item!r}, which is not a GPU's number. Pass 0, 1, … or device strings, such"
+            " as 'gpu:0'."
+        )
     return Device("gpu", int(item)) if framework is None else framework.devices.accelerator(int(item))
 
 

@@ -120,12 +120,13 @@ MISSING_PROGRAMS = {
 def test_a_missing_program_is_a_usage_error(tmp_path: Path, program: tuple[str, ...]) -> None:
     (tmp_path / "package").mkdir()
     script(tmp_path / "package", "", "__init__.py")
-    done = run_cli("trace", "--json", *program, "--option", cwd=tmp_path)
+    done = run_cli("trace", "--json", "--save", "run.json", *program, "--option", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr
     message = join_boxed_lines(done.stderr)
     assert f"for SCRIPT: {MISSING_PROGRAMS[program]}" in message
     assert message.endswith("Pass the path of a script, or -m and a module that python -m can run.")
+    assert not (tmp_path / "run.json").exists(), "checking that the file can be written leaves no file"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="requires sockets in the file system")
