@@ -1088,10 +1088,7 @@ def _missing_device_error(framework: Framework, device: Device) -> DeviceNotFoun
             " \"with arraybridge.settings(missing_gpu='host'):\" around the call, or set the environment"
             " variable ARRAYBRIDGE_MISSING_GPU=host for all threads."
         )
-    # A build for CUDA or ROCm would not have a device of another kind either.
-    is_cuda = device.kind == "gpu" and device.accelerator in ("", "cuda", "rocm")
-    is_own = device.kind == "opencl" and any(one.kind == "opencl" for one in devices)
-    why = framework.devices.missing_device_reason() if is_cuda or is_own or not devices else ""
+    why = framework.devices.missing_device_reason() if _could_have(devices, device) else ""
     explanation = f" {why}" if why else ""
     return DeviceNotFoundError(
         f"{framework.name} has no device {requested} here; it has {found}.{explanation}",
@@ -1100,6 +1097,14 @@ def _missing_device_error(framework: Framework, device: Device) -> DeviceNotFoun
         code=Reason.NO_DEVICE,
         advice=advice,
     )
+
+
+def _could_have(devices: Sequence[Device], missing: Device) -> bool:
+    """Return whether a framework with these devices could have the missing one on another machine."""
+    if missing.kind == "gpu":
+        return missing.accelerator in ("", "cuda", "rocm")  # no build has all other accelerators
+    kinds = {device.kind for device in devices}
+    return missing.kind == "opencl" and (not kinds or "opencl" in kinds)
 
 
 # Names such as float6_e2m3fn and int1. NumPy stores each element in a byte, other libraries pack several.
