@@ -33,7 +33,8 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, take_over
-from arraybridge.frameworks.protocol_producers import offers, unknown_array_error
+from arraybridge.frameworks.non_array_advice import has_method
+from arraybridge.frameworks.protocol_producers import unknown_array_error
 from arraybridge.memory.oom_recovery import recovered
 from arraybridge.settings import busy_workers, worker_device
 from arraybridge.tracing import trace_log
@@ -573,7 +574,7 @@ def _check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwarg
     """
     for place, value in enumerate((*args, *kwargs.values())):
         for leaf in leaves_of(value) if place >= skip else ():
-            has_protocol = offers(leaf, "__array__") and not isinstance(leaf, np.generic)
+            has_protocol = has_method(leaf, "__array__") and not isinstance(leaf, np.generic)
             if has_protocol and kind_of(leaf) is not ARRAY:
                 error = unknown_array_error(leaf)
                 error.add_call(_argument(fn, args, kwargs, place))

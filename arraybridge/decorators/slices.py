@@ -10,7 +10,7 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators.wrapping import SelfArgument
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, conversion_errors, sparse_array_error
 from arraybridge.trees import ARRAY, kind_of, map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 
@@ -57,6 +57,16 @@ def _check_stack(shape: tuple[int, ...]) -> None:
         )
 
 
+def _planes_of(stack: Any, framework: Framework) -> list[Any]:
+    """Return the planes of a stack; raise `ArrayNotSupportedError` if it is sparse and has no such views."""
+    try:
+        return framework.batching.unstack(stack)
+    except conversion_errors(framework) as error:
+        if framework.sparse.layout(stack):
+            raise sparse_array_error(framework, stack) from error
+        raise
+
+
 def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = None) -> Any:
     """Stack arrays of the same shape, with any number of axes, along a new first axis."""
     if not slices:
@@ -81,7 +91,12 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
                 f" them first, for example with convert_memory(x, {target.name!r}, dtype={dtype!r})."
             )
     target.supports(dtype, (len(planes), *shape))
-    return target.batching.stack(planes)
+    try:
+        return target.batching.stack(planes)
+    except conversion_errors(target) as error:
+        if target.sparse.layout(first):
+            raise sparse_array_error(target, first) from error
+        raise
 
 
 def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
@@ -106,7 +121,7 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
     source, data = source_of(array)
     _check_stack(source.shape(data))
     target = registry.framework(memory_type)
-    return target.batching.unstack(convert_memory(array, target.name, gpu_id=gpu_id))
+    return _planes_of(convert_memory(array, target.name, gpu_id=gpu_id), target)
 
 
 def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +187,7 @@ def call_by_planes(
             f"slice_by_slice=True expects arrays with at most three axes, got {first}. Call the function for"
             " each 3-D stack."
         )
-    stacks = {i: owner.batching.unstack(data) for i, (owner, data) in arrays.items() if axes[i] == 3}
+    stacks = {i: _planes_of(data, owner) for i, (owner, data) in arrays.items() if axes[i] == 3}
     results = []
     for number in range(_number_of_planes([len(planes) for planes in stacks.values()])):
         for i, planes in stacks.items():

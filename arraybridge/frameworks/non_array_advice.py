@@ -9,7 +9,7 @@ import numpy as np
 
 from arraybridge.errors import Advice, literal
 
-__all__ = ["advice_for_object"]
+__all__ = ["advice_for_object", "has_method"]
 
 _NUMBERS = frozenset("biufc")
 _ANY_ARRAY = Advice(
@@ -32,7 +32,7 @@ def advice_for_object(x: Any) -> Advice:
             return find(x)
     if _is_buffer(x):
         return _of_buffer(x)
-    if _has_method(x, "__array__"):
+    if has_method(x, "__array__"):
         return _of_array_like(x)
     return _ANY_ARRAY
 
@@ -180,7 +180,7 @@ def _of_pyarrow(x: Any) -> Advice:
         return advice_for_values(x)
     if hasattr(x, "as_py") and _fits(x.as_py):
         return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
-    return _of_array_like(x) if _has_method(x, "__array__") else _ANY_ARRAY
+    return _of_array_like(x) if has_method(x, "__array__") else _ANY_ARRAY
 
 
 def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
@@ -264,12 +264,12 @@ def _of_buffer(x: Any) -> Advice:
 
 def _of_array_like(x: Any) -> Advice:
     """Return the advice for an object with only ``__array__``, which may be slow or lose metadata."""
-    if _has_method(x, "__array__") or isinstance(x, list) or _has_method(x, "__getitem__"):
+    if has_method(x, "__array__") or isinstance(x, list) or has_method(x, "__getitem__"):
         return Advice("it supports no array protocol; pass {}", ("np.asarray({x})",))
     return _ANY_ARRAY
 
 
-def _has_method(x: Any, name: str) -> bool:
+def has_method(x: Any, name: str) -> bool:
     """Return whether the class of an object has a method; False if its metaclass raises."""
     try:
         return hasattr(type(x), name)

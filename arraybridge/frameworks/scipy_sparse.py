@@ -100,8 +100,8 @@ class ScipySparse(SparseArrays):
 def _coordinates(x: Any) -> SparseParts:
     """Return the parts of a COO array."""
     values = x.data
-    count = len(values)
-    if any(len(axis) != count for axis in x.coords):
+    shape = (len(values),)
+    if values.shape != shape or any(axis.shape != shape for axis in x.coords):
         raise _inconsistent(x)
     # Canonical means sorted by row, then column, and without duplicates.
     canonical = bool(x.has_canonical_format)
@@ -125,7 +125,9 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
     elif layout is Layout.BSR:
         rows //= values.shape[1]
     # Such an array would crash the process in another framework.
-    if len(pointers) != rows + 1 or len(indices) != count or len(values) != count:
+    if pointers.shape != (rows + 1,) or indices.shape != (count,) or len(values) != count:
+        raise _inconsistent(x)
+    if values.ndim != (3 if layout is Layout.BSR else 1):
         raise _inconsistent(x)
     # is_sorted and is_unique remain False, because has_sorted_indices and has_canonical_format read every
     # index on first access.
@@ -133,12 +135,15 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
 
 
 def _inconsistent(x: Any) -> ArrayNotSupportedError:
+    advice = "Find the cause with x.check_format()."
+    if x.format == "coo":  # which does not have this method
+        advice = "Its data and each of its coords must be arrays of one axis and of the same length."
     return ArrayNotSupportedError(
         f"Cannot convert a sparse {x.format.upper()} array of scipy.sparse: its values, indices and shape do"
         " not fit together.",
         source_type="numpy",
         reason="its values, indices and shape do not fit together",
-        advice="Find the cause with x.check_format().",
+        advice=advice,
     )
 
 

@@ -296,6 +296,12 @@ def test_parts_that_do_not_fit_together() -> None:
         damaged("data", None),
         damaged("data", x.data[:1], "coo"),
         damaged("coords", (x.indices, x.indices[:2]), "coo"),
+        damaged("data", x.data[:, None]),
+        damaged("data", list(x.data)),
+        damaged("indices", x.indices[:, None]),
+        damaged("indices", list(x.indices)),
+        damaged("data", x.data[:, None], "coo"),
+        damaged("coords", (np.zeros((9, 1), int),) * 2, "coo"),
     )
     for damage in cases:
         for call in (explain, convert_memory):

@@ -21,7 +21,9 @@ from arraybridge import (
     prefetch,
     run_with_oom_recovery,
     split_and_retry,
+    stack_slices,
     trace,
+    unstack_slices,
 )
 from arraybridge.memory.serialization import dumps, loads
 from arraybridge.memory.shared_memory import Exchange
@@ -139,6 +141,17 @@ def test_options_of_decorators() -> None:
         return x
 
     assert by_planes(matrix()).layout is torch.sparse_csr
+
+
+@pytest.mark.parametrize(("framework", "layout"), KINDS)
+def test_stacks_of_sparse_arrays_are_exact_or_raise(framework: str, layout: str) -> None:
+    x = made(framework, random_contents(layout, dtype="float32"))
+    if (framework, layout) == ("torch", "coo"):  # the only one that its framework stacks
+        stack = stack_slices([x, x], framework)
+        assert [plane.to_dense().tolist() for plane in unstack_slices(stack, framework)] == [dense_of(x)] * 2
+        return
+    with pytest.raises(ArrayNotSupportedError, match="not a dense array"):
+        stack_slices([x, x], framework)
 
 
 def test_memory_types_and_methods() -> None:
