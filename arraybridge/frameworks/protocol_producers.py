@@ -11,7 +11,6 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, error_text
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
 from arraybridge.frameworks.base import CPU, Framework, conversion_errors, unsupported_array_error
-from arraybridge.frameworks.non_array_advice import advice_for_object
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.reasons import Cause, Reason
 
@@ -302,6 +301,8 @@ def _open(x: Any, read: Callable[[Any], Any]) -> Any:
 
 def unknown_array_error(x: Any) -> UnknownArrayError:
     """Return the error for an object that is not an array, with advice."""
+    from arraybridge.frameworks.non_array_advice import advice_for_object  # only errors need it
+
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
         f"an object of type {cls} is not an array",
