@@ -11,7 +11,6 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from arraybridge.batches import fixed
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.carriers.registry import register_carrier
 from arraybridge.conversion.convert import (
@@ -63,6 +62,7 @@ from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
+    from arraybridge.batches import fixed
     from arraybridge.benchmarking import benchmark, compare
     from arraybridge.carriers.chunks import chunks
     from arraybridge.decorators.dtype_conversion import DtypeConversion
@@ -166,11 +166,13 @@ _use_pocl_wheel()
 # Loaded on first access, since these modules take three times as long to import as those above. Names
 # that are not in `__all__` are types of results, or rarely needed.
 _MODULES = {
+    "batches": "fixed",
     "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",
     "tracing.route": "Route",
     "tracing.trace_log": "TraceLog",
-    "devices.inventory": "FoundDevice least_used_gpu",
+    "devices.found_device": "FoundDevice",
+    "devices.inventory": "least_used_gpu",
     "devices.namespaces": "array_namespace",
     "decorators.framework_decorators": "mlx paddle",
     "decorators.dtype_conversion": "DtypeConversion",

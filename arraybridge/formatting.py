@@ -17,11 +17,13 @@ def format_bytes(nbytes: float | None) -> str:
     if nbytes is None:
         return "-"
     amount = float(nbytes)
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(amount) >= 1024 and len(units) > 1:
+    if abs(amount) < 1024:
+        return f"{amount:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         amount /= 1024
-        del units[0]
-    return f"{amount:.{0 if units[0] == 'B' else 1}f} {units[0]}"
+        if abs(amount) < 1024:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1024:.1f} TiB"
 
 
 def format_seconds(seconds: float | None) -> str:

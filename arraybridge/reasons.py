@@ -141,11 +141,14 @@ class Cause(NamedTuple):  # a frozen dataclass of ten fields takes five times as
     @property
     def text(self) -> str:
         """The reason as a clause that follows "because"."""
-        return _text_of(self)
+        text = TEXTS[self.code]
+        if isinstance(text, str) and "{" not in text:
+            return text
+        return _text_with_details(self)
 
 
 @lru_cache  # a trace has many routes and few causes, and formatting takes 0.6 µs
-def _text_of(cause: Cause) -> str:
+def _text_with_details(cause: Cause) -> str:
     text = TEXTS[cause.code]
     return text.format(cause) if isinstance(text, str) else text(cause)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from arraybridge.conversion.decision import (
     graph_required_error,
 )
 from arraybridge.conversion.device_resolution import check_placement, shares_gpus, target_device
-from arraybridge.conversion.sparse import SparseConversion
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
     Cast,
@@ -90,6 +89,8 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     if stays and (request.device is not None or request.gpu_id is not None):
         stays = not source.devices.is_scattered(array)
     if source.sparse.layout(array):
+        from arraybridge.conversion.sparse import SparseConversion  # takes 1 ms; few programs need it
+
         conversion = SparseConversion(source, target, _request_for_parts(request, device), decide)
         return conversion.decision(array, device, stays=stays, cast=cast)
     choice = _Choice(request, source, target, array, source_device, device, cast)
@@ -181,31 +182,47 @@ def is_dtype(x: Any) -> bool:
 # -- the choice of a route ---------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class _Choice:
     """A conversion whose route `in_place` or `elsewhere` chooses.
 
     The functions in a `Decision` get the array as an argument and must not refer to ``array``, because plans
     keep them.
+
+    Attributes:
+        cast: The dtype to cast to, or None.
+        original: The array that was passed, if ``array`` differs: a tensor without its graph, or one replica.
+        prepare: The function that computes ``array`` from ``original``.
+        is_replica: Whether ``array`` is one of several replicas, which must remain equal.
+        copy_reason: Why the values cannot be read in place, or None.
     """
 
-    request: Request
-    source: Framework
-    target: Framework
-    array: Any
-    source_device: Device
-    device: Device
-    #: The dtype to cast to, or None.
-    cast: str | None
-    #: The array that was passed, if ``array`` differs: a tensor without its graph, or one replica.
-    original: Any = None
-    #: The function that computes ``array`` from ``original``.
-    prepare: Callable[[Any], Any] = identity
-    #: Whether ``array`` is one of several replicas, which must remain equal.
-    is_replica: bool = False
-    nbytes: int = 0
-    #: Why the values cannot be read in place, or None.
-    copy_reason: Cause | None = None
+    __slots__ = (
+        *("request", "source", "target", "array", "source_device", "device", "cast"),
+        *("original", "prepare", "is_replica", "nbytes", "copy_reason"),
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        source: Framework,
+        target: Framework,
+        array: Any,
+        source_device: Device,
+        device: Device,
+        cast: str | None,
+    ) -> None:
+        self.request = request
+        self.source = source
+        self.target = target
+        self.array = array
+        self.source_device = source_device
+        self.device = device
+        self.cast = cast
+        self.original: Any = None
+        self.prepare: Callable[[Any], Any] = identity
+        self.is_replica = False
+        self.nbytes = 0
+        self.copy_reason: Cause | None = None
 
     def decision(self, *, stays: bool) -> Decision:
         """Return the decision; re-raise framework exceptions as arraybridge errors.

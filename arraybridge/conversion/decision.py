@@ -86,11 +86,12 @@ def copy_required_error(
     source: Framework, target: Framework, device: Device, method: Method, cause: Cause
 ) -> CopyRequiredError:
     """Return the error for ``copy=False`` if a copy is necessary."""
+    reason = cause.text
     return CopyRequiredError(
         f"copy=False was passed, but {source.name} → {target.name} on {device} must copy this array,"
-        f" because {cause.text}.",
+        f" because {reason}.",
         method=method,
-        reason=cause.text,
+        reason=reason,
         code=cause.code,
         advice="Pass copy=None to allow the copy.",
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
@@ -16,6 +15,9 @@ from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, FrameworkLike
 
+if TYPE_CHECKING:
+    from arraybridge.devices.found_device import FoundDevice
+
 __all__ = [
     "device_info",
     "devices",
@@ -24,26 +26,6 @@ __all__ = [
     "gpu_available",
     "least_used_gpu",
 ]
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class FoundDevice(Device):
-    """A device of this machine, as `devices` reports it. It prints and compares as any `Device`.
-
-    Attributes:
-        kind: As for `Device`.
-        index: As for `Device`.
-        name: As for `Device`.
-        frameworks: The names of the frameworks that can use it.
-        total: The total memory in bytes; None if it cannot be read without opening the device.
-        free: The free memory in bytes; None if it cannot be read without opening the device.
-        identity: The UUID, or the PCI address if the UUID is unknown; an empty string if both are unknown.
-    """
-
-    frameworks: tuple[str, ...] = ()
-    total: int | None = None
-    free: int | None = None
-    identity: str = ""
 
 
 def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
@@ -105,6 +87,8 @@ def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | No
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """Describe a device from the readings, or from its frameworks if there is no reading."""
+    from arraybridge.devices.found_device import FoundDevice  # its class takes 0.5 ms to create
+
     known = _known_to_frameworks(device, owners)
     name = known.name
     identity = known.identity

@@ -6,7 +6,6 @@ in. `Autodiff` describes a framework in both roles; `arraybridge.decorators.grad
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from abc import ABC, abstractmethod
@@ -47,7 +46,8 @@ Extent = tuple[int, int]
 Shape = tuple[tuple[int, ...], str]
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+# The classes of data in this module are not dataclasses, which would take 3 % of the time of
+# `import arraybridge`.
 class Linear:
     """The derivative of a function of the callee at a point.
 
@@ -60,9 +60,15 @@ class Linear:
         residuals: The arrays that `pull` reads; None if they are unknown.
     """
 
-    pull: Callable[[list[Any]], list[Any]]
-    captured: str = ""
-    residuals: Sequence[Any] | None = None
+    def __init__(
+        self,
+        pull: Callable[[list[Any]], list[Any]],
+        captured: str = "",
+        residuals: Sequence[Any] | None = None,
+    ) -> None:
+        self.pull = pull
+        self.captured = captured
+        self.residuals = residuals
 
 
 class Operation(ABC):
@@ -467,7 +473,6 @@ class Function(ABC):
         """
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Leaf:
     """One of the values that a call passes to a function, with containers flattened.
 
@@ -478,12 +483,18 @@ class Leaf:
             constant of the program.
     """
 
-    value: Any
-    is_argument: bool = False
-    is_passed: bool = False
+    __slots__ = ("is_argument", "is_passed", "value")
+
+    def __init__(self, value: Any, is_argument: bool = False, is_passed: bool = False) -> None:
+        self.value = value
+        self.is_argument = is_argument
+        self.is_passed = is_passed
+
+    def with_value(self, value: Any) -> Leaf:
+        """Return a leaf with the same flags and another value."""
+        return Leaf(value, self.is_argument, self.is_passed)
 
 
-@dataclasses.dataclass(eq=False, repr=False)
 class Call:
     """One call of the user's function, as a function of the caller's arrays.
 
@@ -495,11 +506,16 @@ class Call:
         refill: A function that rebuilds the result from its arrays. Set once the function has run.
     """
 
-    function: Function
-    own: tuple[Any, ...]
-    structure: Any
-    leaves: list[Leaf]
-    refill: Callable[[Iterator[Any]], Any] = list
+    def __init__(self, function: Function, own: tuple[Any, ...], structure: Any, leaves: list[Leaf]) -> None:
+        self.function = function
+        self.own = own
+        self.structure = structure
+        self.leaves = leaves
+        self.refill: Callable[[Iterator[Any]], Any] = list
+
+    def with_leaves(self, leaves: list[Leaf]) -> Call:
+        """Return a call of the same function with other leaves, which has not run yet."""
+        return Call(self.function, self.own, self.structure, leaves)
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         """Run the function with these arrays as the caller's arrays, and return the arrays of its result."""

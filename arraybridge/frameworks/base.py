@@ -1203,8 +1203,12 @@ def unsupported_cast_error(
 
 def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether strides (in bytes) are those of a C-contiguous array."""
-    expected = c_strides(shape, itemsize)
-    return all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True))
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
 
 
 def unsupported_array_error(

@@ -17,7 +17,6 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
 from arraybridge.frameworks.base import CPU, Framework, unsupported_array_error
-from arraybridge.frameworks.non_array_advice import advice_for_object
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.reasons import Cause, Reason
 
@@ -340,6 +339,8 @@ def _open(x: Any, read: Callable[[Any], Any]) -> Any:
 
 def unknown_array_error(x: Any) -> UnknownArrayError:
     """Return the error for an object that is not an array, with advice."""
+    from arraybridge.frameworks.non_array_advice import advice_for_object  # only errors need it
+
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
         f"an object of type {cls} is not an array",

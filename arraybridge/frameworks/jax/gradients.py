@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -242,16 +241,14 @@ def _passed(leaves: list[autodiff.Leaf]) -> list[Any]:
 def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[bool]) -> Any:
     """Return a jitted function of the arrays and the passed values of a call."""
     # The program outlives this call, so it must not keep the arrays alive.
-    empty = [dataclasses.replace(leaf, value=None if leaf.is_passed else leaf.value) for leaf in leaves]
-    call = dataclasses.replace(call, leaves=empty, refill=list)
+    empty = [leaf.with_value(None if leaf.is_passed else leaf.value) for leaf in leaves]
+    call = call.with_leaves(empty)
 
     @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
     def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, _Static]:
         following = iter(values)
-        filled = [
-            dataclasses.replace(leaf, value=next(following)) if leaf.is_passed else leaf for leaf in empty
-        ]
-        inner = dataclasses.replace(call, leaves=filled)
+        filled = [leaf.with_value(next(following)) if leaf.is_passed else leaf for leaf in empty]
+        inner = call.with_leaves(filled)
         results, vjp = _vjp(inner, arrays, active)
         return results, vjp, _Static(inner.refill)
 

@@ -1,0 +1,29 @@
+"""The devices of this machine, as `devices` returns them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from arraybridge.types import Device
+
+__all__ = ["FoundDevice"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FoundDevice(Device):
+    """A device of this machine, as `devices` reports it. It prints and compares as any `Device`.
+
+    Attributes:
+        kind: As for `Device`.
+        index: As for `Device`.
+        name: As for `Device`.
+        frameworks: The names of the frameworks that can use it.
+        total: The total memory in bytes; None if it cannot be read without opening the device.
+        free: The free memory in bytes; None if it cannot be read without opening the device.
+        identity: The UUID, or the PCI address if the UUID is unknown; an empty string if both are unknown.
+    """
+
+    frameworks: tuple[str, ...] = ()
+    total: int | None = None
+    free: int | None = None
+    identity: str = ""
