@@ -1,4 +1,4 @@
-"""Reasons are data: each has a text and advice, and no decision depends on a text."""
+"""Reasons are data: each has text and advice, and no decision depends on the text."""
 
 from __future__ import annotations
 

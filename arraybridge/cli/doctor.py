@@ -606,7 +606,7 @@ def _print_problems(console: Console, problems: list[Json]) -> None:
 
 
 def _list_devices(devices: list[Json]) -> str:
-    """Return a text such as ``"4 × cpu, gpu (NVIDIA H200)"``."""
+    """Return the devices as text, such as ``"4 × cpu, gpu (NVIDIA H200)"``."""
     counts = Counter((device["device"].partition(":")[0], device["name"]) for device in devices)
     texts = []
     for (kind, name), count in counts.items():

@@ -480,7 +480,7 @@ class _Choice:
         return self._layout_objection(shape)
 
     def _layout_objection(self, shape: tuple[int, ...]) -> Cause | None:
-        """Return why the target cannot share memory of a GPU with such alignment or strides; or None."""
+        """Return why the target cannot share GPU memory of this alignment and these strides, or None."""
         target = self.target
         interchange = self.source.interchange
         if target.alignment and interchange.address(self.array) % target.alignment:

@@ -459,7 +459,7 @@ def _are_inside(indices: np.ndarray, shape: tuple[int, ...]) -> bool:
     """Return whether indices, a matrix of entries × axes or those of one axis, are inside of a shape."""
     if not indices.size:
         return True
-    # As unsigned integers, negative indices are large: one pass finds both.
+    # Negative indices are large as unsigned integers, so the maximum also reveals them.
     most = np.atleast_1d(indices.view(f"u{indices.itemsize}").max(axis=0))
     return all(int(index) < extent for index, extent in zip(most, shape, strict=True))
 

@@ -129,7 +129,8 @@ class SelfArgument:
         if not inspect.isfunction(fn):
             return None  # bound methods, partials and objects already have their self
         class_name, _, name = fn.__qualname__.rpartition(".")
-        # The scope is "" in a module, "f.<locals>" in a function, "<dictcomp>" in one (Python 3.11).
+        # The scope is "" in a module, "f.<locals>" in a function, and "<dictcomp>" in a dict comprehension
+        # (Python 3.11).
         is_method = class_name.rpartition(".")[2].isidentifier()
         return cls(fn.__module__, class_name, name) if is_method else None
 

@@ -169,7 +169,7 @@ def fail(error: Exception) -> Any:
     raise error
 
 
-# A function object of its own, because all users of `ctypes.pythonapi` share the argument types.
+# A separate function object, because all users of `ctypes.pythonapi` share the argument types.
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
