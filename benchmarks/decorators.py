@@ -53,7 +53,7 @@ def plain(x: Any) -> Any:
 
 
 def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function in the minimal wrapper of Python."""
+    """Wrap a function in a minimal wrapper made with `functools.wraps`."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -214,7 +214,7 @@ def built(framework: str, layout: str, dtype: str) -> data.Source:
 
 
 def bits(x: Any) -> bytes:
-    """Return the values as bytes. JAX's own copies, as in its pickle, are incomplete until synchronized."""
+    """Return the values as bytes. Wait first, because unpickled JAX arrays may not be complete yet."""
     if hasattr(x, "block_until_ready"):
         x.block_until_ready()
     return data.bits(x)

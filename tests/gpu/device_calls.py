@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class OfferedByInterface:
-    """An array of an unknown library that exports by ``__cuda_array_interface__``."""
+    """An array of an unknown library that exports ``__cuda_array_interface__``."""
 
     def __init__(self, array: Any) -> None:
         self._interface = array.__cuda_array_interface__
@@ -56,7 +56,7 @@ class OfferedByInterface:
 
 
 class OfferedByDlpack:
-    """An array of an unknown library that exports by DLPack."""
+    """An array of an unknown library that exports through DLPack."""
 
     def __init__(self, array: Any, device: int) -> None:
         self._array = array
