@@ -175,7 +175,7 @@ class Device:
 
 @functools.lru_cache(maxsize=64)
 def gpu_device(index: int) -> Device:
-    """Return the GPU with this number from a cache, which is faster than to create and validate it.
+    """Return the GPU with this number from a cache, which is faster than creating and validating it.
 
     >>> gpu_device(1)
     Device('gpu:1')

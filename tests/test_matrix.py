@@ -1,6 +1,6 @@
 """Every ordered pair of host frameworks, dtype and layout, against the hand-written table in matrix_data.
 
-A test ID is such as `torch-jax-float32`; a failure names the layout and the value of `copy=`.
+Test IDs have the form `torch-jax-float32`. Failures name the layout and the value of `copy=`.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def check_import_orders(findings: Findings) -> Iterator[Json]:
 
 
 def check_namesake(findings: Findings) -> Iterator[Json]:
-    """Report another installed package of the name arraybridge, or an old copy of this one."""
+    """Report an installed package that is also named arraybridge, or an old copy of this one."""
     installed = findings.versions.get("arraybridge")
     imported = arraybridge.__version__
     if installed not in (None, imported):

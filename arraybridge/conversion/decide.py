@@ -288,7 +288,7 @@ class _Choice:
         return True
 
     def _casts_on_host(self, dtype: str) -> bool:
-        """Return whether the target lacks the dtype of the array, so that NumPy casts before the transfer."""
+        """Return whether NumPy casts before the transfer, because the target lacks the dtype of the array."""
         return self.target.dtypes is not None and dtype not in self.target.dtypes
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:

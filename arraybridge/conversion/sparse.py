@@ -291,7 +291,7 @@ class SparseConversion:
         return _Part(part, request, nbytes, cause)
 
     def _index_dtype(self, parts: SparseParts) -> str:
-        """Return the dtype that the indices are cast to, or ``""`` if the target takes theirs."""
+        """Return the dtype that the indices are cast to, or ``""`` if they keep their dtype."""
         key = parts.layout, *[array.dtype for array in parts.indices]
         dtype = self._index_dtypes.get(key)
         if dtype is None:

@@ -257,7 +257,7 @@ class Devices(Component):
     """The devices of a framework, and the devices of its arrays.
 
     Attributes:
-        has_only_host: Whether its arrays are always in host memory, so that ``gpu_id`` has no effect (NumPy).
+        has_only_host: Whether its arrays are always in host memory, so ``gpu_id`` has no effect (NumPy).
         selects_per_thread: Whether `selected` affects only the calling thread, not the whole process.
     """
 

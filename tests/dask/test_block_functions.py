@@ -41,7 +41,7 @@ def _in_this_thread() -> Any:
 
 # -- results equal to the plain call -------------------------------------------------------------------
 
-# Importing other frameworks in workers takes long and would not test more.
+# Importing the other frameworks in workers takes a long time and would not test more.
 PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
 
