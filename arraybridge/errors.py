@@ -230,7 +230,7 @@ class MemoryConversionError(Exception):
         self._advice = Advice("") if cast is None else cast.by_option()
 
     def advise_about(self, subject: str) -> None:
-        """Let the advice be about another object, such as ``{x}.data``, unless ``subject`` is empty."""
+        """Apply the advice to another expression, such as ``{x}.data``; an empty one changes nothing."""
         if subject:
             self._advice = self._advice.about(subject)
 

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     SHARED_MEMORY = auto()
     REPLICA_ON_DEVICE = auto()
 
-    # -- the caller asked for it
+    # -- requests of the caller
     COPY_REQUESTED = auto()
     CAST_REQUESTED = auto()
 
@@ -154,7 +154,7 @@ def _text_with_details(cause: Cause) -> str:
 
 
 def as_cause(objection: Cause | str | None) -> Cause | None:
-    """Return the reason of a framework or a carrier as a `Cause`, also if a plug-in gave a text."""
+    """Return the reason of a framework or a carrier as a `Cause`, also if a plug-in returned it as text."""
     if not objection:
         return None
     return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection

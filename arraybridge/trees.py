@@ -635,7 +635,7 @@ def key_of(structure: Any) -> Any:
         return None
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
-    # Other attributes may have any meaning. As a set, they make the key unhashable, so that it is not cached.
+    # Other attributes may have any meaning. As a set, they make the key unhashable, so it is not cached.
     lists_children = isinstance(opened, _OptreeNode) and not opened.is_named_tuple
     others = set() if lists_children else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None

@@ -188,7 +188,7 @@ def _device_of_string(text: str) -> Device | None:
 
 @functools.lru_cache(maxsize=64)
 def gpu_device(index: int) -> Device:
-    """Return the GPU with this number from a cache, which is faster than to create and validate it.
+    """Return the GPU with this number from a cache, which is faster than creating and validating it.
 
     >>> gpu_device(1)
     Device('gpu:1')

@@ -107,7 +107,7 @@ def read_only(library: str) -> str:
 
 
 def tensorflow_to_numpy(library: str) -> str:
-    """Compare the addresses of a TensorFlow tensor and the NumPy array made of it."""
+    """Return whether a TensorFlow tensor and the NumPy array made from it share memory, as text."""
     import tensorflow as tf
 
     tensor = tf.constant(np.arange(1000.0))

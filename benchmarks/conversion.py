@@ -518,7 +518,7 @@ print(between - start, now() - between)
 def two_imports() -> tuple[float, float]:
     """Return the nanoseconds of `import numpy` and then `import arraybridge` in a new interpreter."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have byte code
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have bytecode
     done = subprocess.run(
         [sys.executable, "-c", _TWO_IMPORTS], check=True, env=environment, capture_output=True, text=True
     )
@@ -528,7 +528,7 @@ def two_imports() -> tuple[float, float]:
 
 def imports(rounds: int) -> Json:
     """Return the time of `import arraybridge` as a fraction of that of `import numpy` before it."""
-    two_imports()  # warms the file cache and writes the byte code
+    two_imports()  # warms the file cache and writes the bytecode
     pairs = [two_imports() for _ in range(rounds)]
     share = statistics.median(ours / numpy for numpy, ours in pairs)
     rows = {"numpy": Summary.of([numpy for numpy, _ in pairs]).as_dict()}

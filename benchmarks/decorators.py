@@ -38,7 +38,7 @@ from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, pyplo
 RESULTS = ROOT / "benchmarks" / "results"
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
 LEAVES = (1, 3, 10, 30, 100, 300, 1000)
-#: Largest difference from the plain call with one array argument, in microseconds.
+#: Maximum allowed difference from the plain call with one array argument, in microseconds.
 TARGET = 3.0
 #: Recovery has a separate target, relative to the decorator without options.
 RECOVERY = "torch, oom_recovery=True"
@@ -53,7 +53,7 @@ def plain(x: Any) -> Any:
 
 
 def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function in the minimal wrapper of Python."""
+    """Wrap a function in a minimal wrapper made with `functools.wraps`."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,7 @@ from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versi
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIZES = {"16 elements": 16, "4 MiB": 1 << 20}
-#: Largest ratio to the minimal bridge, and under jax.jit to the callback.
+#: Maximum allowed ratio to the minimal bridge, and under jax.jit to the callback.
 TARGETS = {"16 elements": 1.6, "4 MiB": 1.15}
 TARGET_UNDER_JIT = 1.5
 #: Several calls per batch even at 4 MiB, because the first call depends on the caches and heap before it.

@@ -127,7 +127,7 @@ def gb_per_second(call: Callable[[], object], nbytes: int, rounds: int) -> float
 
 
 def transfer(rounds: int) -> Json:
-    """Return the GB/s to the first GPU and back, of the library, of native calls and of pinned memory.
+    """Measure transfers to and from the first GPU in GB/s: arraybridge, native calls and pinned memory.
 
     ``convert`` is ``convert_memory(gpu_id=0)``. Only ``pinned`` uses pinned host memory.
     """

@@ -35,7 +35,7 @@ from benchmarks.timing import machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SECTIONS = ("overlap", "overhead", "arrays", "gpu")
-#: Largest ratio for the loop in which reading and using take 10 ms each.
+#: Maximum allowed ratio for the loop in which reading and using take 10 ms each.
 TARGET = 1.1
 ITEMS, GPU_ITEMS = 100, 40
 #: Milliseconds of reading and of using an item.

@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:  # run as a script rather than as a module
 from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-#: Largest difference of SciPy CSR to PyTorch from `torch.sparse_csr_tensor` by hand, in microseconds.
+#: Maximum allowed overhead of SciPy CSR to PyTorch over `torch.sparse_csr_tensor` by hand, in microseconds.
 MAX_DIFFERENCE_US = 30.0
 #: Name → shape and number of entries.
 SIZES = {"small": ((100, 80), 200), "a million entries": ((200_000, 200_000), 1_000_000)}

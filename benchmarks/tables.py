@@ -33,9 +33,9 @@ from benchmarks.timing import calls_per_batch, machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 ROWS, COLUMNS, WIDTH, CHUNKS = 500_000, 8, 64, 10
-#: Largest ratio to the library's own call if the table is copied.
+#: Maximum allowed ratio to the table library's own call if the table is copied.
 COPIED_RATIO = 1.2
-#: Largest time in microseconds if the table is shared.
+#: Maximum allowed time in microseconds if the table is shared.
 SHARED_US = 100
 
 Json = dict[str, Any]

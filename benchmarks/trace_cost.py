@@ -37,9 +37,9 @@ from benchmarks.conversion import DISTRIBUTIONS  # noqa: E402
 from benchmarks.timing import machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-#: Largest ratio of a call after a trace to the same call before it.
+#: Maximum allowed ratio of a call after a trace to the same call before it.
 MAX_RATIO = 1.05
-#: Largest cost of an event in microseconds.
+#: Maximum allowed cost of an event in microseconds.
 MAX_EVENT_US = 10.0
 BATCH_NS = 500_000
 

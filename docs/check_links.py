@@ -32,7 +32,7 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.loads: list[str] = []
-        #: Names of which the page has a signature, with the text of it.
+        #: Name → text of its signature on the page.
         self.signatures: dict[str, str] = {}
         self._open = ""
         self.feed(path.read_text(encoding="utf-8"))

@@ -82,7 +82,7 @@ def _import_pyclesperanto() -> ModuleType:
         # Without a device, pyclesperanto is only partly imported.
         if module is not None and hasattr(module, "push"):
             return module
-    raise ImportError("neither of its packages came with an OpenCL device")
+    raise ImportError("neither of its packages finds an OpenCL device")
 
 
 def _split_tensorflow_cpu(tf: ModuleType) -> None:

@@ -92,7 +92,7 @@ class SharesItsCasts(Boxes):
     def cast(self, x: Any, dtype: str) -> Any:
         element = np.dtype(dtype)
         cast = x.memory.astype(element)
-        if element.itemsize == x.memory.itemsize:  # in place, as if the array were not needed any more
+        if element.itemsize == x.memory.itemsize:  # in place, as if the array were no longer needed
             memory = x.memory.view(element)
             memory[...] = cast
             return Box(memory)

@@ -1,6 +1,6 @@
 """Every ordered pair of host frameworks, dtype and layout, against the hand-written table in matrix_data.
 
-A test ID is such as `torch-jax-float32`; a failure names the layout and the value of `copy=`.
+Test IDs have the form `torch-jax-float32`. Failures name the layout and the value of `copy=`.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
         made.flip()
         for result in results:
             if shared:
-                assert data.bits(result) == made.flipped, "the result does not follow its source"
+                assert data.bits(result) == made.flipped, "shared memory must reflect changes to the source"
             else:
-                assert data.bits(result) == made.values, "a copy follows its source"
+                assert data.bits(result) == made.values, "a copy must not reflect changes to the source"
     check_explanation(predicted, made, (source, target), results[0], shared)
     assert len(log.records) == 1, f"{len(log.records)} records of one conversion"
     for field in FIELDS:

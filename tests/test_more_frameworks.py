@@ -1,4 +1,4 @@
-"""MLX and PaddlePaddle with NumPy, PyTorch and JAX: every pair and dtype bit for bit, and special cases."""
+"""MLX and PaddlePaddle with NumPy, PyTorch and JAX: bit-equal values of every dtype, and special cases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def needed(name: str) -> Any:
 
 
 def bits(x: Any) -> bytes:
-    """Return the values of an array of any framework, read through NumPy."""
+    """Return the bytes of an array of any framework in native byte order, read through NumPy."""
     host: np.ndarray[Any, Any] = to_numpy(x, copy=True)
     return host.astype(host.dtype.newbyteorder("="), copy=False).tobytes()
 

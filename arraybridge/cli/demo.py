@@ -152,7 +152,7 @@ _LIKE_NUMPY = ("torch", "jax", "tensorflow", "cupy")
 
 
 def _edges(image: Any) -> Any:
-    """Return the differences to the pixels above and to the left: (h, w) uint8 → (h - 1, w - 1) in 0 … 2."""
+    """Return the edges of an (h, w) uint8 image as an (h - 1, w - 1) image with values from 0 to 2."""
     f = image / 255
     return abs(f[1:, 1:] - f[:-1, 1:]) + abs(f[1:, 1:] - f[1:, :-1])
 

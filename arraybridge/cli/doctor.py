@@ -265,7 +265,7 @@ def check_import_orders(findings: Findings) -> Iterator[Json]:
 
 
 def check_namesake(findings: Findings) -> Iterator[Json]:
-    """Report another installed package of the name arraybridge, or an old copy of this one."""
+    """Report an installed package that is also named arraybridge, or an old copy of this one."""
     installed = findings.versions.get("arraybridge")
     imported = arraybridge.__version__
     if installed not in (None, imported):
@@ -606,7 +606,7 @@ def _print_problems(console: Console, problems: list[Json]) -> None:
 
 
 def _list_devices(devices: list[Json]) -> str:
-    """Return a text such as ``"4 × cpu, gpu (NVIDIA H200)"``."""
+    """Return the devices as text, such as ``"4 × cpu, gpu (NVIDIA H200)"``."""
     counts = Counter((device["device"].partition(":")[0], device["name"]) for device in devices)
     texts = []
     for (kind, name), count in counts.items():

@@ -340,7 +340,7 @@ def _pair_row(cell: Json) -> list[Cell]:
 
 
 def _tag(kind: str, text: str = "") -> str:
-    """Return HTML of a text, by default the kind, on the color of the kind."""
+    """Return HTML for text on the color of a kind. The text defaults to the kind."""
     return f'<span class="tag {kind}">{text or kind}</span>'
 
 

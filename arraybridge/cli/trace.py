@@ -114,7 +114,7 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
 
 
 def _missing_program(name: str, is_module: bool, error: ImportError | OSError) -> typer.BadParameter:
-    """Return the usage error for a program that could not be found or read, so that none of its lines ran."""
+    """Return the usage error for a program that was not found or could not be read, before any line ran."""
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
     elif is_module:

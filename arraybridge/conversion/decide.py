@@ -305,7 +305,7 @@ class _Choice:
         return True
 
     def _casts_on_host(self, dtype: str) -> bool:
-        """Return whether the target lacks the dtype of the array, so that NumPy casts before the transfer."""
+        """Return whether NumPy casts before the transfer, because the target lacks the dtype of the array."""
         return self.target.dtypes is not None and dtype not in self.target.dtypes
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:
@@ -497,7 +497,7 @@ class _Choice:
         return self._layout_objection(shape)
 
     def _layout_objection(self, shape: tuple[int, ...]) -> Cause | None:
-        """Return why the target cannot share memory of a GPU with such alignment or strides; or None."""
+        """Return why the target cannot share GPU memory of this alignment and these strides, or None."""
         target = self.target
         interchange = self.source.interchange
         if target.alignment and interchange.address(self.array) % target.alignment:

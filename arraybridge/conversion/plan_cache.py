@@ -82,7 +82,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
 
 
 def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
-    """Return a function that opens such arrays of another library; None if there is no fast one."""
+    """Return a fast function that opens arrays of the class of ``data``; None if there is none."""
     if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
         return None
     return opener(data, decision.data)

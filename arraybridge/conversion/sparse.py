@@ -291,7 +291,7 @@ class SparseConversion:
         return _Part(part, request, nbytes, cause)
 
     def _index_dtype(self, parts: SparseParts) -> str:
-        """Return the dtype that the indices are cast to, or ``""`` if the target takes theirs."""
+        """Return the dtype that the indices are cast to, or ``""`` if they keep their dtype."""
         key = parts.layout, *[array.dtype for array in parts.indices]
         dtype = self._index_dtypes.get(key)
         if dtype is None:
@@ -459,7 +459,7 @@ def _are_inside(indices: np.ndarray, shape: tuple[int, ...]) -> bool:
     """Return whether indices, a matrix of entries × axes or those of one axis, are inside of a shape."""
     if not indices.size:
         return True
-    # As unsigned integers, negative indices are large: one pass finds both.
+    # Negative indices are large as unsigned integers, so the maximum also reveals them.
     most = np.atleast_1d(indices.view(f"u{indices.itemsize}").max(axis=0))
     return all(int(index) < extent for index, extent in zip(most, shape, strict=True))
 

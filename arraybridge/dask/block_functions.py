@@ -314,7 +314,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     """Convert an array of any framework to a Dask array.
 
     The chunks are NumPy arrays, or CuPy arrays if the array is on an NVIDIA GPU and CuPy is installed. Dask
-    copies the array, so that later writes to it have no effect.
+    copies the array, so later writes to it have no effect.
 
     Args:
         x: An array.

@@ -90,7 +90,9 @@ class DtypeConversion(Enum):
 
 
 def convert_dtype(x: Any, dtype: str) -> Any:
-    """Return ``x`` with another dtype, by the rule above, in the same framework and on the same device.
+    """Return ``x`` with another dtype, in the same framework and on the same device.
+
+    The table in the docstring of this module states how the values are converted.
 
     Args:
         x: An array of any framework and any shape.

@@ -390,7 +390,7 @@ class CallOperation(autodiff.Operation):
         return [next(results) if a else None for a in self.active]
 
     def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
-        """Return the results whose memory the pullback reads, so that they may not be written to."""
+        """Return the results whose memory the pullback reads and which must not be written to."""
         if linear is None:
             return []
         if linear.residuals is None:

@@ -108,11 +108,11 @@ def label_of(fn: Any) -> str:
 
 
 class SelfArgument:
-    """Recognizes ``self`` or ``cls`` in the calls of a function that is defined in a class body.
+    """A rule that recognizes ``self`` or ``cls`` in the calls of a function defined in a class body.
 
-    It is an instance of that class or of a subclass, or such a class. A static method receives neither, or is
-    found in the class as a `staticmethod`. A decorator cannot know this earlier, because ``@staticmethod``
-    above it is applied later.
+    The first argument is ``self`` if it is an instance of that class, and ``cls`` if it is that class.
+    Subclasses count too. The first argument of a static method is neither. Each call checks whether the
+    method is static, because ``@staticmethod`` is applied after the decorators below it.
     """
 
     __slots__ = ("_known", "class_name", "module", "name")
@@ -125,11 +125,12 @@ class SelfArgument:
 
     @classmethod
     def of(cls, fn: Any) -> SelfArgument | None:
-        """Return the recognition for a function, or None if it is not defined in a class body."""
+        """Return the rule for a function, or None if it is not defined in a class body."""
         if not inspect.isfunction(fn):
             return None  # bound methods, partials and objects already have their self
         class_name, _, name = fn.__qualname__.rpartition(".")
-        # The scope is "" in a module, "f.<locals>" in a function, "<dictcomp>" in one (Python 3.11).
+        # The scope is "" in a module, "f.<locals>" in a function, and "<dictcomp>" in a dict comprehension
+        # (Python 3.11).
         is_method = class_name.rpartition(".")[2].isidentifier()
         return cls(fn.__module__, class_name, name) if is_method else None
 

@@ -119,7 +119,7 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetai
 
 
 def find_device(device: Device) -> Device:
-    """Return the device if a loaded framework has it, or otherwise an installed one.
+    """Return the device if a framework has it. Installed frameworks are loaded only if necessary.
 
     With ``settings(missing_gpu="host")``, return the CPU instead of a missing GPU, with a warning.
 

@@ -16,7 +16,7 @@ _NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
 
 
 class _Step(NamedTuple):
-    """One step from values of Arrow to numbers.
+    """A step that converts Arrow values to numbers, or to values that are closer to numbers.
 
     Attributes:
         text: The advice, with ``{}`` in place of the expression.

@@ -115,7 +115,7 @@ class Operation(ABC):
 
     @abstractmethod
     def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
-        """Return the results that the pullback reads again, so that they must not be modified.
+        """Return the results that the pullback reads again and that must therefore not be modified.
 
         Args:
             results: The results that `linearize` returned.

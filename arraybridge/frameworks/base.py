@@ -127,7 +127,7 @@ class component(Generic[C]):  # noqa: N801  # used like a function
 
 
 class Observation:
-    """The way a trace reads arrays around calls of other libraries. The defaults fit any framework."""
+    """Properties of a framework's arrays that a trace reads. The defaults fit any framework."""
 
     #: Whether a call may return a host array before its values are computed.
     is_asynchronous: ClassVar[bool] = False
@@ -175,7 +175,7 @@ class Runtime(Component):
     metadata: ClassVar[FrameworkMetadata | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
 
-    #: The way a trace reads the framework's arrays.
+    #: The properties of the framework's arrays that a trace reads.
     observation: ClassVar[Observation] = Observation()
 
     def open_pytree(self, x: Any) -> Pytree | None:
@@ -257,7 +257,7 @@ class Devices(Component):
     """The devices of a framework, and the devices of its arrays.
 
     Attributes:
-        has_only_host: Whether its arrays are always in host memory, so that ``gpu_id`` has no effect (NumPy).
+        has_only_host: Whether its arrays are always in host memory, so ``gpu_id`` has no effect (NumPy).
         selects_per_thread: Whether `selected` affects only the calling thread, not the whole process.
     """
 
@@ -1276,7 +1276,7 @@ def sparse_array_error(framework: Framework, x: Any) -> ArrayNotSupportedError:
 def unsupported_dtype_error(
     framework: Framework, dtype: object, instead: str, *expressions: str
 ) -> DtypeNotSupportedError:
-    """Return the error for elements of ``framework`` that no other framework supports."""
+    """Return the error for a dtype of ``framework`` that no other framework supports."""
     return DtypeNotSupportedError(
         f"{framework.name} arrays of dtype {dtype} cannot be converted",
         source_type=framework.name,

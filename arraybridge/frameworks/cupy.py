@@ -49,7 +49,7 @@ _MANAGED = 13
 
 
 class CupyObservation(Observation):
-    """The way a trace reads CuPy arrays."""
+    """Dtype, bytes, address and device of CuPy arrays."""
 
     has_strides = True
 
@@ -317,7 +317,7 @@ class CupyFramework(Framework):
             return x.astype(dtype)
 
     def devices_with_context(self) -> list[int]:
-        """Return the numbers of the GPUs with a context, because selecting another would create one."""
+        """Return the numbers of the GPUs that have a context. Selecting another GPU would create one."""
         if not gpu_memory.is_driver_initialized():  # a query of CuPy would initialize it
             return []
         return [device.index for device in self.devices.available() if gpu_memory.has_context(device.index)]
@@ -348,7 +348,7 @@ class CupyFramework(Framework):
 
 
 def _is_driver_uninitialized() -> bool:
-    """Return whether CUDA's driver has not been initialized, so that this process can still be forked.
+    """Return whether CUDA's driver is uninitialized, in which case this process can still be forked.
 
     Most CUDA queries initialize the driver, including the number of GPUs.
     """

@@ -17,7 +17,7 @@ def on_gpu(index: int) -> Iterator[None]:
     """Return a context manager that makes a GPU the current one of this thread.
 
     `cupy.cuda.Device` does the same. But with CUDA 12 and later, it creates a context on the GPU that it
-    restores, so that a process that uses only the second GPU would also hold memory on the first.
+    restores, so a process that uses only the second GPU would also hold memory on the first.
     """
     runtime = cupy.cuda.runtime
     before = runtime.getDevice()

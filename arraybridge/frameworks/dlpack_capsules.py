@@ -33,8 +33,8 @@ _FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
 # The flags of a versioned capsule, and of the tensor after them: data, device type, device, axes, dtype code.
 _HEAD = struct.Struct("=QQiiiB")
 
-# Separate function objects, because the whole process shares the argument types of `ctypes.pythonapi.*`,
-# which other libraries also set.
+# Separate function objects: those of `ctypes.pythonapi` are shared by the whole process, and other libraries
+# also set their argument types.
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )

@@ -42,7 +42,7 @@ _first_byte = ctypes.c_char.from_buffer
 
 
 class NumpyObservation(Observation):
-    """The way a trace reads NumPy arrays."""
+    """Dtype, bytes, address and device of NumPy arrays."""
 
     has_strides = True
 

@@ -257,9 +257,8 @@ def _leaf(x: Any) -> Any:
 def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
     """Return the active arrays as one flat tensor per dtype.
 
-    These tensors represent them in Paddle's graph. A PyLayer is not informed which of its arguments need
-    gradients, so that `paddle.grad` fails for some of them. The gradient of `paddle.concat` has this
-    information.
+    These tensors represent them in Paddle's graph. A PyLayer does not know which of its arguments need
+    gradients, so `paddle.grad` fails for some of them. The gradient of `paddle.concat` knows it.
     """
     groups: dict[Any, list[Any]] = {}
     for x in autodiff.select(arrays, active):

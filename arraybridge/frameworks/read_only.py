@@ -18,7 +18,7 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
     """Return an array of the same memory without the read-only flag, for a consumer that never writes.
 
     JAX and TensorFlow never write to memory that they import. But their DLPack version has no read-only flag,
-    so that NumPy raises when it exports read-only arrays to them.
+    so NumPy raises when it exports read-only arrays to them.
     """
     if view.flags.writeable:
         return view

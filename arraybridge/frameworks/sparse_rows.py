@@ -12,7 +12,7 @@ from arraybridge.frameworks.sparse import Layout, SparseParts
 
 __all__ = ["concatenate", "slice_axis"]
 
-#: Compressed layouts without blocks, and the axis along which their pointers go.
+#: Compressed layouts without blocks → the axis of their pointers.
 _AXES = {Layout.CSR: 0, Layout.CSC: 1}
 _MOST_INT32 = 2**31 - 1
 

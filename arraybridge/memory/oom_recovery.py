@@ -419,7 +419,7 @@ class _Recovery:
             raise
 
     def _note_part(self, error: Exception, rows: int, start: int, count: int) -> None:
-        """Add a note that names the split arguments: one may have as many rows as the batch by chance."""
+        """Add a note that names the split arguments, because one of them may have been split by mistake."""
         with suppress(Exception):  # shapes and containers of third parties; the user's error matters more
             batch = cast("Batch", self.batch[0]) if self.packed else self.batch
             names = _names_of_split(self.named or self.fn, batch, self.axis, rows)

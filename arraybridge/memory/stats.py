@@ -292,7 +292,7 @@ class _Watched:
     Attributes:
         before: The bytes in use before the block.
         peak: The largest number of bytes in use so far.
-        counted: The peak that the framework counted before the block. Only a larger one belongs to it.
+        counted: The peak that the framework reported before the block. Only a larger peak is from the block.
     """
 
     before: int = 0

@@ -280,7 +280,7 @@ def _check_result(result: Any, label: str) -> Any:
 
 
 def _device(stage: Any) -> str:
-    """Return the device string that a stage's decorator names, without looking for the device, or ``""``."""
+    """Return the device string that a stage's decorator names, or ``""``. The device may be missing."""
     placed = placement(stage)
     if placed is None or not placed.is_fixed:
         return ""

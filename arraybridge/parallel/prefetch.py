@@ -65,7 +65,7 @@ def prefetch(
         progress: Whether to show a progress bar on the standard error stream.
 
     Returns:
-        An iterator in the order of the items. The thread ends when it ends, fails or is dropped.
+        An iterator in the order of the items. The thread ends when the iterator ends, raises or is deleted.
 
     Raises:
         TypeError: ``items`` is not iterable, or ``depth`` is not an int.

@@ -82,7 +82,7 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
 
 
 def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
-    """Let the streams of several frameworks wait for each other's work so far."""
+    """Make the streams of several frameworks wait for the work that is queued on the others."""
     for event in stream_events:
         for other in stream_events:
             if other.streams is event.streams or other.device != event.device:

@@ -245,7 +245,7 @@ def _still_open(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | An
 
 
 def record_in_context(context: Context) -> None:
-    """Let the logs of this thread or task also record code that runs in a context copied earlier."""
+    """Make the logs of this thread or task also record code that runs in a context copied earlier."""
     theirs = _still_open(context.get(_opened_here, ()))
     context.run(_opened_here.set, tuple(dict.fromkeys((*_opened_here.get(), *theirs))))
 

@@ -349,7 +349,7 @@ def test_results_in_containers_and_new_carriers() -> None:
 
 
 def test_scaled_results_are_restored() -> None:
-    """The result is scaled by `dtype_conversion`, and then restored in a carrier that supports that dtype."""
+    """Check that results are scaled by `dtype_conversion` before they are restored to the carrier."""
 
     @ab.torch(output_type="input", dtype_conversion=ab.DtypeConversion.UINT16)
     def unit(x: Any) -> Any:

@@ -72,7 +72,7 @@ def test_a_read_only_map_is_copied_and_the_advice_names_copy_on_write(kind: str,
 def test_the_page_on_files_names_copy_on_write_mode_and_the_danger() -> None:
     page = Path(__file__).parents[2] / "docs" / "carriers.md"
     if not page.exists():
-        pytest.skip("there is no documentation beside the tests")
+        pytest.skip("requires the documentation, which only a checkout has")
     section = page.read_text(encoding="utf-8").partition("\n## A file mapped into memory\n")[2]
     section = section.partition("\n## ")[0]
     for expression in (

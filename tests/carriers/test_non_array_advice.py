@@ -453,7 +453,7 @@ def pandas_over_arrow(kind: str, name: str) -> Any:
 
 
 def run(expression: str, x: Any) -> Any:
-    """Execute an expression as a user would who has imported the packages that it names."""
+    """Evaluate an expression. The packages that it names are imported first."""
     space: dict[str, Any] = {"x": x, "np": np}
     for name in NAMES:
         if f"{name}." in expression or (name == "tensorflow" and "tf." in expression):

@@ -236,7 +236,7 @@ def test_doctor_reports_a_pyclesperanto_that_works_only_after_arraybridge(tmp_pa
 
 @pytest.mark.slow
 def test_real_frameworks_work_in_both_orders(tmp_path: Path) -> None:
-    """Two processes import each framework, which takes long."""
+    """Import each framework in two processes, which takes a long time."""
     names = ("torch", "jax", "tensorflow")
     for name in names:
         require(name)

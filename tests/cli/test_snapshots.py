@@ -28,7 +28,7 @@ HELP_VERSIONS = {"typer": "0.29", "rich": "15"}
 
 
 def check_snapshot(name: str, width: int, text: str) -> None:
-    """Compare a text with the stored one, and check that no line is wider than the terminal."""
+    """Compare text with the stored text, and check that no line is wider than the terminal."""
     lines = [line.rstrip() for line in text.splitlines()]
     # Commands of fixes are never wrapped, so that they can be copied.
     assert all(len(line) <= width for line in lines if not line.startswith("    ")), text

@@ -152,7 +152,7 @@ def test_an_unreadable_script_is_a_usage_error(tmp_path: Path) -> None:
 def test_import_errors_of_the_program_have_their_traceback(
     tmp_path: Path, text: str, program: tuple[str, ...]
 ) -> None:
-    """The same as under Python, also if the parent package of a module raises the error."""
+    """Compare the last frame with that of plain Python, also for errors in the parent package of a module."""
     script(tmp_path, text)
     (tmp_path / "package").mkdir()
     script(tmp_path / "package", text, "__init__.py")

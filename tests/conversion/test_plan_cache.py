@@ -60,7 +60,7 @@ def needing_care(source: str) -> dict[str, Any]:
 
 
 def values(x: Any) -> Any:
-    """Return comparable values: the bytes, or a text for arrays without plain ones."""
+    """Return comparable values: the bytes, or text for arrays without plain bytes."""
     if hasattr(x, "resolve_conj"):
         x = x.resolve_conj().resolve_neg()
     if data.dtype_name(x) == "int4":

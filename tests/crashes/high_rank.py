@@ -1,4 +1,4 @@
-"""Tensors of rank 255 or more abort TensorFlow, and NumPy supports 64: convert or raise, never crash."""
+"""Convert high ranks or raise: rank 255 aborts TensorFlow, and NumPy supports at most rank 64."""
 
 from __future__ import annotations
 

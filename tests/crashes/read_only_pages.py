@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
     tensor.add_(1.0)
     assert float(tensor[0]) == 1.0
 
-    window = np.asarray(mapped)[10:20]  # a plain view of the map: not a memmap any more, and still read-only
+    window = np.asarray(mapped)[10:20]  # a plain view of the map: no longer a memmap, but still read-only
     tensor = convert_memory(window, "torch")
     tensor.zero_()
     assert float(tensor.sum()) == 0.0

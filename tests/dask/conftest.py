@@ -16,9 +16,7 @@ let_workers_end()
 
 @pytest.fixture(scope="package")
 def two_workers() -> Iterator[Client]:
-    """Return worker processes of `cluster` in which warnings are errors, and a client that is not the
-    default.
-    """
+    """Yield a client of two worker processes in which warnings are errors. It is not the default client."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONWARNINGS", "error")
         workers = cluster(2, gpus=False, **QUIET)

@@ -186,7 +186,7 @@ def only_gpu() -> int | None:
 
 
 def numbers() -> Any:
-    """Return float64 integers [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] in blocks of 2 × 2."""
+    """Return the float64 array [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] in blocks of 2 × 2."""
     return to_dask(np.arange(12.0).reshape(3, 4), chunks=(2, 2))
 
 
@@ -214,7 +214,7 @@ def built(framework: str, layout: str, dtype: str) -> data.Source:
 
 
 def bits(x: Any) -> bytes:
-    """Return the values as bytes. JAX's own copies, as in its pickle, are incomplete until synchronized."""
+    """Return the values as bytes. Wait first, because unpickled JAX arrays may not be complete yet."""
     if hasattr(x, "block_until_ready"):
         x.block_until_ready()
     return data.bits(x)

@@ -249,7 +249,7 @@ def test_missing_devices_are_replaced() -> None:
 
 
 def test_objects_that_need_pickle_travel_by_pickle() -> None:
-    """These objects travel by pickle without arraybridge, and also with it."""
+    """Check objects that Dask pickles, with or without arraybridge."""
     tf, jax = require("tensorflow"), require("jax")
     assert through_the_wire(tf.constant(["a", "b"])).numpy().tolist() == [b"a", b"b"]
     key = jax.random.key(7)

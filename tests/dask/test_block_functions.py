@@ -41,7 +41,7 @@ def _in_this_thread() -> Any:
 
 # -- results equal to the plain call -------------------------------------------------------------------
 
-# Importing other frameworks in workers takes long and would not test more.
+# Importing the other frameworks in workers takes a long time and would not test more.
 PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
 
@@ -367,8 +367,8 @@ def test_dtypes_and_names() -> None:
     ):
         halved = arraybridge.torch(dtype_conversion=conversion)(lambda b: b.double() / 2)
         check_equal(computed(map_blocks(halved, x)), np.array(values, dtype))
-    # Byte order does not make another dtype: FITS images are big-endian, and results computed from them are
-    # not.
+    # Dtypes that differ only in byte order are accepted as equal: FITS images are big-endian, but results
+    # computed from them are not.
     big = np.arange(12, dtype=">f4").reshape(3, 4)
     np.testing.assert_array_equal(map_blocks(functions.twice, to_dask(big, (2, 2))).compute(), big * 2)
     name = map_blocks(functions.twice, x).name

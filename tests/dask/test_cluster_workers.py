@@ -1,4 +1,4 @@
-"""Workers: their preparation, missing frameworks, errors, and data that travels between them."""
+"""Workers: their preparation, missing frameworks, errors, and data that is sent between them."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_pickles_by_reference_and_by_value() -> None:
 
 
 def test_dill_pickles_script_functions_by_value(tmp_path: Path) -> None:
-    """Hash the function as Hugging Face datasets do."""
+    """Pickle as Hugging Face datasets does to hash a function."""
     pytest.importorskip("dill")
     require("torch")
     script = tmp_path / "script.py"

@@ -14,7 +14,7 @@ from tests.helpers import require
 
 pytestmark = pytest.mark.gpu
 
-#: Calls of CuPy's class that must select the device. All others behave the same on any current device.
+#: Methods of `CupyFramework` that must select the device. All others work with any current device.
 SELECTING = (
     *("cast", "copy", "from_host", "to_host"),
     *("batching.concatenate", "batching.empty", "batching.output_buffer", "batching.stack"),

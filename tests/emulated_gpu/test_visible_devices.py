@@ -19,7 +19,7 @@ VISIBLE: dict[str, list[int]] = {
     f"1, {UUID}00": [1, 0],
     "1,7,0": [1],
     "0,0": [],
-    "GPU-": [],  # UUID prefixes of two GPUs
+    "GPU-": [],  # ambiguous: a prefix of both UUIDs
     "-1": [],
     "7": [],
 }

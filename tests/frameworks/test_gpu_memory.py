@@ -133,7 +133,7 @@ def test_streams_without_queries_keep_only_their_own_exports() -> None:
 
 
 def test_streams_are_not_queried_during_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query of one framework aborts a graph capture of any other; the fake driver captures one."""
+    """Check with a fake driver that captures a graph, which a query by any framework would abort."""
     kept, recording, queries = gpu_memory.KeepAlives(), True, 0
 
     def is_done() -> bool:

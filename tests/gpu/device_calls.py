@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class OfferedByInterface:
-    """An array of an unknown library that exports by ``__cuda_array_interface__``."""
+    """An array of an unknown library that exports ``__cuda_array_interface__``."""
 
     def __init__(self, array: Any) -> None:
         self._interface = array.__cuda_array_interface__
@@ -56,7 +56,7 @@ class OfferedByInterface:
 
 
 class OfferedByDlpack:
-    """An array of an unknown library that exports by DLPack."""
+    """An array of an unknown library that exports through DLPack."""
 
     def __init__(self, array: Any, device: int) -> None:
         self._array = array
@@ -138,7 +138,7 @@ def _native_device(s: Setup) -> str:
 
 
 def _error_inside(context: AbstractContextManager[Any]) -> str:
-    """Leave a context by raising an exception."""
+    """Raise an exception inside a context, and return its message."""
     try:
         with context:
             raise ValueError("raised inside")
@@ -366,7 +366,7 @@ ERRORS: dict[str, tuple[Call, Any]] = {
 }
 
 
-#: Methods that take neither a device nor an array on one.
+#: Methods that take neither a device nor an array on a device.
 WITHOUT_DEVICE = frozenset(
     {
         *("cannot_view", "host_view", "supports"),
@@ -416,7 +416,7 @@ def method_of(call: str) -> str:
 def expected(call: str, framework: str) -> Any:
     """Return the expected result of a call."""
     if call == "devices.default_device":
-        # PyTorch's default is the CPU, and CuPy has none: its default is the current GPU.
+        # PyTorch's default is the CPU. CuPy does not support the CPU, so its default is the current GPU.
         return ["cpu", "cpu"] if framework == "torch" else ["gpu:0", "gpu:1"]
     if call == "runtime.device_guard" and framework == "torch":
         return 0  # PyTorch's functions run on the device of their tensors

@@ -406,7 +406,7 @@ def test_jax_exports_and_imports_are_read_before_a_write(source: str, target: st
 
 
 class Foreign:
-    """An array of an unknown library that exports by one of two protocols; CuPy allocates the memory."""
+    """An array of an unknown library that exports through one of two protocols. CuPy allocates the memory."""
 
     def __init__(self, array: Any) -> None:
         self.array = array

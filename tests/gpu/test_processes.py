@@ -1,4 +1,4 @@
-"""Arrays on a real GPU that travel to another process and back by PyTorch's CUDA IPC."""
+"""Arrays on a real GPU that are sent to another process and back through PyTorch's CUDA IPC."""
 
 from __future__ import annotations
 

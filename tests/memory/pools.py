@@ -14,7 +14,7 @@ from tests.parallel.functions import fill, filled, make_shared
 
 
 def return_dropped(connection: Connection) -> None:
-    """Return an array after its creator has dropped it."""
+    """Send an array back after its creator has dropped it."""
     x = connection.recv()
     connection.send("arrived")
     connection.recv()

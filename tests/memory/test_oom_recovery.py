@@ -309,7 +309,7 @@ def test_converted_arguments_are_freed_before_the_next_attempt(mode: Any) -> Non
 
 
 class Small:
-    """A device that holds a limited number of rows: a row-wise function that records finished rows."""
+    """A row-wise function that runs out of memory above a number of rows and records finished rows."""
 
     def __init__(self, rows: int, fails: Callable[[int], bool] = lambda attempt: False) -> None:
         self.rows, self.fails = rows, fails

@@ -1,4 +1,4 @@
-"""Serialization for other processes: large arrays travel in reused shared memory that is freed at the end."""
+"""Serialization for other processes: large arrays use shared memory, which is reused and freed at the end."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class FakeGpu(FakeGpuFramework):
 
 
 class Machine:
-    """A machine that `@gpu` finds: a test's clock, and simulated GPUs that the fixtures remove."""
+    """A simulated machine: the clock of a test, and GPUs that `@gpu` finds until fixtures remove them."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = cost_model.clock = clock

@@ -91,7 +91,7 @@ def make_shared(value: int) -> Any:
 
 
 def kept_by_loky(value: int) -> int:
-    """Return how many segments a joblib worker retains for an array to send and one for a cache."""
+    """Serialize an array for a joblib worker and another for a cache, and return how many are kept alive."""
     from joblib.externals.loky.backend import reduction
 
     from arraybridge.memory import shared_memory as module

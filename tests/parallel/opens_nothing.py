@@ -1,4 +1,4 @@
-"""Print whether host work that does not use JAX initializes it after a plain import."""
+"""Print whether work that does not use JAX initializes JAX's devices after `import jax`."""
 
 from __future__ import annotations
 

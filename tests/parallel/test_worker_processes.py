@@ -1,4 +1,4 @@
-"""Values that travel to the processes of `device_map` and back, and errors for those that cannot."""
+"""Values that are sent to and from `device_map` processes, and errors for values that cannot be sent."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_stop_iteration_is_an_error_and_system_exit_propagates(way: str) -> None
     def stop(x: int) -> int:
         raise StopIteration("three") if x == 3 else SystemExit(3)
 
-    if way != "prefetch":  # the source ends there, as in any loop
+    if way != "prefetch":  # StopIteration of a source only ends it
         with pytest.raises(RuntimeError, match=r"item 3.*StopIteration") as caught:
             list(run(way, lambda x: stop(x) if x == 3 else x, range(9)))
         assert isinstance(caught.value.__cause__, StopIteration)

@@ -127,7 +127,7 @@ NEED_SCIPY_1_15 = ("scipy 1-D csr, torch", "torch batch, numpy", "jax batch, num
 
 
 def run(expression: str, x: Any) -> Any:
-    """Execute an expression as a user would who has imported the packages that it names."""
+    """Evaluate an expression. The packages that it names are imported first."""
     space: dict[str, Any] = {"x": x, "np": np}
     if "jax." in expression:
         space["jax"] = require("jax")

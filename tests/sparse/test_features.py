@@ -460,8 +460,8 @@ def test_sparse_arrays_pass_to_processes(framework: str, layout: str) -> None:
 
 def test_sparse_arrays_in_worker_processes() -> None:
     require("torch")
-    # Larger than what is sent within the pipe.
     items = [
+        # Too large for the pipe, so it is sent in shared memory.
         made("numpy", random_contents("csr", shape=(1000, 1000), count=200_000, seed=0)),
         made("torch", random_contents("coo", seed=1)),
         made("jax", random_contents("csr", seed=2)),

@@ -1,4 +1,4 @@
-"""Random layouts, dtypes, duplicates, orders and empty rows: every pair is bit-equal."""
+"""Conversions of random sparse arrays are bit-equal: layouts, dtypes, duplicates, orders and empty rows."""
 
 from __future__ import annotations
 

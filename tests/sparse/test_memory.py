@@ -1,4 +1,4 @@
-"""A million entries in 200,000 × 200,000 are converted in every pair with little extra memory."""
+"""Memory of sparse conversions: a million entries in 200,000 × 200,000, between all frameworks."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_annotations_appear_in_torch_and_jax_profiles() -> None:
 
 
 def test_annotations_appear_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check with a replacement of the nvtx package that has the functions used here."""
+    """Check with a replacement for the nvtx package that has the functions used here."""
     error_text: list[tuple[str, str]] = []
 
     @contextmanager

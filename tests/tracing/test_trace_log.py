@@ -202,7 +202,7 @@ def test_long_trace_is_abbreviated() -> None:
 
 
 def test_trace_may_be_closed_in_another_thread_or_order() -> None:
-    """Close traces in another thread, as a task may do that finalizes a generator, and out of order."""
+    """Close traces out of order and in another thread, as a task that finalizes a generator may do."""
     first, second, third = trace(), trace(), trace()
     logs = [one.__enter__() for one in (first, second, third)]
     with ThreadPoolExecutor(1) as pool:

@@ -417,7 +417,7 @@ class JaxFastPath(FastPath):
 
 
 class JaxFramework(Framework):
-    """JAX, from and to ``jax.Array``."""
+    """JAX, whose arrays are ``jax.Array`` objects."""
 
     name = "jax"
     alignment = host_memory.ALIGNMENT

@@ -116,10 +116,11 @@ _jitted_pull = jax.jit(_pull, static_argnums=0)
 def _eager_pull(
     kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
 ) -> list[Any]:
-    """Return copies of the gradients, outside of a program.
+    """Return copies of the gradients, outside of ``jax.jit``.
 
     The ``bwd`` of a ``custom_vjp`` may keep a reference to the array that it returns. Only a second trace of
-    the pullback would show that, and it takes longer than the copy. A program always returns new arrays.
+    the pullback would show that, and it takes longer than the copy. Compiled functions always return new
+    arrays.
     """
     gradients = _pull(kinds, vjp, cotangents)
     if _are_traced(gradients):
@@ -128,7 +129,7 @@ def _eager_pull(
     return [_compiled_copy(gradients.pop(0)) for _ in range(len(gradients))]
 
 
-#: Takes 4 µs, a quarter of the time of ``jnp.copy`` outside of a program.
+#: Takes 4 µs, a quarter of the time of ``jnp.copy`` outside of ``jax.jit``.
 _compiled_copy = jax.jit(jnp.copy)
 
 

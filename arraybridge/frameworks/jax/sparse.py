@@ -24,7 +24,7 @@ def is_sparse(x: Any) -> bool:
 
 
 class JaxSparse(SparseArrays):
-    """BCSR and BCOO. The older classes CSR, CSC and COO are not taken apart."""
+    """JAX's BCSR and BCOO. The older classes CSR, CSC and COO are not supported."""
 
     layouts: ClassVar = {Layout.CSR: ANY_DTYPE, Layout.COO: ANY_DTYPE}
     title: ClassVar[str] = _MODULE

@@ -45,7 +45,7 @@ _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 
 
 def installed_framework() -> ImageFramework:
-    """Return the framework for the package that is imported, or otherwise for the one that is installed."""
+    """Return the framework for the imported package; if none is imported, for the installed one."""
     opencl.check_import_order()
     opencl.use_pocl_wheel()
     packages = BUILT_IN["pyclesperanto"].packages

@@ -300,7 +300,7 @@ class TensorflowFastPath(FastPath):
 
 
 class TensorflowFramework(Framework):
-    """TensorFlow, from and to ``tf.Tensor``."""
+    """TensorFlow, whose arrays are ``tf.Tensor`` objects."""
 
     name = "tensorflow"
     errors = (tf.errors.OpError,)

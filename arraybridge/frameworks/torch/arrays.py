@@ -460,7 +460,7 @@ class TorchFastPath(FastPath):
 
 
 class TorchFramework(Framework):
-    """PyTorch, from and to ``torch.Tensor``."""
+    """PyTorch, whose arrays are ``torch.Tensor`` objects."""
 
     name = "torch"
     errors = (AssertionError,)  # raised by FakeTensorMode for real tensors

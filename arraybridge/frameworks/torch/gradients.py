@@ -115,7 +115,7 @@ def _shape_prediction() -> type:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class ShapePrediction(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
-        """Tensors without values, with a flag for random draws."""
+        """A mode in which tensors have no values, and which records whether random numbers are drawn."""
 
         draws = False
 

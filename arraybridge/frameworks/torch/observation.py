@@ -27,7 +27,7 @@ class TorchObservation(Observation):
         nbytes = x.nbytes
         address = x.data_ptr()
         if nbytes and not address:
-            raise ValueError("a meta tensor")
+            raise ValueError("meta tensors have no memory")
         return x.dtype, nbytes, address, owner.devices.device_of(x)
 
     def is_idle(self) -> bool:

@@ -10,6 +10,6 @@ const sort = heading.getAttribute("aria-sort");
 const choice = document.getElementById("sorter");
 choice.value = "3 up";
 choice.dispatchEvent(new Event("change"));
-// True if the page is wider than the window, so that phones would scroll sideways.
+// True if the page is wider than the window, so phones would scroll sideways.
 const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 document.title = JSON.stringify({up, down, sort, phone: shown(), wide});

@@ -116,7 +116,7 @@ def test_writes_to_an_argument_before_the_backward_are_detected(callee: str) -> 
 
 @pytest.mark.parametrize("jitted", [False, True])
 def test_writes_to_a_result_do_not_change_the_gradient(jitted: bool) -> None:
-    # The derivative of exp is exp itself, so that the pullback may save the result.
+    # The derivative of exp is exp itself, so the pullback may save the result.
     body = jax.jit(jnp.exp) if jitted else jnp.exp
     for f in (arraybridge.jax(grad="flow")(body), arraybridge.tensorflow(grad="flow")(tf.exp)):
         x = tensor()

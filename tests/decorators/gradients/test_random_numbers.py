@@ -65,7 +65,7 @@ def test_pullbacks_of_all_orders_draw_the_forward_numbers(jitted: bool) -> None:
     for _ in range(3):
         _, g, h, (value, own) = (jax.jit(derivatives) if jitted else derivatives)(jnp.ones(64))
         assert ((np.asarray(g) != 0) == (np.asarray(h) != 0)).all()
-        np.testing.assert_allclose(np.asarray(own).sum(), 3 * value, rtol=1e-5)  # of x**3 at 1
+        np.testing.assert_allclose(np.asarray(own).sum(), 3 * value, rtol=1e-5)  # the derivative of x**3 at 1
         masks.add(np.asarray(g).tobytes())
     assert len(masks) == 3  # different numbers in each call
 

@@ -1,6 +1,6 @@
 /* Streams, which run their work as late as possible, and events.
  *
- * A real GPU runs work soon, so that a missing wait almost never shows. Here,
+ * A real GPU runs work soon, so a missing wait is almost never detected. Here,
  * work does not run until something forces it: a host that waits, or a stream that waits for another. Work
  * that was not ordered then reads old bytes every time. The default stream is as lazy as the others. It waits for
  * the blocking streams and they for it, as the runtime's documentation states. */
