@@ -310,6 +310,27 @@ def test_several_arrays() -> None:
         map_blocks(lambda a, b: b + a.sum(), x, y).compute()
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunks", "counts"),
+    [((6,), 2, "2 and 3 blocks along axis 1"), ((8, 6), (2, 3), "2 and 4 blocks along axis 0")],
+)
+def test_different_numbers_of_blocks_raise_at_once(shape: Any, chunks: Any, counts: str) -> None:
+    x = to_dask(np.ones((4, 6)), chunks=(2, 3))
+    y = to_dask(np.ones(shape), chunks=chunks)
+    with pytest.raises(ValueError, match=rf"the arrays have {counts}\. .* y\.rechunk\(x\.chunks\)"):
+        map_blocks(np.add, x, y)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks"), [((6,), 3), ((1, 6), (1, 3)), ((4, 1), (2, 1)), ((), ()), ((2, 4, 6), (1, 2, 3))]
+)
+def test_aligned_and_single_blocks_are_broadcast(shape: Any, chunks: Any) -> None:
+    numbers_of_y = np.arange(float(np.prod(shape))).reshape(shape)
+    x = to_dask(np.ones((4, 6)), chunks=(2, 3))
+    y = da.from_array(numbers_of_y, chunks=chunks)
+    assert (map_blocks(np.add, x, y).compute() == np.ones((4, 6)) + numbers_of_y).all()
+
+
 # -- declarations --------------------------------------------------------------------------------------
 
 
