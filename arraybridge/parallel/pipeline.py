@@ -368,6 +368,7 @@ class PipelineReport(Table):
 
         Raises:
             ImportError: A plot was requested, and matplotlib is not installed.
+            ValueError: The suffix is neither ``.json`` nor that of an image format.
         """
         if Path(file).suffix != ".json":
             self.plot(file)
@@ -381,6 +382,7 @@ class PipelineReport(Table):
 
         Raises:
             ImportError: Matplotlib is not installed.
+            ValueError: The suffix is not that of an image format.
         """
         from arraybridge.tracing.export import plot
 
