@@ -347,7 +347,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.
-        ValueError: If ``chunks`` does not match the shape.
+        ValueError: If ``chunks`` is not valid for the shape.
 
     >>> import numpy as np
     >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
@@ -355,8 +355,15 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     """
     on_gpu = device_of(x).kind == "gpu" and registry.load_or_none("cupy") is not None
     array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
+    try:
+        blocks = da.core.normalize_chunks(chunks, array.shape, dtype=array.dtype)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"chunks={chunks!r} is not valid for the shape {array.shape}. Pass a positive block size, one per"
+            " axis, or 'auto'."
+        ) from error
     # Without asarray=False, Dask would copy CuPy arrays to the host.
-    return da.from_array(array, chunks=chunks, name=name, asarray=False)
+    return da.from_array(array, chunks=blocks, name=name, asarray=False)
 
 
 def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import cloudpickle
@@ -506,6 +507,19 @@ def test_odd_arrays() -> None:
     masked = da.ma.masked_array(numbers(), numbers() > 3)
     with pytest.raises(ArrayNotSupportedError, match="mask would be lost"):
         map_blocks(functions.twice, masked).compute()
+
+
+@pytest.mark.parametrize("chunks", [0, -2, "big", 2.5, (2, 0), (1, 2, 3), None])
+def test_invalid_chunks_raise(chunks: Any) -> None:
+    given = re.escape(f"chunks={chunks!r}")
+    text = rf"^{given} is not valid for the shape \(3, 4\)\. Pass a positive block size, one per axis,"
+    with pytest.raises(ValueError, match=text):
+        to_dask(WHOLE, chunks)
+
+
+@pytest.mark.parametrize("chunks", [-1, "auto", "1MiB", {0: 3}, ((3,), (4,))])
+def test_chunks_of_the_whole_array(chunks: Any) -> None:
+    assert to_dask(WHOLE, chunks).chunks == ((3,), (4,))
 
 
 def test_later_writes_to_the_source_have_no_effect() -> None:
