@@ -76,9 +76,9 @@ class DtypeConversion(Enum):
     def _missing_(cls, value: object) -> DtypeConversion:
         """Return the member with this name or value in any case."""
         members = {text: member for member in cls for text in (member.value, member.name.lower())}
-        text = str(value)
-        if text.lower() in members:
-            return members[text.lower()]
+        text = value.lower() if isinstance(value, str) else ""
+        if text in members:
+            return members[text]
         names = ", ".join(member.name.lower() for member in cls)
         raise ValueError(f"{value!r} is not a DtypeConversion. Pass one of {names}{nearest(text, members)}.")
 

@@ -131,5 +131,9 @@ def test_misspelled_conversion_raises_with_a_suggestion() -> None:
     message = rf"'unit8' is not a DtypeConversion\. Pass one of {names} \(did you mean 'uint8'\?\)\.$"
     with pytest.raises(ValueError, match="^" + message):
         DtypeConversion("unit8")
+    with pytest.raises(
+        ValueError, match=r"^dtype\('uint8'\) is not a DtypeConversion\. Pass one of .* float64\.$"
+    ):
+        DtypeConversion(np.dtype("uint8"))
     with pytest.raises(ValueError, match="^dtype_conversion=" + message):
         arraybridge.numpy(dtype_conversion="unit8")  # type: ignore[call-overload]
