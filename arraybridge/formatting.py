@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 
@@ -165,19 +166,23 @@ PLOT_SETTINGS: dict[Any, Any] = {
 
 
 @contextmanager
-def plot_axes(width: float, height: float, path: str | os.PathLike[str] | None) -> Iterator[tuple[Any, Any]]:
+def plot_axes(
+    width: float, height: float, path: str | os.PathLike[str] | None, *, instead: str = ""
+) -> Iterator[tuple[Any, Any]]:
     """Make a matplotlib figure and its axes without opening a window, and save it when the block ends.
 
     Args:
         width: The width in inches.
         height: The height in inches.
         path: The file, whose suffix sets the format; None to save nothing.
+        instead: More advice for a suffix that is not an image format.
 
     Yields:
         The figure and the axes.
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: The suffix of the file is not an image format.
     """
     try:
         from matplotlib import rc_context
@@ -188,6 +193,12 @@ def plot_axes(width: float, height: float, path: str | os.PathLike[str] | None) 
         ) from error
     with rc_context(PLOT_SETTINGS):
         figure = Figure(figsize=(width, height), layout="constrained")
+        file = Path(path or "plot.png")
+        if file.suffix and file.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
+            raise ValueError(
+                f"Cannot plot to {file.name!r}: {file.suffix} is not an image format. Pass the name of an"
+                f" image, such as {file.stem + '.png'!r}.{instead}"
+            )
         axes = figure.subplots()
         axes.tick_params(labelsize=8)
         yield figure, axes

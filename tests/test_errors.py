@@ -193,6 +193,7 @@ MET = EXPLAINED | {
     "'a'": (to("torch", np.zeros(1, [("a", "i4")])), DTYPE, "x['a']"),
     np.dtype("g").name: (to("torch", np.zeros(1, "g")), DTYPE, "dtype="),
     "bool": (to(CL, np.zeros(1, bool)), DTYPE, "uint8"),
+    "hold an array of shape (0,)": (to(CL, np.zeros(0, "f4")), REFUSED, "at least one element. Keep empty"),
     "gpu:99": (to("torch", X, gpu_id=99), DEVICE, "cpu"),
     "float31": (to("torch", X, dtype="float31"), DTYPE, "float32"),
 }

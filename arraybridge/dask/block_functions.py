@@ -179,9 +179,9 @@ def map_blocks(
 
     Raises:
         TypeError: If ``fn`` is not callable, or ``array`` is not a Dask array.
+        ValueError: If two arrays have different numbers of blocks along an axis.
 
     Raises while the result is computed:
-        ValueError: If two arrays have different numbers of blocks along an axis.
         BlockError: If a block does not have the declared shape and dtype, or is not an array.
         FrameworkNotInstalledError: If a worker lacks the framework; the message has its address.
 
@@ -195,6 +195,7 @@ def map_blocks(
     array([3., 3., 3., 3.], dtype=float32)
     """
     block, meta = _declared("map_blocks", fn, array, dtype, meta)
+    _check_block_counts([x for x in (array, *arrays) if isinstance(x, da.Array)])
     reshapes = any(kwargs.get(option) is not None for option in ("chunks", "drop_axis", "new_axis"))
     block.keeps_shape = not reshapes and not any(isinstance(one, da.Array) for one in arrays)
     name = kwargs.pop("name", None)
@@ -203,6 +204,24 @@ def map_blocks(
     if block.keeps_shape:  # saves a second task per block, which takes 0.1 ms
         return da.map_blocks(block, array, *arrays, name=name, **options)
     return _check_blocks(da.map_blocks(block, array, *arrays, **options), name, token, block.__name__)
+
+
+def _check_block_counts(arrays: list[Any]) -> None:
+    """Raise `ValueError` if arrays have different numbers of blocks, which Dask only notices on computing.
+
+    Axes are aligned from the last one, and an axis with a single block fits any number.
+    """
+    ndim = max(x.ndim for x in arrays)
+    for axis in range(-ndim, 0):
+        counts = dict.fromkeys(x.numblocks[axis] for x in arrays if x.ndim >= -axis)
+        counts.pop(1, None)
+        if len(counts) > 1:
+            first, second = list(counts)[:2]
+            raise ValueError(
+                "map_blocks() needs arrays with the same number of blocks along each axis, but the arrays"
+                f" have {first} and {second} blocks along axis {axis + ndim}. Rechunk one of them, as in"
+                " y.rechunk(x.chunks), or pass it in one chunk."
+            )
 
 
 def map_overlap(
@@ -328,7 +347,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.
-        ValueError: If ``chunks`` does not match the shape.
+        ValueError: If ``chunks`` is not valid for the shape.
 
     >>> import numpy as np
     >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
@@ -336,8 +355,15 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     """
     on_gpu = device_of(x).kind == "gpu" and registry.load_or_none("cupy") is not None
     array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
+    try:
+        blocks = da.core.normalize_chunks(chunks, array.shape, dtype=array.dtype)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"chunks={chunks!r} is not valid for the shape {array.shape}. Pass a positive block size, one per"
+            " axis, or 'auto'."
+        ) from error
     # Without asarray=False, Dask would copy CuPy arrays to the host.
-    return da.from_array(array, chunks=chunks, name=name, asarray=False)
+    return da.from_array(array, chunks=blocks, name=name, asarray=False)
 
 
 def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **options: Any) -> Any:

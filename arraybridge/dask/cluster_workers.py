@@ -18,6 +18,7 @@ from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import coexistence, oom_recovery
+from arraybridge.validation import whole_number
 
 
 @dataclass
@@ -73,12 +74,16 @@ def cluster(
     Raises:
         FrameworkNotInstalledError: If there is a GPU, but dask-cuda is not installed.
         DeviceNotFoundError: If ``share_memory`` is set without a GPU.
+        TypeError: If ``n_workers`` is not an int.
+        ValueError: If ``n_workers`` is less than 1.
 
     Example::
 
         with cluster() as workers, Client(workers):
             map_blocks(row_sums, images, drop_axis=1).compute()
     """
+    if n_workers is not None:
+        whole_number("n_workers", n_workers, least=1)
     on_gpus = bool(hardware.gpus()) if gpus is None else gpus
     environment = {**coexistence.coexistence(fraction), **(env or {})}
     cluster_class = _cuda_cluster() if on_gpus else LocalCluster

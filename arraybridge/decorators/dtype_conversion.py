@@ -21,13 +21,13 @@ device of the array. Casts run on that device.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError, nearest
 from arraybridge.frameworks.base import Framework
 
 __all__ = ["DtypeConversion"]
@@ -73,9 +73,14 @@ class DtypeConversion(Enum):
     FLOAT64 = "float64"
 
     @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        values = ", ".join(repr(member.value) for member in cls)
-        raise ValueError(f"{value!r} is not a DtypeConversion. Pass one of {values}.")
+    def _missing_(cls, value: object) -> DtypeConversion:
+        """Return the member with this name or value in any case."""
+        members = {text: member for member in cls for text in (member.value, member.name.lower())}
+        text = value.lower() if isinstance(value, str) else ""
+        if text in members:
+            return members[text]
+        names = ", ".join(member.name.lower() for member in cls)
+        raise ValueError(f"{value!r} is not a DtypeConversion. Pass one of {names}{nearest(text, members)}.")
 
     @property
     def numpy_dtype(self) -> type[np.generic] | None:

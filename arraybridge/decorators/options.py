@@ -201,20 +201,15 @@ def _check_dtype(option: str, value: Any) -> str:
 
 def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
     """Return a member for itself, its name (``"preserve_input"``, ``"uint8"``) or its value."""
-    if isinstance(value, DtypeConversion):
-        return value
-    names = {text: member for member in DtypeConversion for text in (member.value, member.name.lower())}
-    if isinstance(value, str):
-        member = names.get(value.lower())
-        if member is not None:
-            return member
-        expected = ", ".join(member.name.lower() for member in DtypeConversion)
-        raise ValueError(
-            f"{option}={value!r} is not a conversion. Pass one of {expected}{nearest(value, names)}."
+    if not isinstance(value, (DtypeConversion, str)):
+        raise TypeError(
+            f"{option} expects a DtypeConversion or its name, got {type(value).__name__}."
+            f" Pass {option}='uint8'."
         )
-    raise TypeError(
-        f"{option} expects a DtypeConversion or its name, got {type(value).__name__}. Pass {option}='uint8'."
-    )
+    try:
+        return DtypeConversion(value)
+    except ValueError as error:
+        raise ValueError(f"{option}={error}") from None
 
 
 def _check_contract(option: str, value: Any) -> Any:

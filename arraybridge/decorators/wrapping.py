@@ -63,11 +63,11 @@ class Decorated(Protocol[P, R_co]):
     ) -> Decorated[Q, R_co]: ...
 
 
-def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
+def decorate(fn: Any = inspect.Parameter.empty, *, what: str, make: Callable[[Any], Any]) -> Any:
     """Return ``make(fn)``. For a static or class method, return one with the decorated function in it.
 
     Args:
-        fn: The object to decorate.
+        fn: The object to decorate. Empty if a decorator with options was called without a function.
         what: The decorator as users write it, such as ``"@torch"``.
         make: Wraps a function.
 
@@ -75,15 +75,19 @@ def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
         TypeError: If ``fn`` is not a function.
     """
     if isinstance(fn, (staticmethod, classmethod)):
-        return type(fn)(decorate(fn.__func__, what, make))
+        return type(fn)(decorate(fn.__func__, what=what, make=make))
     if isinstance(fn, type) or not callable(fn):
-        if isinstance(fn, type):
+        got = type(fn).__name__
+        if fn is inspect.Parameter.empty:
+            got = "nothing"
+            fix = f"Write {what} or {what}(...) above a function."
+        elif isinstance(fn, type):
             fix = "Decorate the methods of the class."
         elif isinstance(fn, property):
             fix = f"Put @property above {what}."
         else:
             fix = "Apply the decorator to a function, and pass its options by keyword."
-        raise TypeError(f"{what} expected a function, got {type(fn).__name__}. {fix}")
+        raise TypeError(f"{what} expected a function, got {got}. {fix}")
     return make(fn)
 
 

@@ -253,8 +253,14 @@ def _wrong_component(name: str, value: Any, base: type, fix: str) -> str:
     is_class = isinstance(value, type)
     cls = value if is_class else type(value)
     kind = f"the class {cls.__qualname__}" if is_class else f"of type {cls.__qualname__}"
-    derive = "" if issubclass(cls, base) else f" Derive its class from {base.__module__}.{base.__name__}."
-    return f"its attribute {name!r} is {kind}. Write: {fix}.{derive}"
+    is_derived = issubclass(cls, base)
+    derive = "Write" if is_derived else f"Derive My{base.__name__} from {base.__name__} and write"
+    imported = [] if is_derived else [base.__name__]
+    if issubclass(base, Component):
+        imported.append("component")
+    names = ", ".join(imported)
+    imports = f" Import with: from {base.__module__} import {names}." if imported else ""
+    return f"its attribute {name!r} is {kind}. {derive} {fix}.{imports}"
 
 
 def _class_name(value: Any, base: type) -> str:

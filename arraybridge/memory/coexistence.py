@@ -7,9 +7,11 @@ import warnings
 from numbers import Real
 from typing import Any, NamedTuple
 
+from arraybridge import hardware
 from arraybridge.errors import Advice, DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
+from arraybridge.reasons import Reason
 from arraybridge.types import Device, FrameworkLike
 
 __all__ = ["Coexistence", "SharedPoolError", "coexist", "coexistence", "share_gpu_memory"]
@@ -51,10 +53,16 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
     try:
         owner.devices.find_device(Device("gpu", 0))
     except DeviceNotFoundError as error:
-        error.advise(
-            Advice("share_gpu_memory() has an effect only with a CUDA GPU. Skip it on this machine.")
-        )
-        raise
+        if hardware.gpus():
+            error.advise(Advice(""))  # the reason already says what to install
+            raise
+        raise DeviceNotFoundError(
+            f"{name} has no device gpu:0 here: this machine has no CUDA GPU.",
+            target_type=name,
+            reason="this machine has no CUDA GPU",
+            code=Reason.NO_DEVICE,
+            advice="Skip share_gpu_memory() on this machine.",
+        ) from None
     try:
         cupy.use_allocator(*owner.allocator())
     except RuntimeError as error:

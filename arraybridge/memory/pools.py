@@ -156,6 +156,13 @@ class BufferPool:
 
     def _evict(self, nbytes: int, owner: Framework) -> None:
         """Drop idle buffers until ``nbytes`` more bytes are within the limit."""
+        if nbytes > self.max_bytes:
+            raise PoolLimitError(
+                f"A buffer of {nbytes} bytes does not fit: the pool is limited to {self.max_bytes} bytes."
+                " Create the pool with a larger max_bytes.",
+                target_type=owner.name,
+                reason=f"{nbytes} bytes exceed the limit of {self.max_bytes} bytes",
+            )
         while self._idle and self.nbytes + nbytes > self.max_bytes:
             del self._idle[0]
         if self.nbytes + nbytes > self.max_bytes:

@@ -51,7 +51,10 @@ class Offload:
     def __reduce__(self) -> tuple[Any, ...]:
         chooser = self.chooser
         make = partial(Offload, backend=chooser.backend, gpu_id=chooser.gpu_id, split_axis=self.split_axis)
-        return (make, (self.fn,))
+        return (make, (self.fn,), self.history)  # the wrapper refers to the same history
+
+    def __setstate__(self, history: cost_model.History) -> None:
+        self.history = self.chooser.history = history
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call on the chosen device, and return its result."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from arraybridge.conversion.device_resolution import Placement, check_placement
 from arraybridge.decorators.wrapping import Decorated, P, R, decorate, kind_of_function, label_of, wrap
+from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.types import FrameworkLike, GpuId
 from arraybridge.validation import whole_number
@@ -111,16 +112,28 @@ def gpu(
             " Select the GPU by its number, as in gpu_id=0."
         )
     number, _ = check_placement(gpu_id, None)
-    name = None if backend is None else registry.framework_name(backend)
-    if name is not None and registry.metadata_of(name).runs_numpy_code is False:
-        raise ValueError(
-            f"backend={name!r} does not run NumPy-style functions on a GPU."
-            f" Pass one of {', '.join(registry.numpy_like_names())}."
-        )
+    name = None if backend is None else _check_backend(backend)
     if split_axis is not None:
         whole_number("split_axis", split_axis)
     decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, number, split_axis))
     return decorator if fn is None else decorator(fn)
+
+
+def _check_backend(backend: FrameworkLike) -> str:
+    """Return the name of a framework that runs NumPy-style functions on a GPU."""
+    names = registry.numpy_like_names()
+    try:
+        name = registry.framework_name(backend)
+    except UnknownFrameworkError:
+        raise UnknownFrameworkError(
+            f"backend={backend!r} is not a known framework{nearest(backend, names)}. Pass one of"
+            f" {', '.join(names)}."
+        ) from None
+    if registry.metadata_of(name).runs_numpy_code is False:
+        raise ValueError(
+            f"backend={name!r} does not run NumPy-style functions on a GPU. Pass one of {', '.join(names)}."
+        )
+    return name
 
 
 def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:

@@ -208,15 +208,22 @@ def _usable_devices(framework: Framework | None, placed: Placement | None) -> li
 
 def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
     """Return the devices that the caller lists, without duplicates."""
+    expected = (
+        f"devices={devices!r} must be 'all', a device such as 'cpu' or 'gpu:0', or a list of devices, such as"
+        " ['gpu:0', 'gpu:1']."
+    )
     if isinstance(devices, Integral):
-        raise TypeError(
-            f"devices={devices!r} must be 'all' or a list of devices, such as ['gpu:0', 'gpu:1']."
-        )
+        raise TypeError(expected)
     is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
     items = devices if is_list else [devices]
     if not items:
         raise ValueError("devices=[] has no device to run on. Pass devices='all', or omit it.")
-    asked = [_parsed(item, framework) for item in items]
+    try:
+        asked = [_parsed(item, framework) for item in items]
+    except ValueError as error:
+        if is_list:
+            raise
+        raise ValueError(expected) from error
     for i, device in enumerate(asked):
         if device in asked[:i]:
             raise ValueError(

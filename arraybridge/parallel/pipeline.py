@@ -215,11 +215,12 @@ class Pipeline:
             if not isinstance(array, np.ndarray) and not framework.sparse.layout(array):
                 framework.check(array)
             shape = framework.shape(array)
-            if not -len(shape) <= self.axis < len(shape):
+            rank = len(shape)
+            if not -rank <= self.axis < rank:
+                fix = f"Pass an axis from {-rank} to {rank - 1} to Pipeline, wrap" if rank else "Wrap"
                 raise ValueError(
-                    f"An array of shape {shape} does not have axis {self.axis}. Pass axis= to Pipeline, wrap"
-                    " the array in fixed() to pass it whole to every part, or pass single items to"
-                    " pipeline.map(items)."
+                    f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in fixed() to"
+                    " pass it whole to every part, or pass single items to pipeline.map(items)."
                 )
             counts.append(shape[self.axis])
         if len(set(counts)) > 1:
@@ -368,6 +369,7 @@ class PipelineReport(Table):
 
         Raises:
             ImportError: A plot was requested, and matplotlib is not installed.
+            ValueError: The suffix is neither ``.json`` nor that of an image format.
         """
         if Path(file).suffix != ".json":
             self.plot(file)
@@ -381,6 +383,7 @@ class PipelineReport(Table):
 
         Raises:
             ImportError: Matplotlib is not installed.
+            ValueError: The suffix is not that of an image format.
         """
         from arraybridge.tracing.export import plot
 

@@ -209,7 +209,8 @@ def _drawing(events: Sequence[Event]) -> str:
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
     """Draw events, sorted by start; see `TraceLog.plot`."""
     rows = _rows(events)
-    with plot_axes(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
+    instead = f" To write the events, call save({Path(path or 'run').stem + '.json'!r})."
+    with plot_axes(10, 1.6 + 0.5 * max(1, len(rows)), path, instead=instead) as (figure, axes):
         drawn: dict[str, Any] = {}
         for row, (_, bars) in enumerate(rows):
             for event in bars:

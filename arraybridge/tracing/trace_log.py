@@ -186,6 +186,7 @@ class TraceLog(Table):
 
         Raises:
             ImportError: If Matplotlib is not installed; the extra ``plot`` installs it.
+            ValueError: If the name has the suffix of another format.
         """
         from arraybridge.tracing.export import plot
 

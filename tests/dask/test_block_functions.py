@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import cloudpickle
@@ -310,6 +311,27 @@ def test_several_arrays() -> None:
         map_blocks(lambda a, b: b + a.sum(), x, y).compute()
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunks", "counts"),
+    [((6,), 2, "2 and 3 blocks along axis 1"), ((8, 6), (2, 3), "2 and 4 blocks along axis 0")],
+)
+def test_different_numbers_of_blocks_raise_at_once(shape: Any, chunks: Any, counts: str) -> None:
+    x = to_dask(np.ones((4, 6)), chunks=(2, 3))
+    y = to_dask(np.ones(shape), chunks=chunks)
+    with pytest.raises(ValueError, match=rf"the arrays have {counts}\. .* y\.rechunk\(x\.chunks\)"):
+        map_blocks(np.add, x, y)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks"), [((6,), 3), ((1, 6), (1, 3)), ((4, 1), (2, 1)), ((), ()), ((2, 4, 6), (1, 2, 3))]
+)
+def test_aligned_and_single_blocks_are_broadcast(shape: Any, chunks: Any) -> None:
+    numbers_of_y = np.arange(float(np.prod(shape))).reshape(shape)
+    x = to_dask(np.ones((4, 6)), chunks=(2, 3))
+    y = da.from_array(numbers_of_y, chunks=chunks)
+    assert (map_blocks(np.add, x, y).compute() == np.ones((4, 6)) + numbers_of_y).all()
+
+
 # -- declarations --------------------------------------------------------------------------------------
 
 
@@ -485,6 +507,19 @@ def test_odd_arrays() -> None:
     masked = da.ma.masked_array(numbers(), numbers() > 3)
     with pytest.raises(ArrayNotSupportedError, match="mask would be lost"):
         map_blocks(functions.twice, masked).compute()
+
+
+@pytest.mark.parametrize("chunks", [0, -2, "big", 2.5, (2, 0), (1, 2, 3), None])
+def test_invalid_chunks_raise(chunks: Any) -> None:
+    given = re.escape(f"chunks={chunks!r}")
+    text = rf"^{given} is not valid for the shape \(3, 4\)\. Pass a positive block size, one per axis,"
+    with pytest.raises(ValueError, match=text):
+        to_dask(WHOLE, chunks)
+
+
+@pytest.mark.parametrize("chunks", [-1, "auto", "1MiB", {0: 3}, ((3,), (4,))])
+def test_chunks_of_the_whole_array(chunks: Any) -> None:
+    assert to_dask(WHOLE, chunks).chunks == ((3,), (4,))
 
 
 def test_later_writes_to_the_source_have_no_effect() -> None:

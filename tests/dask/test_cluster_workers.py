@@ -169,6 +169,13 @@ def test_invalid_cluster_options_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one for one in open_now if one not in before] == []
 
 
+@pytest.mark.parametrize("n_workers", ["two", True, 1.5, 0, -1])
+def test_invalid_numbers_of_workers_raise(n_workers: Any) -> None:
+    error = ValueError if type(n_workers) is int else TypeError
+    with pytest.raises(error, match=rf"^n_workers={n_workers!r} must be .*at least 1\.$"):
+        cluster(n_workers, **QUIET)
+
+
 def test_prepare_expects_a_client() -> None:
     with pytest.raises(TypeError, match=r"expected a distributed\.Client, got str"):
         prepare("scheduler:8786")

@@ -93,6 +93,25 @@ def test_jax_jit_around_another_framework_raises() -> None:
             jax.jit(refusing)(jax.numpy.ones(2))
 
 
+@pytest.mark.parametrize("name", ["torch", "tensorflow"])
+@pytest.mark.parametrize("transformation", ["jit", "grad", "vmap"])
+def test_the_advice_for_traced_jax_values_works(transformation: str, name: str) -> None:
+    jax = require("jax")
+    require(name)
+    decorator: Any = getattr(arraybridge, name)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    data = jax.numpy.asarray(x[1] if transformation == "grad" else x)
+    transform = getattr(jax, transformation)
+
+    def first(row: Any) -> Any:
+        return row[0] * row[0]
+
+    with pytest.raises(ArrayNotSupportedError, match=rf"in a function .* @{name}\(grad='flow'\)"):
+        transform(decorator(first))(data)
+    expected = {"jit": x[0] * x[0], "grad": [2 * x[1, 0], 0, 0], "vmap": x[:, 0] * x[:, 0]}[transformation]
+    np.testing.assert_array_equal(np.asarray(transform(decorator(grad="flow")(first))(data)), expected)
+
+
 def test_tf_function_and_gradients_around_a_tensorflow_function() -> None:
     tf = require("tensorflow")
     f = arraybridge.tensorflow(lambda x: {"y": x * x})

@@ -64,6 +64,11 @@ def test_memory_types_declares_without_converting() -> None:
         memory_types("numpy", "troch")
     with pytest.raises(TypeError, match="contract"):
         memory_types("numpy", "torch", contract="yes")  # type: ignore[arg-type]
+    for decorator, name in ((arraybridge.torch(), "torch"), (arraybridge.gpu(), "gpu")):
+        with pytest.raises(
+            TypeError, match=rf"^@{name} expected a function, got nothing\. Write @{name} or "
+        ):
+            decorator()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="expected a function, got int"):
         memory_types("numpy", "torch")(3)  # type: ignore[call-overload]
 

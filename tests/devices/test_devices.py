@@ -317,6 +317,13 @@ def test_environment_variable_applies_to_all_threads(
     assert list(arraybridge.device_map(lambda _: str(get_device()), [1], ["cpu:1"])) == ["cpu:1"]
 
 
+def test_meta_devices_have_no_memory() -> None:
+    meta = require("torch").device("meta")
+    message = r"^device\(type='meta'\) has no memory\. Pass a device with memory, such as 'cpu'\.$"
+    with pytest.raises(ValueError, match=message):
+        arraybridge.convert_memory(np.ones(2), "torch", device=meta)
+
+
 def test_invalid_environment_variables_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "the fast one")
     with pytest.raises(ValueError, match=r"ARRAYBRIDGE_DEVICE.*'the fast one' is not a device"):

@@ -229,27 +229,39 @@ class OwnStreams(Streams):
     """Streams of a test framework."""
 
 
-_DERIVE = r" Derive its class from arraybridge\.frameworks\.base\.Memory\."
+_IMPORT = r" Import with: from arraybridge\.frameworks\.base import component\.$"
+_DERIVE = (
+    r"Derive MyMemory from Memory and write memory = component\(MyMemory\)\."
+    r" Import with: from arraybridge\.frameworks\.base import Memory, component\.$"
+)
 _WRONG_COMPONENTS: dict[str, tuple[str, Any, str]] = {
-    "class": ("memory", OwnMemory, r"the class OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),
-    "instance": ("memory", OwnMemory(None), r"of type OwnMemory\. Write: memory = component\(OwnMemory\)\.$"),  # type: ignore[arg-type]
-    "other class": ("memory", dict, r"the class dict\. Write: memory = component\(MyMemory\)\." + _DERIVE),
-    "None": ("memory", None, r"of type NoneType\. Write: memory = component\(MyMemory\)\." + _DERIVE),
+    "class": (
+        "memory",
+        OwnMemory,
+        r"the class OwnMemory\. Write memory = component\(OwnMemory\)\." + _IMPORT,
+    ),
+    "instance": (
+        "memory",
+        OwnMemory(None),  # type: ignore[arg-type]
+        r"of type OwnMemory\. Write memory = component\(OwnMemory\)\." + _IMPORT,
+    ),
+    "other class": ("memory", dict, r"the class dict\. " + _DERIVE),
+    "None": ("memory", None, r"of type NoneType\. " + _DERIVE),
     "other component": (
         "memory",
         component(Devices),
-        r"the class Devices\. Write: memory = component\(MyMemory\)\." + _DERIVE,
+        r"the class Devices\. " + _DERIVE,
     ),
-    "streams": ("streams", OwnStreams, r"the class OwnStreams\. Write: streams = OwnStreams\(\)\.$"),
+    "streams": ("streams", OwnStreams, r"the class OwnStreams\. Write streams = OwnStreams\(\)\.$"),
     "no autodiff": (
         "autodiff",
         None,
-        r"of type NoneType\. Write: autodiff = MyAutodiff\(\)\. Derive its class from",
+        r"of type NoneType\. Derive MyAutodiff from Autodiff and write autodiff = MyAutodiff\(\)\. Import",
     ),
     "sparse": (
         "sparse",
         SparseArrays,
-        r"the class SparseArrays\. Write: sparse = SparseArrays\(\)\.$",
+        r"the class SparseArrays\. Write sparse = SparseArrays\(\)\.$",
     ),
 }
 
@@ -261,6 +273,16 @@ def test_components_that_are_assigned_in_another_way_raise(kind: str) -> None:
     with pytest.raises(ValueError, match=f"^Cannot register Wrong: its attribute '{name}' is {message}"):
         register(wrong())
     assert "cards" not in registry.framework_names()
+
+
+@pytest.mark.parametrize("base", [Devices, Memory, Streams, SparseArrays])
+def test_imports_in_the_advice_for_components_work(base: type) -> None:
+    name = {"SparseArrays": "sparse"}.get(base.__name__, base.__name__.lower())
+    with pytest.raises(ValueError, match="Import with") as caught:
+        register(type("Wrong", (FakeGpuFramework,), {name: 5})())
+    scope: dict[str, Any] = {}
+    exec(str(caught.value).partition("Import with: ")[2].removesuffix("."), scope)  # noqa: S102
+    assert scope[base.__name__] is base
 
 
 def test_components_that_the_constructor_assigns_are_accepted() -> None:

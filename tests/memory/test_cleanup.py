@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import DeviceNotFoundError, free_memory, gpu_context
+from arraybridge import DeviceNotFoundError, free_memory, gpu_context, hardware
 from arraybridge.types import Device
 from tests.helpers import require
 from tests.memory.fake_framework import FakeFramework
@@ -145,10 +145,16 @@ def test_coexist_warns_if_called_too_late(monkeypatch: pytest.MonkeyPatch) -> No
     assert "too late for jax" in str(done)
 
 
-def test_sharing_needs_a_gpu() -> None:
+def test_sharing_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     require("cupy")
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    with pytest.raises(DeviceNotFoundError, match="gpu:0"):
+    if not hardware.gpus():
+        message = r"gpu:0 here: this machine has no CUDA GPU\. Skip share_gpu_memory\(\) on this machine\.$"
+        with pytest.raises(DeviceNotFoundError, match=message):
+            arraybridge.share_gpu_memory("torch")
+    monkeypatch.setattr(hardware, "gpus", lambda: ("a GPU",))
+    with pytest.raises(DeviceNotFoundError, match="gpu:0") as caught:
         arraybridge.share_gpu_memory("torch")
+    assert "Skip" not in str(caught.value)

@@ -106,8 +106,12 @@ def test_idle_memory_is_bounded() -> None:
     pool.give(first)
     second = pool.take(90, "uint8", "numpy")  # drops the idle buffer
     assert (len(second), pool.nbytes) == (90, 90)
-    with pytest.raises(ValueError, match="101 bytes"):
+    pool.give(second)
+    with pytest.raises(
+        PoolLimitError, match=r"101 bytes does not fit: the pool is limited to 100 .* larger max"
+    ):
         pool.take(101, "uint8", "numpy")
+    assert pool.nbytes == 90  # no idle buffer is dropped for a request that can never fit
     assert not arraybridge.is_oom_error(PoolLimitError("full"))
 
 

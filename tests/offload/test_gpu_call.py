@@ -6,11 +6,12 @@ import inspect
 import pickle
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import array_namespace, use_device
+from arraybridge import UnknownFrameworkError, array_namespace, use_device
 from arraybridge.hardware import gpus
 from arraybridge.offload.gpu_decorator import gpu, stay_on_gpu
 from arraybridge.settings import worker_device
@@ -263,6 +264,16 @@ def test_decorated_functions_keep_their_attributes() -> None:
     assert "It takes no arrays." in str(smooth.explain(1))
 
 
+def test_unpickled_functions_fill_their_own_history() -> None:
+    doubled: Any = gpu(lambda x: x * 2)
+    doubled(np.ones(4))
+    twin = cloudpickle.loads(cloudpickle.dumps(doubled))
+    assert len(twin.history) == 0
+    twin(np.ones(4))
+    assert [timings.counts["cpu"] for timings in twin.history.values()] == [1]
+    assert [timings.counts["cpu"] for timings in doubled.history.values()] == [1]
+
+
 def test_array_of_a_static_method_is_not_taken_for_self() -> None:
     torch = require("torch")
     doubled, module = Scaler.doubled(torch.ones(2))
@@ -325,6 +336,18 @@ def test_explain_reports_why_no_gpu_is_used() -> None:
 def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         gpu(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"), [("numpyy", "cupy"), ("trch", "torch"), ("nothing", ""), ("tensorflow", "")]
+)
+def test_wrong_backends_list_those_that_run_numpy_code(name: str, suggestion: str) -> None:
+    hint = rf" \(did you mean '{suggestion}'\?\)" if suggestion else ""
+    message = rf"^backend='{name}' .*{hint}\. Pass one of cupy, torch, jax\.$"
+    with pytest.raises(ValueError, match=message) as caught:
+        gpu(backend=name)
+    assert isinstance(caught.value, UnknownFrameworkError) == (name != "tensorflow")
+    assert ("did you mean" in str(caught.value)) == bool(suggestion)
 
 
 def test_bad_functions() -> None:

@@ -146,6 +146,23 @@ def test_pipeline_report_is_saved(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "line.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    "write",
+    [lambda log, report, file: log.plot(file), lambda log, report, file: report.save(file)],
+    ids=["log.plot", "report.save"],
+)
+def test_wrong_suffixes_of_plots_raise_with_the_right_ones(write: Any, log: TraceLog, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pipeline = Pipeline(abs)
+    assert list(pipeline.map([-1])) == [1]
+    message = r"^Cannot plot to 'run\.txt': \.txt is not .* such as 'run\.png'\. .* save\('run\.json'\)\.$"
+    with pytest.raises(ValueError, match=message):
+        write(log, pipeline.report(), tmp_path / "run.txt")
+    assert not list(tmp_path.iterdir())
+    write(log, pipeline.report(), tmp_path / "run.PNG")
+    assert (tmp_path / "run.PNG").read_bytes().startswith(b"\x89PNG")
+
+
 def test_plot_shows_tracks_and_labels(log: TraceLog, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (axes,) = log.plot(tmp_path / "run.svg").axes

@@ -442,7 +442,8 @@ class JaxFramework(Framework):
             raise unsupported_array_error(
                 self,
                 "a traced value",
-                "it has no values yet. Convert outside jax.jit, jax.grad and jax.vmap",
+                "it has no values yet. Convert outside jax.jit, jax.grad and jax.vmap, or in a function"
+                " decorated with @torch(grad='flow') or @tensorflow(grad='flow'), which works inside them",
             )
         if x.is_deleted():
             instead = (

@@ -274,9 +274,12 @@ class ImageFramework(Framework):
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
-        if not 1 <= len(shape) <= _MAX_RANK or 0 in shape:
-            limits = f"it supports one to {_MAX_RANK} axes and at least one element"
-            instead = f"{limits}; reshape the array, or convert it plane by plane"
+        instead = ""
+        if 0 in shape:
+            instead = "its arrays need at least one element. Keep empty arrays in another framework"
+        elif not 1 <= len(shape) <= _MAX_RANK:
+            instead = f"it supports one to {_MAX_RANK} axes; reshape the array, or convert it plane by plane"
+        if instead:
             raise no_counterpart_error(self, f"an array of shape {shape}", instead)
 
     # -- devices ----------------------------------------------------------------------------------

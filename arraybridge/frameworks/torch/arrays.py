@@ -304,8 +304,10 @@ class TorchDevices(Devices):
         return torch.cuda.is_initialized() or (has_others and torch.accelerator.is_available())
 
     def read_device(self, x: Any) -> Device | None:
-        if not isinstance(x, torch.device) or x.type == "meta":
+        if not isinstance(x, torch.device):
             return None
+        if x.type == "meta":
+            raise ValueError(f"{x!r} has no memory. Pass a device with memory, such as 'cpu'.")
         if x.type == "cpu":
             return CPU
         index = x.index
