@@ -388,7 +388,7 @@ class _ItemsAndFields(Container):
 
 
 class _Mapping(Container):
-    """Another mapping, whose class accepts a dict."""
+    """A mapping other than a dict, whose class accepts a dict."""
 
     __slots__ = ()
 

@@ -274,7 +274,7 @@ def throughput(rounds: int, blocks: int = BLOCKS) -> Json:
 
 
 def memory(blocks: int = 10_000) -> Json:
-    """Return the memory over many blocks, also without arraybridge, because workers of Dask record tasks."""
+    """Return the memory over many blocks. Measure Dask alone too, because its workers record tasks."""
 
     def by_dask(array: Any) -> Any:
         return da.map_blocks(add_one, array, meta=array._meta) - 1

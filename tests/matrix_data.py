@@ -119,7 +119,7 @@ LAYOUTS = tuple(_FROM_NUMPY)
 
 
 def inexpressible(framework: str, layout: str, dtype: str) -> bool:
-    """Return whether `framework` cannot hold such a source."""
+    """Return whether `framework` cannot represent this dtype in this layout."""
     if framework == "pyclesperanto" and dtype not in PYCLESPERANTO_DTYPES:
         return True
     if framework == "tensorflow" and layout in ("offset", "unaligned") and dtype.startswith("float8"):
@@ -417,7 +417,7 @@ def framework_of(array: Any) -> str:
 
 
 def bits(array: Any) -> bytes:
-    """Return the values as C-order bytes of native byte order."""
+    """Return the values as bytes in C order and native byte order."""
     match framework_of(array):
         case "numpy":
             return np.asarray(array).astype(array.dtype.newbyteorder("="), copy=False).tobytes()

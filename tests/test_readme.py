@@ -123,7 +123,7 @@ def test_the_trace_shows_the_lines_and_bytes_of_its_script(tmp_path: Path) -> No
     assert sorted(row.findall(shown)) == sorted(row.findall(done.stdout))
     shared = loop.replace("torch.tensor(image)", "ab.to_torch(image)")
     shared = shared.replace("jnp.asarray(maps.cpu().numpy())", "ab.to_jax(maps)")
-    # JAX may abort the interpreter if its work is pending at exit, also without arraybridge.
+    # JAX may abort the interpreter if its work is pending at exit, even without arraybridge.
     lines = ["import arraybridge as ab", *head, shared, "edges.block_until_ready()"]
     script.write_text("\n".join(lines), encoding="utf-8")
     assert _trace(script).stdout.strip() == "no copies"

@@ -2,7 +2,7 @@
 
     python tools/check_commit_subject.py .git/COMMIT_EDITMSG
 
-The pre-commit hook of the stage commit-msg runs it. Prints what is wrong and exits with 1 in that case.
+A pre-commit hook of the stage commit-msg runs it. It prints each fault, and exits with 1 if there is one.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def main() -> int:
         elif not check:
             page.write_text(new, encoding="utf-8")
     if check and not stale:
-        print("README.md is current.")
+        print("The table is current.")
     return stale
 
 

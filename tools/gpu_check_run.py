@@ -214,7 +214,7 @@ def gpu_files(part: str) -> list[Path]:
 
 
 def tests(folder: Path, found: list[str], part: str, until: float, out: Outcome) -> None:
-    """Run the questions and the tests, each file in a separate process, which contains CUDA errors."""
+    """Run the questions and the tests, each file in a separate process, because CUDA errors are permanent."""
     env = environment() | {"ARRAYBRIDGE_REQUIRE": ",".join(["numpy", "gpu", *found])}
     if part.startswith("1/"):
         questions(folder, until, env, out)

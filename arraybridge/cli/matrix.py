@@ -158,7 +158,7 @@ def list_places(names: list[str]) -> Places:
 
 
 def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json], list[Json]]:
-    """Convert between every two places, and from an unaligned NumPy array to every place.
+    """Convert between every pair of places, and from an unaligned NumPy array to every place.
 
     Returns:
         One dictionary per pair, and the same for the unaligned array.

@@ -127,7 +127,7 @@ class SparseConversion:
         )
 
     def _route_of_parts(self, x: Any, parts: SparseParts, device: Device) -> Route:
-        """Return the route: that of the part that is copied most, and the bytes of all parts."""
+        """Return the route of the part that is copied most, with the bytes of all parts."""
         work = self._work(parts, only_route=True)
         values, *indices = work
         try:

@@ -618,7 +618,7 @@ def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) ->
 
 
 def _advise_by_options(error: MemoryConversionError, name: str) -> None:
-    """Set the advice to the option of the decorator ``name`` with which the argument can be converted."""
+    """Replace the advice with an option of the decorator ``name`` that makes the conversion possible."""
     if error.cast is not None:
         error.advise(error.cast.by_decorator(name))
     elif isinstance(error, SourceMismatchError):

@@ -65,7 +65,7 @@ class FrameworkDecorator:
     def __call__(self, *fn: Any, **options: Any) -> Any:
         """Decorate a function, or return a decorator with these options.
 
-        A call of the decorated function converts the arrays in its arguments to the framework, calls the
+        Calling the decorated function converts the arrays in its arguments to the framework, calls the
         function, and converts the arrays and NumPy scalars in its result to ``output_type``. Containers are
         traversed. All other values are passed on unchanged.
 
@@ -86,7 +86,7 @@ class FrameworkDecorator:
             ValueError: If ``fn`` is a generator, or an option has an invalid value (`UnknownFrameworkError`
                 for an unknown framework).
 
-        A call of the decorated function raises the exceptions of the function. It raises a
+        Calling the decorated function raises the exceptions of the function. It raises a
         `MemoryConversionError` that names the function and the argument, or the place in the result, if an
         array cannot be converted, and `UnknownArrayError` if no argument is an array but one has
         ``__array__``, such as a table of several dtypes.

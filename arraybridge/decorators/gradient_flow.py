@@ -1,6 +1,6 @@
 """Functions with ``grad="flow"``, which other frameworks can differentiate.
 
-The function must be pure in its array arguments, and may run more than once. A call of it is an `Operation`
+The function must be pure in its array arguments, and may run more than once. Each call is an `Operation`
 on arrays of the caller. Its pullback is an `Operation` on the same arrays and the cotangents, and has a
 pullback itself. This is sufficient for derivatives of any order and for all transformations of the caller.
 """
@@ -81,7 +81,7 @@ class Flow(autodiff.Function):
         self.arguments = decorated_call.ArrayConverter(self.name, replace(bare, strict=False))
         #: The programs that the callee has compiled, by call.
         self.programs: dict[Any, Any] = {}
-        #: For each call, which arguments are constants of the program. Not all numbers can be passed to it.
+        #: For each call, whether each value is a constant of the program, as numbers in shapes must be.
         self.constants: dict[Any, list[bool]] = {}
 
     def called(self, args: decorated_call.Args, kwargs: decorated_call.Kwargs) -> Any:

@@ -44,7 +44,7 @@ class Restoration:
     def array(self, x: Any) -> Any:
         """Convert an array of any framework and return it.
 
-        It is in a carrier like the first argument if the shapes are equal, whatever the function did to the
+        The result is a carrier like the first argument if the shapes are equal, even if the function moved
         axes.
         """
         framework = self.framework

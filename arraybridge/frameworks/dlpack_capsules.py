@@ -148,7 +148,7 @@ def capsule(view: np.ndarray) -> Any:
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return a NumPy view of a capsule of host memory, the extended dtypes included.
+    """Return a NumPy view of a capsule of host memory, including the extended dtypes.
 
     The view of an unversioned capsule is read-only, because such a capsule cannot state that its memory may
     be written to.

@@ -194,7 +194,7 @@ def _inner(report: _Report) -> list[_Report]:
     kind = (wrapper["kind"] or "").rpartition(".")[2]
     if kind in _MEMORY_ERRORS:
         found.append(_Report(kind, ""))
-    # A wrapper without a readable error inside quotes nothing that could be matched.
+    # If the wrapper quotes no readable error, its own text is not matched either.
     return found or [_Report("", "")]
 
 

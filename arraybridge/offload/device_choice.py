@@ -177,7 +177,7 @@ class DeviceChooser:
             return gpu
         if self.cpu_reason:
             return self.cpu_reason
-        # Here, because `decide` spends time on the exact signature next.
+        # Checked here, because `decide` then computes the exact signature, which takes time.
         is_quick = cpu is not None and cpu < QUICK
         return _TOO_QUICK if is_quick and call.in_numpy else gpu
 

@@ -95,7 +95,7 @@ def gpu(
         TypeError: If ``fn`` is not a plain function, or an option is unknown or of the wrong type.
         ValueError: If an option has an invalid value.
 
-    A call of the decorated function raises the exceptions of the function.
+    Calling the decorated function raises the exceptions of the function.
 
     >>> import numpy as np
     >>> @gpu

@@ -303,8 +303,8 @@ class Run:
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
         """Yield the results, reading the source up to the limit; end the threads when closed.
 
-        An exception of an item or of the source is raised after the results of the items before it; without
-        order, after those that are ready.
+        An exception of an item or of the source is raised after the results of the items before it. If
+        ``ordered`` is False, it is raised after the results that are ready.
         """
         more = True
         timeout = _TIMEOUT

@@ -1,4 +1,4 @@
-"""The page of a read-only map cannot be written; its converted tensor can, because it is a copy."""
+"""Write to tensors converted from read-only maps: they are copies, because the maps' pages are read-only."""
 
 from __future__ import annotations
 

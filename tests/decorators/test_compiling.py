@@ -52,7 +52,7 @@ def test_another_device_than_that_of_the_trace_raises() -> None:
     assert arraybridge.device_of(decorated(x)) == "cpu:1"
     for traced in (decorated, lambda a: arraybridge.to_jax(a, device="cpu:1")):
         for transformed in (jax.jit(traced), jax.vmap(traced), jax.make_jaxpr(traced)):
-            with pytest.raises(ArrayNotSupportedError, match=r"to cpu:1: traces run on .* cpu,.*device_put"):
+            with pytest.raises(ArrayNotSupportedError, match=r"to cpu:1: .* device, cpu\. .*device_put"):
                 transformed(x)
 
 

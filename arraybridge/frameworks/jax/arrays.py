@@ -290,8 +290,8 @@ class JaxDevices(Devices):
         if not isinstance(x, jax.core.Tracer):
             return
         raise ArrayNotSupportedError(
-            f"Cannot move a traced JAX value to {device}: traces run on JAX's default device, here"
-            f" {self.device_of(x)}, unless their arguments are on another, which a trace does not state.",
+            f"Cannot move a traced JAX value to {device}: traced values have no device, so the requested"
+            f" device must be JAX's default device, {self.device_of(x)}.",
             reason="the requested device differs from the device of the trace",
             advice="Remove device= and gpu_id=, and pass jax.device_put(x, device) to the traced function.",
         )

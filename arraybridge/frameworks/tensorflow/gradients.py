@@ -146,7 +146,7 @@ def _copied(x: tf.Tensor) -> tf.Tensor:
 
 
 def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Return a cotangent with the shape of its result; ``output_gradients=`` accepts numbers."""
+    """Broadcast a cotangent to the shape of its result; ``output_gradients=`` also accepts numbers."""
     return x if x.shape == shape else tf.broadcast_to(x, shape)
 
 
