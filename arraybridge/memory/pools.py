@@ -329,8 +329,9 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     try:
         owner.check(x)
         _, nbytes, address, device = owner.runtime.observation.read(owner, x)
+        dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
     except MemoryConversionError:
-        return x  # its conversion raises this error too
+        return x  # its conversion raises the error, or does not need NumPy's dtype
     if device != CPU or not nbytes or not _is_plain(owner, x) or gpu_memory.is_page_locked(address or 0):
         return x
     try:
