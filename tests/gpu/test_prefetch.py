@@ -11,6 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import pinned, prefetch
+from arraybridge.frameworks import gpu_memory
 from arraybridge.types import Device
 from tests.helpers import EMULATED, require
 
@@ -107,6 +108,23 @@ def test_source_may_refill_its_buffer(name: str, sent: list[Sent]) -> None:
     results = list(prefetch(items(), name, 0, depth=9))
     assert [one.is_page_locked for one in sent] == [True] * 12
     assert [np.unique(arraybridge.to_numpy(x)).tolist() for x in results] == [[i] for i in range(12)]
+
+
+def test_only_page_locked_host_memory_counts_as_pinned() -> None:
+    cupy = require("cupy")
+    x = cupy.arange(3)
+    locked = pinned(np.arange(3))
+    addresses = [x.data.ptr, np.arange(3).ctypes.data, locked.ctypes.data, 0]
+    assert [gpu_memory.is_page_locked(one) for one in addresses] == [False, False, True, False]
+
+
+def test_dtypes_that_numpy_lacks_are_sent() -> None:
+    """Check bfloat16, which NumPy supports only if ml_dtypes is installed."""
+    torch = require("torch")
+    x = torch.arange(3).to(torch.bfloat16)
+    (result,) = prefetch([x], "torch", 0)
+    assert result.dtype == torch.bfloat16
+    assert result.cpu().tolist() == [0, 1, 2]
 
 
 def test_source_may_resize_its_tensor() -> None:
