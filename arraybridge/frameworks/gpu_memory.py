@@ -31,6 +31,9 @@ __all__ = ["KeepAlives", "block_until_ready"]
 # -- CUDA's driver -------------------------------------------------------------------------------------
 
 
+# CU_POINTER_ATTRIBUTE_MEMORY_TYPE, and its value for page-locked host memory: CU_MEMORYTYPE_HOST
+_MEMORY_TYPE = 2
+_HOST = 1
 # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _DEVICE_ORDINAL = 9
 
@@ -75,6 +78,16 @@ def device_at(address: int) -> int | None:
         return None
     failed = library.cuPointerGetAttribute(ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))
     return None if failed else index.value
+
+
+def is_page_locked(address: int) -> bool:
+    """Return whether CUDA has page-locked the host memory at this address. Does not create a context."""
+    library = _driver()
+    kind = ctypes.c_uint()
+    if library is None:
+        return False
+    failed = library.cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address))
+    return not failed and kind.value == _HOST
 
 
 @contextmanager

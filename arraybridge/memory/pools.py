@@ -16,9 +16,11 @@ from arraybridge.conversion.convert import convert_memory, detect_memory_type
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.device_resolution import resolve_device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
-from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import CPU, Batching, Framework, sparse_array_error
+from arraybridge.frameworks import dtype_names, gpu_memory, host_memory, registry
+from arraybridge.frameworks.base import CPU, Batching, Framework, c_strides, sparse_array_error
 from arraybridge.memory import cleanup
+from arraybridge.memory.oom_recognition import is_oom_error
+from arraybridge.tracing import memory_layouts
 from arraybridge.types import Device, FrameworkLike
 from arraybridge.validation import whole_number
 
@@ -317,3 +319,48 @@ def pinned(x: Any) -> Any:
     target = memory.view(view.dtype).reshape(view.shape)
     np.copyto(target, view)
     return convert_memory(target, owner.name, copy=False)
+
+
+def page_locked_copy(x: Any, target: Framework) -> Any:
+    """Return a copy of a host array in page-locked memory that ``target`` allocates, for one transfer.
+
+    ``x`` itself is returned if it is page-locked already, if there is no page-locked memory, and if it is not
+    a plain, dense, C-contiguous host array. A conversion keeps the subclass, the gradient, the layout or the
+    error of such an array. NumPy and PyTorch arrays are copied.
+    """
+    owner = registry.find_owner(x)
+    # There is no output buffer for arrays of JAX and TensorFlow, subclasses, sparse arrays, and tensors that
+    # require grad.
+    if owner is None or not owner.mutable or owner.batching.output_buffer(x, (0,)) is None:
+        return x
+    try:
+        owner.check(x)
+        _, nbytes, address, device = owner.runtime.observation.read(owner, x)
+        dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
+    except MemoryConversionError:
+        return x  # its conversion raises the error, or does not need NumPy's dtype
+    if device != CPU or not nbytes or not _is_plain(owner, x) or gpu_memory.is_page_locked(address or 0):
+        return x
+    try:
+        memory = target.memory.pinned_bytes(nbytes)
+    except (MemoryError, RuntimeError) as error:
+        if is_oom_error(error):  # the framework can transfer ``x`` without page-locked memory
+            return x
+        raise
+    if memory is None:
+        return x
+    locked = owner.batching.reinterpret(memory, owner.shape(x), owner.dtype_name(x))
+    locked[...] = x
+    return locked
+
+
+def _is_plain(owner: Framework, x: Any) -> bool:
+    """Return whether a host array is C-contiguous, and a copy of it has the same strides and bits."""
+    if owner.interchange.copy_reason(x):  # PyTorch computes its values later
+        return False
+    steps = memory_layouts.steps(owner, x)
+    if steps is None:
+        return False
+    shape, strides, itemsize = steps
+    # Not `is_c_contiguous`: PyTorch derives the memory format from strides along axes of length 1, too.
+    return strides == c_strides(shape, itemsize)

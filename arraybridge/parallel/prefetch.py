@@ -12,11 +12,13 @@ from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.conversion.device_resolution import check_placement, resolve_device
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.memory.pools import page_locked_copy
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
 from arraybridge.parallel.workers import END, Run, Work, Worker
 from arraybridge.tracing import trace_log
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 from arraybridge.validation import whole_number
 
@@ -43,7 +45,8 @@ def prefetch(
     """Keep the next items converted and on the device while the current item is used.
 
     A thread reads and converts up to ``depth`` items ahead. On a GPU, the thread has a separate stream, and
-    the stream that uses an item waits for the event after its copy. A loop that spends 10 ms reading and
+    the stream that uses an item waits for the event after its copy. For CuPy and PyTorch, arrays in host
+    memory are copied to page-locked memory first, as by `pinned`. A loop that spends 10 ms reading and
     10 ms using each item then takes 10 ms per item instead of 20.
 
     Each item is converted before the next one is read. A source may therefore reuse one buffer if the
@@ -89,7 +92,9 @@ def prefetch(
     # "auto" is resolved for each item, since free memory changes.
     place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
-    reader = _Reader(source_of_items("prefetch", items), target, place, options)
+    # Without a device, host arrays stay on the host if the framework has host arrays.
+    is_on_gpu = place.kind == "gpu" if place is not None else number == "auto" or not target.has_host
+    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=is_on_gpu)
     # One more than the depth, since the item in use counts too.
     run = Run(
         [[Worker(reader.working, reader.note, depth=depth)]],
@@ -109,10 +114,17 @@ class _Reader:
         target: The framework to convert to.
         place: The device to convert to, if it is known in advance.
         options: Further options of `convert_tree`.
+        pins: Whether to pin host arrays if the framework has page-locked memory.
     """
 
     def __init__(
-        self, source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
+        self,
+        source: Iterator[Any],
+        target: Framework,
+        place: Device | None,
+        options: dict[str, Any],
+        *,
+        pins: bool,
     ) -> None:
         self.source = source
         self.target = target
@@ -120,6 +132,8 @@ class _Reader:
         self.options = options
         #: Whether the current item has been read and is being converted.
         self.is_read = False
+        #: Whether to pin host arrays; None if it is not yet known.
+        self._pins = None if pins else False
 
     def note(self, number: int) -> str:
         """Return the note for an exception of an item."""
@@ -149,7 +163,16 @@ class _Reader:
         return next(self.source, END)
 
     def _convert(self, item: Any) -> Any:
+        if self._is_pinning():
+            # The conversion returns when the copy is complete, and the pinned arrays are then freed.
+            item = map_arrays(item, partial(page_locked_copy, target=self.target))
         return convert_tree(item, self.target.name, device=self.place, **self.options)
+
+    def _is_pinning(self) -> bool:
+        # To allocate page-locked memory before the framework has opened a GPU would open the current one.
+        if self._pins is None and self.target.devices.is_started():
+            self._pins = self.target.memory.pinned_bytes(1) is not None
+        return bool(self._pins)
 
 
 def _traced(name: str, place: Device | None, work: Callable[[], Any]) -> Any:

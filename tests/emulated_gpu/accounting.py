@@ -8,7 +8,7 @@ import gc
 import cupy
 
 _gpu = ctypes.CDLL("libcudart.so.13")
-for _name in ("used_bytes", "capacity", "queued_work"):
+for _name in ("used_bytes", "capacity", "queued_work", "pinned_blocks"):
     getattr(_gpu, f"gpu_{_name}").restype = ctypes.c_size_t
 
 
@@ -25,6 +25,11 @@ def capacity() -> int:
 def queued(gpu: int = 0) -> int:
     """Return the number of tasks queued in all streams of the GPU."""
     return int(_gpu.gpu_queued_work(gpu))
+
+
+def pinned_blocks() -> int:
+    """Return the number of blocks of page-locked memory."""
+    return int(_gpu.gpu_pinned_blocks())
 
 
 def is_open(gpu: int = 0) -> bool:

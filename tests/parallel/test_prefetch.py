@@ -10,7 +10,10 @@ import pytest
 
 import arraybridge
 from arraybridge import prefetch
-from tests.helpers import require
+from arraybridge.frameworks import host_memory
+from arraybridge.types import Device
+from tests.helpers import registry_kept, require
+from tests.memory.fake_framework import FakeFramework
 from tests.parallel.fake_streams import StreamFramework
 
 
@@ -73,6 +76,123 @@ def test_copies_use_a_separate_stream_ordered_by_events(framework: StreamFramewo
     assert [n for name, what, n in framework.log if name == "MainThread" and what == "wait"] == events
     assert len(events) == 4
     assert len(framework.taken_over) == 4
+
+
+# -- page-locked memory --------------------------------------------------------------------------------
+
+
+class SendingFramework(FakeFramework):
+    """A framework with page-locked memory that records the addresses of the arrays that it copies."""
+
+    has_host = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        self.sent.append(host_memory.address(view))
+        return super().from_host(view, device)
+
+    def page_locked(self) -> list[bool]:
+        """Return for each copied array whether it was in page-locked memory."""
+        return [any(start == address for start, _ in self.locked) for address in self.sent]
+
+
+@pytest.fixture
+def sending() -> Iterator[SendingFramework]:
+    one = SendingFramework()
+    with registry_kept():
+        arraybridge.register(one)
+        yield one
+
+
+def test_host_arrays_are_copied_from_page_locked_memory(sending: SendingFramework) -> None:
+    torch = require("torch")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    read_only = x.astype(">i4")
+    read_only.flags.writeable = False
+    item = {"x": x, "more": [read_only, torch.arange(3)], "name": "a", "empty": np.ones(0)}
+    (result,) = prefetch([item], "fake", 1)
+    assert sending.page_locked() == [True, True, True, False]
+    np.testing.assert_array_equal(result["x"].values, x)
+    np.testing.assert_array_equal(result["more"][0].values, read_only)
+    np.testing.assert_array_equal(result["more"][1].values, [0, 1, 2])
+    assert (result["x"].gpu, result["name"]) == (1, "a")
+    assert item["x"] is x
+
+
+def test_arrays_in_other_layouts_and_of_subclasses_are_not_pinned(sending: SendingFramework) -> None:
+    torch = require("torch")
+
+    class Labeled(np.ndarray):
+        pass
+
+    x = np.arange(6.0).reshape(2, 3)
+    items = [x.T, x[:, ::2], x.view(Labeled), torch.arange(6.0).reshape(2, 3).T, torch.ones(2) * 1j]
+    items[-1] = items[-1].conj()
+    results = list(prefetch(items, "fake", 0))
+    assert sending.page_locked() == [False] * 5
+    for result, item in zip(results, items, strict=True):
+        np.testing.assert_array_equal(result.values, arraybridge.to_numpy(item, copy=True))
+
+
+def test_arrays_that_cannot_be_converted_raise_the_error_of_the_conversion(sending: SendingFramework) -> None:
+    torch = require("torch")
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    items = {
+        "mask": np.ma.masked_less(np.arange(3), 1),
+        "dtype": np.array([{}]),
+        "text": np.array(["a"]),
+        "grad": torch.ones(2, requires_grad=True),
+        "meta": torch.ones(2, device="meta"),
+        "sparse": scipy_sparse.csr_array(np.eye(2)),
+    }
+    for key, x in items.items():
+        with pytest.raises(arraybridge.MemoryConversionError) as expected:
+            arraybridge.convert_tree([{key: x}], "fake", 0)
+        with pytest.raises(type(expected.value)) as caught:
+            list(prefetch([np.ones(2), [{key: x}]], "fake", 0))
+        assert str(caught.value) == str(expected.value)
+        assert f"at [0][{key!r}]" in str(caught.value)
+        assert "while converting item 1 to fake" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}])
+def test_arrays_that_stay_on_the_host_are_not_pinned(sending: SendingFramework, options: Any) -> None:
+    x = np.ones(3)
+    results = list(prefetch([x], "fake", **options))
+    assert sending.locked == []
+    assert np.shares_memory(results[0].values, x)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_items_are_shared_without_a_gpu(name: str) -> None:
+    module = require(name)
+    x, y = np.ones(3), module.ones(3)
+    ((first, second),) = prefetch([[x, y]], name)
+    assert np.shares_memory(arraybridge.to_numpy(first), x)
+    assert second is y
+
+
+def test_memory_is_not_pinned_before_a_gpu_is_open(
+    sending: SendingFramework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the automatic choice of the GPU, for which allocating first might open another GPU."""
+    monkeypatch.setattr(type(sending.devices), "is_started", lambda _: len(sending.sent) > 0)
+    list(prefetch([np.full(3, i) for i in range(3)], "fake", "auto"))
+    assert sending.page_locked() == [False, True, True]
+
+
+def test_frameworks_without_page_locked_memory_are_queried_once(
+    sending: SendingFramework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries: list[int] = []
+    monkeypatch.setattr(type(sending.memory), "pinned_bytes", lambda _, nbytes: queries.append(nbytes))
+    x = np.ones(3)
+    list(prefetch([x] * 4, "fake", 0))
+    assert queries == [1]
+    assert sending.sent == [host_memory.address(x)] * 4
 
 
 @pytest.mark.parametrize(
