@@ -92,9 +92,8 @@ def prefetch(
     # "auto" is resolved for each item, since free memory changes.
     place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
-    # Without a device, host arrays stay on the host if the framework has host arrays.
-    is_on_gpu = place.kind == "gpu" if place is not None else number == "auto" or not target.has_host
-    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=is_on_gpu)
+    pins = number == "auto" or _is_gpu(target, place)
+    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=pins)
     # One more than the depth, since the item in use counts too.
     run = Run(
         [[Worker(reader.working, reader.note, depth=depth)]],
@@ -104,6 +103,11 @@ def prefetch(
     )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
+
+
+def _is_gpu(target: Framework, place: Device | None) -> bool:
+    """Return whether host arrays are sent to a GPU. Without a device, they stay on the host if they can."""
+    return not target.has_host if place is None else place.kind == "gpu"
 
 
 class _Reader:
