@@ -329,17 +329,8 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     error of such an array. NumPy and PyTorch arrays are copied.
     """
     owner = registry.find_owner(x)
-    # There is no output buffer for arrays of JAX and TensorFlow, subclasses, sparse arrays, and tensors that
-    # require grad.
-    if owner is None or not owner.mutable or owner.batching.output_buffer(x, (0,)) is None:
-        return x
-    try:
-        owner.check(x)
-        _, nbytes, address, device = owner.runtime.observation.read(owner, x)
-        dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
-    except MemoryConversionError:
-        return x  # its conversion raises the error, or does not need NumPy's dtype
-    if device != CPU or not nbytes or not _is_plain(owner, x) or gpu_memory.is_page_locked(address or 0):
+    nbytes = 0 if owner is None else _pageable_bytes(owner, x)
+    if owner is None or not nbytes:
         return x
     try:
         memory = target.memory.pinned_bytes(nbytes)
@@ -352,6 +343,23 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     locked = owner.batching.reinterpret(memory, owner.shape(x), owner.dtype_name(x))
     locked[...] = x
     return locked
+
+
+def _pageable_bytes(owner: Framework, x: Any) -> int:
+    """Return the size of an array that `page_locked_copy` copies; 0 for other arrays."""
+    # There is no output buffer for arrays of JAX and TensorFlow, subclasses, sparse arrays, and tensors that
+    # require grad.
+    if not owner.mutable or owner.batching.output_buffer(x, (0,)) is None:
+        return 0
+    try:
+        owner.check(x)
+        _, nbytes, address, device = owner.runtime.observation.read(owner, x)
+        dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
+    except MemoryConversionError:
+        return 0  # the conversion raises the error, or does not need NumPy's dtype
+    if device != CPU or gpu_memory.is_page_locked(address or 0):
+        return 0
+    return nbytes if _is_plain(owner, x) else 0
 
 
 def _is_plain(owner: Framework, x: Any) -> bool:

@@ -92,9 +92,8 @@ def prefetch(
     # "auto" is resolved for each item, since free memory changes.
     place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
-    # Without a device, host arrays stay on the host if the framework has host arrays.
-    is_on_gpu = place.kind == "gpu" if place is not None else number == "auto" or not target.has_host
-    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=is_on_gpu)
+    pins = number == "auto" or _is_gpu(target, place)
+    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=pins)
     # One more than the depth, since the item in use counts too.
     run = Run(
         [[Worker(reader.working, reader.note, depth=depth)]],
@@ -104,6 +103,11 @@ def prefetch(
     )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
+
+
+def _is_gpu(target: Framework, place: Device | None) -> bool:
+    """Return whether host arrays are sent to a GPU. Without a device, they stay on the host if they can."""
+    return not target.has_host if place is None else place.kind == "gpu"
 
 
 class _Reader:
@@ -169,7 +173,8 @@ class _Reader:
         return convert_tree(item, self.target.name, device=self.place, **self.options)
 
     def _is_pinning(self) -> bool:
-        # To allocate page-locked memory before the framework has opened a GPU would open the current one.
+        """Return whether to pin host arrays. An automatically chosen GPU has to be open first."""
+        # Without an open GPU, allocating page-locked memory would open the current one.
         if self._pins is None and self.target.devices.is_started():
             self._pins = self.target.memory.pinned_bytes(1) is not None
         return bool(self._pins)
