@@ -149,8 +149,11 @@ def test_an_inner_block_takes_nothing_from_the_outer(fake: FakeFramework) -> Non
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_recording_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     file = tmp_path / f"memory{suffix}"
-    with MemoryCollector(file, interval=0.02):
-        time.sleep(0.1)
+    with MemoryCollector(file, interval=0.001):
+        deadline = time.monotonic() + 60
+        while file.read_text().count("this process,") + file.read_text().count('"this process"') < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
     plant(monkeypatch, FakeNvml())
     with MemoryCollector(file, interval=60):
         pass

@@ -143,11 +143,11 @@ def test_unordered_results_arrive_before_an_error() -> None:
             assert received.wait(60), "no other item arrived first"
         return i
 
-    got: list[int] = []
+    results = device_map(work, range(1000), "cpu", per_device=3, ordered=False)
+    got = [next(results)]
+    received.set()
     with pytest.raises(LookupError):
-        for result in device_map(work, range(1000), "cpu", per_device=3, ordered=False):
-            got.append(result)
-            received.set()
+        got.extend(results)
     assert got[0] != 0
     assert 12 not in got
     assert len(got) < 100  # no new items are read after the error
