@@ -144,10 +144,10 @@ def tool(name: str) -> Any:
     return module
 
 
-def asked(*lines: str, env: dict[str, str] | None = None) -> str:
+def output_of(*lines: str, env: dict[str, str] | None = None) -> str:
     """Return the output of a fresh process that runs these lines and exits successfully.
 
-    assert asked("import sys", "print('torch' in sys.modules)") == "False"
+    assert output_of("import sys", "print('torch' in sys.modules)") == "False"
     """
     # -u: output before a fork or os._exit is printed once.
     done = run_python("-u", "-c", "\n".join(lines), env=env)

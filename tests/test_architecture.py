@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import arraybridge
-from tests.helpers import SCRIPTS, asked, run_python
+from tests.helpers import SCRIPTS, output_of, run_python
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -61,7 +61,7 @@ def test_import_loads_only_required_modules(tmp_path: Path) -> None:
     """Check which modules the import loads, since it must take at most a quarter of NumPy's import time."""
     lines = "import sys, numpy; before = set(sys.modules)", "import arraybridge; print(*sys.modules)"
     more = "print(*set(sys.modules) - before)", "arraybridge.Pipeline; print(*sys.modules)"
-    loaded, own, later = (set(line.split()) for line in asked(*lines, *more).splitlines())
+    loaded, own, later = (set(line.split()) for line in output_of(*lines, *more).splitlines())
     assert {"arraybridge", "numpy", "arraybridge.conversion.convert"} <= loaded
     assert not loaded & LAZY
     assert not own & {*_LATER.split()}
@@ -70,7 +70,7 @@ def test_import_loads_only_required_modules(tmp_path: Path) -> None:
     for name in LAZY:
         (tmp_path / f"{name}.py").touch()
     path = os.pathsep.join([str(tmp_path), str(Path(arraybridge.__file__).parent.parent)])
-    every = asked(f"import sys, {', '.join(LAZY)}", "print(*sys.modules)", env={"PYTHONPATH": path})
+    every = output_of(f"import sys, {', '.join(LAZY)}", "print(*sys.modules)", env={"PYTHONPATH": path})
     assert set(every.split()) >= LAZY
 
 
@@ -103,7 +103,7 @@ def test_a_star_import_brings_the_errors_and_replaces_no_framework() -> None:
         "own = [x.__name__ for x in exceptions if x.__module__ == errors.__name__]",
         "print(len(own) >= 12, [name for name in own if globals().get(name) is not getattr(errors, name)])",
     )
-    assert asked(*lines) == "True\nTrue []"
+    assert output_of(*lines) == "True\nTrue []"
 
 
 def test_submodules_do_not_hide_decorators() -> None:

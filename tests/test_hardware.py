@@ -70,7 +70,7 @@ class FakeNvml:
         return result
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
+def install_nvml(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
     """Simulate a machine with this library, or without one, and with no variables set."""
     monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -103,7 +103,7 @@ DIVIDED = ("GPU C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
 def test_gpus_are_numbered_as_in_cuda(
     monkeypatch: pytest.MonkeyPatch, gpus: Any, visible: str | None, order: str, uuids: list[str]
 ) -> None:
-    plant(monkeypatch, FakeNvml(*gpus))
+    install_nvml(monkeypatch, FakeNvml(*gpus))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
@@ -112,7 +112,7 @@ def test_gpus_are_numbered_as_in_cuda(
 
 
 def test_gpus_slices_and_the_driver_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml(SLOW, memory_by_process={7: 350, 8: 9}))
+    install_nvml(monkeypatch, FakeNvml(SLOW, memory_by_process={7: 350, 8: 9}))
     assert hardware.gpus() == (hardware.Gpu(0, "GPU A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
     now = hardware.read_gpu(hardware.gpus()[0])
     expected = hardware.GpuReading(
@@ -122,10 +122,10 @@ def test_gpus_slices_and_the_driver_are_queried(monkeypatch: pytest.MonkeyPatch)
     assert now.used == 600
     assert hardware.free_memory(1) is None
     assert hardware.driver() == Driver("580.95", (13, 2))
-    plant(monkeypatch, FakeNvml(DIVIDED))
+    install_nvml(monkeypatch, FakeNvml(DIVIDED))
     (part,) = hardware.gpus()
     assert (part.uuid, part.pci, hardware.free_memory(0)) == ("MIG-1111", "0000:5e:00.0", 100)
-    plant(monkeypatch, None, "no NVIDIA driver is installed")
+    install_nvml(monkeypatch, None, "no NVIDIA driver is installed")
     assert hardware.driver() == Driver(reason="no NVIDIA driver is installed")
     assert hardware.gpus() == ()
 

@@ -146,11 +146,11 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
     left = made.flipped if made.flip is not None and shared and not same else made.values
     del made
     gc.collect(0)
-    litter = [np.full(24 + n, 7, np.float32) for n in range(16)]  # would reuse a freed block
+    fillers = [np.full(24 + n, 7, np.float32) for n in range(16)]  # would reuse a freed block
     assert [data.bits(result) for result in results] == [left] * len(results), (
         "changed after deleting the source"
     )
-    del litter
+    del fillers
 
 
 def _line(*case: object) -> str:

@@ -20,7 +20,7 @@ import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError, convert_tree
 from arraybridge.trees import map_arrays
 from tests import matrix_data as data
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 optree = pytest.importorskip("optree")
 
@@ -601,7 +601,7 @@ print(type(ab.convert_tree([np.ones(2)], "numpy", copy=True)[0]).__name__)
 )
 def test_a_registered_object_that_contains_itself_raises(framework: str, setup: str, register: str) -> None:
     require(framework)
-    assert asked(CYCLE.format(setup=setup, register=register)) == "ndarray"
+    assert output_of(CYCLE.format(setup=setup, register=register)) == "ndarray"
 
 
 @dataclasses.dataclass

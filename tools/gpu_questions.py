@@ -2,7 +2,7 @@
 
 ``python tools/gpu_questions.py [OUT.json]`` runs every question that the installed frameworks allow, and
 prints its answer. The answer is ``yes`` if the assumption holds, ``no`` if not, or an observed value.
-Questions that cannot run are reported as ``not asked``.
+Questions that cannot run are reported as ``not applicable``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FRAMEWORKS = ("cupy", "torch", "jax")
 N = 1 << 20
 
 
-class NotAskedError(Exception):
+class NotApplicableError(Exception):
     """The error of a question whose frameworks or GPUs are missing."""
 
 
@@ -34,10 +34,10 @@ def module(name: str) -> Any:
     """Import a framework.
 
     Raises:
-        NotAskedError: If it is not installed.
+        NotApplicableError: If it is not installed.
     """
     if importlib.util.find_spec(name) is None:
-        raise NotAskedError(f"{name} is not installed")
+        raise NotApplicableError(f"{name} is not installed")
     return importlib.import_module(name)
 
 
@@ -162,7 +162,7 @@ def float8_arrives() -> str:
 def from_gpu_to_gpu() -> str:
     """Check whether arrays of every framework convert to the second GPU."""
     if len(arraybridge.devices("cupy" if importlib.util.find_spec("cupy") else "torch")) < 2:
-        raise NotAskedError("there is only one GPU")
+        raise NotApplicableError("there is only one GPU")
     wrong = []
     for name in FRAMEWORKS:
         if importlib.util.find_spec(name) is not None:
@@ -177,7 +177,7 @@ def work_on_one_gpu_opens_no_other() -> str:
     cupy = module("cupy")
     last = cupy.cuda.runtime.getDeviceCount() - 1
     if last < 1:
-        raise NotAskedError("there is only one GPU")
+        raise NotApplicableError("there is only one GPU")
     code = (
         "import ctypes, numpy as np, arraybridge, cupy\n"
         f"arraybridge.to_cupy(np.zeros(3), {last})\n"
@@ -227,8 +227,8 @@ def main() -> int:
     for question in QUESTIONS:
         try:
             answer = question()
-        except NotAskedError as reason:
-            answer = f"not asked: {reason}"
+        except NotApplicableError as reason:
+            answer = f"not applicable: {reason}"
         except Exception as error:  # noqa: BLE001  # any failure is reported, and the next question runs
             answer = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             broken += 1

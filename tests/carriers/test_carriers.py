@@ -18,7 +18,7 @@ from arraybridge import Carrier, convert_memory, explain, register_carrier, trac
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import MemoryConversionError
 from arraybridge.testing import inject_oom
-from tests.helpers import asked, registry_kept, require
+from tests.helpers import output_of, registry_kept, require
 
 torch = require("torch")
 xarray = pytest.importorskip("xarray")
@@ -204,7 +204,7 @@ def test_label_maps_raise() -> None:
         "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))",
         "except ab.MemoryConversionError as error: print(error)",
     )
-    assert "SimpleITK.LabelMapToLabel(x)" in asked(*lines, env={"PYTHONWARNINGS": ""})
+    assert "SimpleITK.LabelMapToLabel(x)" in output_of(*lines, env={"PYTHONWARNINGS": ""})
 
 
 def test_closed_files_raise(tmp_path: Path) -> None:
@@ -532,7 +532,7 @@ def test_entry_points_load_when_their_objects_appear(tmp_path: Path) -> None:
         "packages = ('xarray', 'zarr', 'h5py', 'SimpleITK', 'PIL', 'pandas', 'polars', 'pyarrow', 'scipy')",
         "print(json.dumps([values, [name for name in packages if name in sys.modules]]))",
     )
-    assert json.loads(asked(*lines, env={"PYTHONWARNINGS": ""})) == [[1, 1], []]
+    assert json.loads(output_of(*lines, env={"PYTHONWARNINGS": ""})) == [[1, 1], []]
 
 
 class Nosy(Carrier):

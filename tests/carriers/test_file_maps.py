@@ -14,7 +14,7 @@ import pytest
 import arraybridge as ab
 from arraybridge.reasons import Reason
 from tests import matrix_data as data
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 torch = require("torch")
 
@@ -139,4 +139,4 @@ def test_a_new_file_of_the_same_name_leaves_the_map_intact(tmp_path: Path) -> No
         "os.replace(path + '.new.npy', path)",
         "print(float(tensor.sum()), np.load(path).tolist())",
     )
-    assert asked(*lines).split() == ["276.0", "[0.0,", "0.0]"]
+    assert output_of(*lines).split() == ["276.0", "[0.0,", "0.0]"]

@@ -14,7 +14,7 @@ from arraybridge import ArrayNotSupportedError, CopyRequiredError, convert_memor
 from arraybridge.reasons import Reason
 from arraybridge.testing import inject_oom
 from tests import matrix_data as data
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 torch = require("torch")
 polars = pytest.importorskip("polars")
@@ -205,7 +205,7 @@ def test_the_memory_of_a_joined_table_is_allocated_once() -> None:
         "result = ab.to_numpy(x)",
         "print(tracemalloc.get_traced_memory()[1] / result.nbytes)",
     )
-    assert 1 <= float(asked(*lines)) < 1.2
+    assert 1 <= float(output_of(*lines)) < 1.2
 
 
 def test_polars_tables_share_one_column_and_adjacent_columns() -> None:

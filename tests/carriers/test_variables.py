@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arraybridge as ab
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 torch = require("torch")
 VALUES = [1.0, 2.0, 3.0]
@@ -77,7 +77,7 @@ def test_a_variable_of_keras_over_jax() -> None:
         "print(ab.detect_memory_type(x), ab.to_torch(x).tolist())",
     )
     assert (
-        asked(*lines, env={"KERAS_BACKEND": "jax", "PYTHONWARNINGS": ""}).split("\n")[-1]
+        output_of(*lines, env={"KERAS_BACKEND": "jax", "PYTHONWARNINGS": ""}).split("\n")[-1]
         == "jax [1.0, 1.0, 1.0]"
     )
 

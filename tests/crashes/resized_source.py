@@ -23,10 +23,10 @@ def check(source: Any, target: str, resize: Callable[[], object]) -> None:
     with contextlib.suppress(RuntimeError, ValueError, BufferError):
         resize()
     gc.collect()
-    litter = [np.full(len(values) // 4, 3.0, np.float32) for _ in range(8)]
+    fillers = [np.full(len(values) // 4, 3.0, np.float32) for _ in range(8)]
     more = [torch.full((len(values) // 4,), 5.0) for _ in range(8)]
     assert bits(result) == values, f"{type(source)} of {len(values)} bytes to {target}: {resize}"
-    del litter, more
+    del fillers, more
 
 
 for count in (1000, 1 << 20):

@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from tests import matrix_data as data
 from tests.dask.functions import QUIET, bits, built
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 pytest.importorskip("distributed")
 
@@ -129,7 +129,7 @@ def test_dask_registration_without_importing_arraybridge() -> None:
         "others = [name for name in ('jax', 'pyclesperanto', 'tensorflow') if name in sys.modules]",
         "print(json.dumps([before, size, early, tokenize(sent), same, others]))",
     )
-    assert json.loads(asked(*lines)) == [False, 40_000_000, False, tokenize(sent), True, []]
+    assert json.loads(output_of(*lines)) == [False, 40_000_000, False, tokenize(sent), True, []]
 
 
 # -- tokens ------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from arraybridge import (
 from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, to_dask
 from tests.dask import functions
 from tests.dask.functions import CHUNKS, FILTERS, IMAGE, check_equal, computed, numbers
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 WHOLE = np.arange(12.0).reshape(3, 4)
 
@@ -132,7 +132,7 @@ def test_scheduler_does_not_import_frameworks() -> None:
     (array,) = dask.optimize(map_blocks(arraybridge.torch(lambda x: torch.add(x, 1)), numbers()))
     carried = cloudpickle.dumps(dict(array.__dask_graph__()))
     lines = ("import pickle, sys", f"pickle.loads({carried!r})", "print('torch' in sys.modules)")
-    assert asked(*lines) == "False"
+    assert output_of(*lines) == "False"
 
 
 # -- overlap -------------------------------------------------------------------------------------------

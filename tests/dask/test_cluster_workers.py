@@ -23,7 +23,7 @@ from tests import matrix_data as data
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
 from tests.dask.functions import QUIET, bits, built, check_equal, computed, numbers
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 WHOLE = np.arange(12.0).reshape(3, 4)
 COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -189,7 +189,7 @@ def test_cluster_without_dask_raises() -> None:
         "try: arraybridge.dask.map_blocks",
         "except arraybridge.FrameworkNotInstalledError as error: print(error)",
     )
-    assert 'pip install "dask[array]"' in asked(*lines)
+    assert 'pip install "dask[array]"' in output_of(*lines)
     with pytest.raises(AttributeError, match="has no attribute 'map_block'"):
         arraybridge.dask.map_block  # noqa: B018
 

@@ -21,7 +21,7 @@ from arraybridge.frameworks.base import Framework, Memory, component
 from arraybridge.hardware import Gpu
 from tests.fake_gpu import FakeGpuFramework
 from tests.helpers import jax_with, require, run_python
-from tests.test_hardware import FakeNvml, plant
+from tests.test_hardware import FakeNvml, install_nvml
 
 FIRST = Gpu(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
 SECOND = Gpu(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
@@ -48,7 +48,7 @@ class Gpus(FakeGpuFramework):
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml(("Card A", "GPU-aaaa", 0x3B, ()), ("Card B", "GPU-bbbb", 0x5E, ())))
+    install_nvml(monkeypatch, FakeNvml(("Card A", "GPU-aaaa", 0x3B, ()), ("Card B", "GPU-bbbb", 0x5E, ())))
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 

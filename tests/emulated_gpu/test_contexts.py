@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -94,7 +94,7 @@ print(len(seen), accounting.used() < 8 << 20)
 
 
 def test_context_is_released_if_it_cannot_be_made_current() -> None:
-    printed = asked(
+    printed = output_of(
         *IMPORTS,
         "contexts = lambda: (accounting.retained_contexts(1), accounting.pushed_contexts())",
         "with gpu_memory.primary_context(1): print(*contexts())",
@@ -119,4 +119,4 @@ def test_contexts_in_a_fresh_process(case: str) -> None:
     if "torch" in code:
         require("torch")
     env = {"CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": "1"} if "each thread" in case else None
-    assert asked(*IMPORTS, code, env=env).splitlines() == expected
+    assert output_of(*IMPORTS, code, env=env).splitlines() == expected

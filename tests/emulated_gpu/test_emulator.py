@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 import pytest
 
-from tests.helpers import EMULATED, asked
+from tests.helpers import EMULATED, output_of
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def test_missing_wait_shows(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) 
 
 
 def test_gpu_is_opened_on_first_use() -> None:
-    said = asked(
+    said = output_of(
         "import cupy",
         "from tests.emulated_gpu import accounting",
         "r = cupy.cuda.runtime",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import asked
+from tests.helpers import output_of
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ SETUP = (
 
 
 def test_pyclesperanto_shares_with_cupy_or_copies_once() -> None:
-    said = asked(
+    said = output_of(
         *SETUP,
         "x = to(host, 'cupy', 1)",
         "image = to(x, 'pyclesperanto', copy=False)",
@@ -51,7 +51,7 @@ def test_pyclesperanto_shares_with_cupy_or_copies_once() -> None:
 
 
 def test_conversion_waits_for_queued_work() -> None:
-    said = asked(
+    said = output_of(
         *SETUP,
         "stream = cupy.cuda.Stream(non_blocking=True); stream.use()",
         "x = cupy.zeros(4096, np.float32)",

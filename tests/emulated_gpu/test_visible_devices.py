@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import asked
+from tests.helpers import output_of
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ PROGRAM = (
 
 @pytest.mark.parametrize("variable", VISIBLE)
 def test_all_interfaces_number_gpus_equally(variable: str) -> None:
-    printed = asked(
+    printed = output_of(
         *PROGRAM,
         "listed = [gpu.pci for gpu in hardware.gpus()]",
         "print([str(device) for device in ab.devices('cupy')], accounting.is_driver_initialized())",
@@ -56,7 +56,7 @@ def test_all_interfaces_number_gpus_equally(variable: str) -> None:
 
 
 def test_memory_is_counted_on_the_physical_gpu() -> None:
-    printed = asked(
+    printed = output_of(
         *PROGRAM,
         "x = ab.convert_memory(np.ones(1 << 20, np.uint8), 'cupy', 0)",
         "pynvml.nvmlInit()",
@@ -72,7 +72,7 @@ def test_memory_is_counted_on_the_physical_gpu() -> None:
 
 
 def test_a_hidden_gpu_is_missing() -> None:
-    printed = asked(
+    printed = output_of(
         *PROGRAM,
         "try: ab.convert_memory(np.ones(3), 'cupy', 1)",
         "except ab.DeviceNotFoundError as error: print(error)",
@@ -83,7 +83,7 @@ def test_a_hidden_gpu_is_missing() -> None:
 
 
 def test_driver_stays_uninitialized_without_visible_gpus() -> None:
-    printed = asked(
+    printed = output_of(
         *PROGRAM,
         "print(ab.gpu_available(), ab.devices('cupy'))",
         "print(ab.framework('cupy').devices.missing_device_reason())",

@@ -28,13 +28,13 @@ class Producer:
 
     def __init__(self, array: Any) -> None:
         self.array = array
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (self.device, 0)
 
     def _export(self, copy: Any, max_version: Any = None, **wish: Any) -> Any:
-        self.asked.append({"copy": copy, "max_version": max_version, **wish})
+        self.requests.append({"copy": copy, "max_version": max_version, **wish})
         return self.array.__dlpack__(copy=copy, max_version=max_version)
 
 
@@ -213,9 +213,9 @@ def test_plans_of_extended_dtypes_inspect_each_array() -> None:
 def test_a_copy_is_requested_and_made_once() -> None:
     x = Newest(np.arange(64.0))
     for _ in range(2):
-        x.asked.clear()
+        x.requests.clear()
         result = convert_memory(x, "numpy")
-        assert [(wish["copy"], wish["dl_device"]) for wish in x.asked] == [(True, (1, 0))]
+        assert [(wish["copy"], wish["dl_device"]) for wish in x.requests] == [(True, (1, 0))]
         assert result.flags.writeable
         result[...] = 5
         assert x.array.tolist() == list(range(64))
@@ -228,7 +228,7 @@ def test_copy_false_raises_without_a_request(cls: type[Producer]) -> None:
     for call in (convert_memory, explain):
         with pytest.raises(CopyRequiredError, match="copy=None"):
             call(x, "numpy", copy=False)
-    assert x.asked == []
+    assert x.requests == []
 
 
 @pytest.mark.parametrize("cls", [Old, StaysOnDevice, Fails, NoCapsule])
@@ -248,10 +248,10 @@ def test_cuda_memory_without_a_driver_is_read_through_the_host() -> None:
     x = Newest(np.arange(3.0))
     x.device = 2
     assert convert_memory(x, "torch").tolist() == [0, 1, 2]
-    x.asked.clear()
+    x.requests.clear()
     with pytest.raises(CopyRequiredError, match="copy=None"):
         convert_memory(x, "torch", copy=False)
-    assert x.asked == []
+    assert x.requests == []
 
 
 @pytest.mark.parametrize("answer", [None, (), ("a", 0), KeyError("gone")])

@@ -135,7 +135,7 @@ BROKEN: dict[str, tuple[str | None, str]] = {
 }
 
 
-def plant(site: Path, name: str, code: str | None) -> None:
+def install_plugin(site: Path, name: str, code: str | None) -> None:
     """Create a distribution whose entry point leads to a broken module of its package."""
     lay_out(site, f"{name}-dist", "1.0", f"{name} = {name}plug.bridge:Bridge")
     package = site / f"{name}plug"
@@ -147,8 +147,8 @@ def plant(site: Path, name: str, code: str | None) -> None:
 
 def test_broken_plugins_do_not_affect_other_frameworks(tmp_path: Path) -> None:
     for name, (code, _) in BROKEN.items():
-        plant(tmp_path, name, code)
-    plant(tmp_path, "numpy", "raise RuntimeError")  # a plug-in cannot replace a built-in framework
+        install_plugin(tmp_path, name, code)
+    install_plugin(tmp_path, "numpy", "raise RuntimeError")  # a plug-in cannot replace a built-in framework
     paths = os.pathsep.join([str(PLANTED), str(tmp_path), str(CHECKOUT)])
     done = run_python(str(PLUGIN / "break_it.py"), *BROKEN, env={"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr

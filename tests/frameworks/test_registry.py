@@ -45,7 +45,7 @@ def test_missing_frameworks_raise_and_do_not_affect_others() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     for name, extra in EXTRAS.items():
-        for what, answer in report["asked"][name].items():
+        for what, answer in report["answers"][name].items():
             assert answer.get("class") == "FrameworkNotInstalledError", (name, what, answer)
             assert f'".[{extra}]" in a checkout' in answer["message"], (name, what, answer)
             assert answer["message"].startswith(f"{name} is not installed. Run pip install")

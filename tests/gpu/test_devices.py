@@ -7,7 +7,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, devices, use_device
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def test_gpu_reports_name_uuid_and_memory(name: str) -> None:
 
 def test_device_queries_do_not_open_a_gpu() -> None:
     """Check CUDA's state of each primary context, with the frameworks imported but unused."""
-    said = asked(
+    said = output_of(
         "import ctypes, arraybridge",
         "arraybridge.gpu_available(); arraybridge.device_info(); arraybridge.least_used_gpu()",
         "for name in ('numpy', 'torch', 'cupy', 'jax'):",

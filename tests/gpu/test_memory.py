@@ -16,7 +16,7 @@ import arraybridge
 from arraybridge import BufferPool, explain, free_memory, is_oom_error, memory_peak, memory_stats, pinned
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
-from tests.helpers import EMULATED, asked, require
+from tests.helpers import EMULATED, output_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +86,7 @@ def test_real_oom_errors_are_recognized(name: str, monkeypatch: pytest.MonkeyPat
 def test_illegal_address_is_not_an_oom_error() -> None:
     """Run in a separate process, since CUDA is unusable afterwards."""
     require("cupy")
-    said = asked(
+    said = output_of(
         "import cupy, arraybridge",
         "code = 'extern \"C\" __global__ void f(float* x) { x[0] = x[1ll << 40]; }'",
         "x = cupy.zeros(1, 'float32')",
@@ -190,7 +190,7 @@ def test_torch_and_cupy_share_one_pool() -> None:
     """Check that CuPy allocates from PyTorch's pool, and that switching fails while CuPy holds memory."""
     require("torch")
     require("cupy")
-    said = asked(
+    said = output_of(
         "import cupy, torch, arraybridge as ab",
         "x = cupy.zeros(1 << 20, 'uint8')",
         "try: ab.share_gpu_memory('torch')",

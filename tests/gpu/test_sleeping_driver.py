@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu.forked import results_of
-from tests.helpers import asked, require
+from tests.helpers import output_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ def test_queries_do_not_initialize_the_driver(name: str) -> None:
 @pytest.mark.parametrize("name", ["cupy", "torch"])
 def test_process_can_fork_after_queries(name: str) -> None:
     require(name)
-    printed = asked(
+    printed = output_of(
         f"import os, numpy as np, arraybridge as ab, {name}",
         f"ab.devices('{name}'); ab.explain(np.ones(3), '{name}', gpu_id=0)",
         f"found = ab.framework('{name}').devices",

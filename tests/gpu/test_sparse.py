@@ -13,7 +13,7 @@ from tests.gpu.test_ordering import (
     _two_gpus,  # noqa: F401  # used by needs_two_gpus
     needs_two_gpus,
 )
-from tests.helpers import asked, needs_kernels_of, require
+from tests.helpers import needs_kernels_of, output_of, require
 
 pytestmark = pytest.mark.gpu
 scipy_sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
@@ -104,7 +104,7 @@ def test_a_matrix_for_the_second_gpu_does_not_open_the_first() -> None:
         "z = ab.convert_memory(y, 'cupy', copy=True)",
         "print(ab.to_numpy(z).toarray().tolist(), [gpu_memory.has_context(i) for i in range(2)])",
     )
-    assert asked(*lines) == "[[0.0, 1.0], [2.0, 0.0]] [False, True]"
+    assert output_of(*lines) == "[[0.0, 1.0], [2.0, 0.0]] [False, True]"
 
 
 def test_decorated_functions_receive_and_restore_matrices() -> None:

@@ -14,15 +14,15 @@ import pytest
 
 import arraybridge
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
-from tests.helpers import asked
+from tests.helpers import output_of
 from tests.memory.fake_framework import FakeFramework
-from tests.test_hardware import FAST, SLOW, FakeNvml, plant
+from tests.test_hardware import FAST, SLOW, FakeNvml, install_nvml
 
 
 @pytest.fixture
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine without a driver."""
-    plant(monkeypatch, None)
+    install_nvml(monkeypatch, None)
 
 
 def test_host_memory_is_reported() -> None:
@@ -56,7 +56,7 @@ def test_a_framework_without_nvml(fake: FakeFramework) -> None:
 def test_holdings_and_free_memory_add_up(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, mine: int | None
 ) -> None:
-    plant(
+    install_nvml(
         monkeypatch,
         FakeNvml(SLOW, SLOW, memory_by_process=None if mine is None else {os.getpid(): mine, 1: 9}),
     )
@@ -77,16 +77,16 @@ def test_holdings_and_free_memory_add_up(
 
 def test_devices_and_readings_number_gpus_alike(monkeypatch: pytest.MonkeyPatch, fake: FakeFramework) -> None:
     """CUDA numbers the faster GPU first."""
-    plant(monkeypatch, FakeNvml(SLOW, FAST))
+    install_nvml(monkeypatch, FakeNvml(SLOW, FAST))
     there = {str(device): (device.identity, device.free) for device in arraybridge.devices("fake")}
     read = {d.device: (d.uuid, d.free) for d in memory_stats().devices if d.device != "cpu"}
     assert there == read == {"gpu:0": ("GPU-bbbb-2", 900), "gpu:1": ("GPU-aaaa-1", 400)}
 
 
 def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, None)
+    install_nvml(monkeypatch, None)
     assert gpu_utilization() == ()
-    plant(monkeypatch, FakeNvml(SLOW, FAST))
+    install_nvml(monkeypatch, FakeNvml(SLOW, FAST))
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     first, second = gpu_utilization()
     assert tuple(first) == ("gpu:0", "GPU A", 80, 600, 1000, None)
@@ -110,7 +110,7 @@ def test_readings_as_text_table_and_json() -> None:
 
 def test_the_peak_of_the_host() -> None:
     """Run in a separate process, since memory of other tests might be freed in the meantime."""
-    words = asked(
+    words = output_of(
         "import numpy as np",
         "from arraybridge import memory_peak",
         "with memory_peak() as m:",
@@ -154,7 +154,7 @@ def test_recording_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, su
         while file.read_text().count("this process,") + file.read_text().count('"this process"') < 5:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-    plant(monkeypatch, FakeNvml())
+    install_nvml(monkeypatch, FakeNvml())
     with MemoryCollector(file, interval=60):
         pass
     text = file.read_text()

@@ -38,5 +38,5 @@ def gpu(clock: Clock) -> Iterator[FakeGpu]:
 @pytest.fixture
 def machine(clock: Clock, gpu: FakeGpu) -> Machine:
     machine = Machine(clock)
-    machine.plant(gpu, Device("gpu", 0))  # so that small arrays are measured as well
+    machine.add_gpu(gpu, Device("gpu", 0))  # so that small arrays are measured as well
     return machine

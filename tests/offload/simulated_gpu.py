@@ -84,7 +84,7 @@ class Machine:
     def __init__(self, clock: Clock) -> None:
         self.clock = cost_model.clock = clock
 
-    def plant(self, framework: Framework, device: Device, index: int = 0) -> None:
+    def add_gpu(self, framework: Framework, device: Device, index: int = 0) -> None:
         found_gpus[framework.name, index] = BackendGpu(framework, device)
 
 
@@ -113,16 +113,16 @@ def paying(clock: Any, body: Any, seen: list[str] | None = None) -> Any:
     return fn
 
 
-def pretended(name: str, *devices: str) -> Machine:
+def machine_with(name: str, *devices: str) -> Machine:
     """Create a machine that uses CPU devices of a real framework as GPUs."""
     require(name)
     machine = Machine(Clock())
     for index, device in enumerate(devices):
-        machine.plant(arraybridge.framework(name), Device.parse(device), index)
+        machine.add_gpu(arraybridge.framework(name), Device.parse(device), index)
     return machine
 
 
 def running_on(name: str, device: str, body: Any, seen: list[str]) -> Any:
     """Return a function that is slow in NumPy, with this device as the GPU."""
-    machine = pretended(name, device)
+    machine = machine_with(name, device)
     return offload(paying(machine.clock, body, seen), machine, name)

@@ -279,7 +279,7 @@ def test_remembered_signatures_are_bounded(
 
 
 def test_each_gpu_and_framework_is_verified(machine: Machine, gpu: FakeGpu, clock: Clock) -> None:
-    machine.plant(gpu, Device("gpu", 1), 1)
+    machine.add_gpu(gpu, Device("gpu", 1), 1)
     run = offload(differs_for(clock, lambda _: False), machine)
     for _ in range(4):
         run(X, 0.5)

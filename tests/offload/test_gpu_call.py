@@ -18,7 +18,7 @@ from arraybridge.settings import worker_device
 from arraybridge.types import Device
 from tests.fake_gpu import FakeGpuArray
 from tests.helpers import require
-from tests.offload.simulated_gpu import Clock, FakeGpu, Machine, offload, paying, pretended, running_on
+from tests.offload.simulated_gpu import Clock, FakeGpu, Machine, machine_with, offload, paying, running_on
 
 X = np.arange(64, dtype=np.float32)
 
@@ -209,7 +209,7 @@ def test_real_frameworks_run_offloaded_functions(name: str, device: str, dtype: 
 @pytest.mark.parametrize(("gpu_id", "place"), [(0, "cpu:1"), (1, "cpu:2")])
 def test_gpu_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
     """Use two of JAX's CPU devices as GPUs."""
-    machine = pretended("jax", "cpu:1", "cpu:2")
+    machine = machine_with("jax", "cpu:1", "cpu:2")
     seen: list[str] = []
 
     def body(x: Any) -> Any:

@@ -58,8 +58,8 @@ def test_copies_method_and_reason_are_those_of_the_part_that_is_copied_most() ->
     assert "cast them" in cast.advice
     values = explain(made("numpy", random_contents("csr")), "torch", dtype="float32")
     assert (values.code, values.copies, values.shares_memory) == (Reason.CAST_REQUESTED, 1, False)
-    asked = explain(made("numpy", random_contents("csr")), "torch", copy=True)
-    assert (asked.code, asked.copies) == (Reason.COPY_REQUESTED, 1)
+    route = explain(made("numpy", random_contents("csr")), "torch", copy=True)
+    assert (route.code, route.copies) == (Reason.COPY_REQUESTED, 1)
 
 
 def test_advice_is_about_the_parts() -> None:

@@ -43,7 +43,7 @@ def answer(call: Callable[..., object], *arguments: Any) -> dict[str, Any]:
 
 
 report = {
-    "asked": {name: {what: answer(call, name) for what, call in ASKED.items()} for name in NAMES},
+    "answers": {name: {what: answer(call, name) for what, call in ASKED.items()} for name in NAMES},
     "goes on": {what: answer(call) for what, call in GOES_ON.items()},
 }
 print(json.dumps(report, default=repr))
