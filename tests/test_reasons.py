@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import CopyRequiredError, Framework, Route, convert_memory, explain, reasons, register, trace
+from arraybridge import CopyRequiredError, Framework, Route, convert_memory, explain, register, trace
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, TEXTS, Cause, Reason, as_cause
 from arraybridge.tracing.copy_advice import ADVICE, WITHOUT_ADVICE, Copy, advice_for_copy
 from tests.helpers import registry_kept, require
@@ -212,7 +212,6 @@ def test_no_advice_depends_on_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
         require(name)
     before = all_advice()
     assert len(set(before)) > 15
-    monkeypatch.setattr(reasons, "_text_of", reasons._text_of.__wrapped__)  # without its cache
     for number, code in enumerate(Reason):
         monkeypatch.setitem(TEXTS, code, f"reason {number}")
     assert explain(aligned(), "torch").reason.startswith("reason ")
