@@ -83,10 +83,10 @@ def compare(
             " the argument for each size as make=."
         )
     counts = _valid_sizes(sizes)
-    if isinstance(fn, (Sequence, Mapping)) and not fn:
-        raise ValueError("compare() got no functions. Pass at least one, such as [np.sort].")
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
+    if not functions:
+        raise ValueError("compare() got no functions. Pass at least one, such as [np.sort].")
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]
     rows = ((name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
     return SizeComparison(tuple(rows))
