@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 
@@ -184,6 +183,8 @@ def plot_axes(
         ImportError: matplotlib is not installed.
         ValueError: The suffix of the file is not an image format.
     """
+    from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
+
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
