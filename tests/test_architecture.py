@@ -26,7 +26,7 @@ _LAZY = """
 LAZY = frozenset(_LAZY.split())
 # Modules that a first conversion does not need, and that together took a third of the import time.
 _LATER = """
-    hashlib json logging multiprocessing pickle subprocess traceback uuid arraybridge.cli
+    hashlib json logging multiprocessing pathlib pickle subprocess traceback urllib uuid arraybridge.cli
     arraybridge.decorators.decorated_call arraybridge.decorators.gradient_flow arraybridge.frameworks.torch
     arraybridge.hardware arraybridge.memory.oom_recovery arraybridge.memory.stats
     arraybridge.offload.device_choice arraybridge.offload.gpu_call arraybridge.offload.gpu_search
