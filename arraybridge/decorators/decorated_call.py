@@ -294,7 +294,7 @@ class ConvertingCall(DecoratedCall):
         Raises:
             MemoryConversionError: If an array cannot be converted. The message names the argument.
         """
-        values = self._own_arguments(args)
+        values = [] if self.self_argument is None else self._own_arguments(args, self.self_argument)
         skip = len(values)
         convert = self.convert_argument
         native = self.native_arguments
@@ -330,12 +330,10 @@ class ConvertingCall(DecoratedCall):
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
         return values, named
 
-    def _own_arguments(self, args: Args) -> list[Any]:
+    def _own_arguments(self, args: Args, self_argument: SelfArgument) -> list[Any]:
         """Return ``self`` or ``cls``, which is never converted, in a list; otherwise an empty list."""
-        if self.self_argument is None:
-            return []
         first = [plain(x) if self.splits else x for x in args[:1]]  # `_recovered` marks self as fixed
-        return first[: self.self_argument.count(first)]
+        return first[: self_argument.count(first)]
 
     def _describe(self, error: MemoryConversionError, args: Args, kwargs: Kwargs, place: int) -> None:
         """Add the argument that cannot be converted to an error, and advice for decorators."""
@@ -381,7 +379,7 @@ class ConvertingCall(DecoratedCall):
 
     def _first_array(self, args: Any, kwargs: Kwargs) -> Any:
         """Return the first array argument; None if there is none."""
-        skip = self.count_own(args)
+        skip = 0 if self.self_argument is None else self.self_argument.count(args)
         if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
             return args[skip]
         return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
