@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context, hardware
+from arraybridge.memory import coexistence
 from arraybridge.types import Device
 from tests.helpers import require
 from tests.memory.fake_framework import FakeFramework
@@ -154,7 +156,8 @@ def test_sharing_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         message = r"gpu:0 here: this machine has no CUDA GPU\. Skip share_gpu_memory\(\) on this machine\.$"
         with pytest.raises(DeviceNotFoundError, match=message):
             arraybridge.share_gpu_memory("torch")
-    monkeypatch.setattr(hardware, "gpus", lambda: ("a GPU",))
+    # Only here, because PyTorch's build for CUDA also reads the GPUs.
+    monkeypatch.setattr(coexistence, "hardware", SimpleNamespace(gpus=lambda: ("a GPU",)))
     with pytest.raises(DeviceNotFoundError, match="gpu:0") as caught:
         arraybridge.share_gpu_memory("torch")
     assert "Skip" not in str(caught.value)
