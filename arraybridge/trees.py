@@ -425,7 +425,7 @@ class _Attributes(Container):
             if name in extras:
                 extras[name] = child
             else:
-                object.__setattr__(rebuilt, name, child)  # also of a frozen dataclass
+                object.__setattr__(rebuilt, name, child)  # works for frozen dataclasses, too
         _forget_computed(rebuilt)
         return rebuilt
 

@@ -66,10 +66,10 @@ console = Console(width=132)
 
 
 def raw_calls() -> dict[tuple[str, str], dict[str, Prepare]]:
-    """Return the native calls of each pair that share memory. The fastest of them is the reference.
+    """Return for each pair the native calls that share memory, by label. The fastest one is the reference.
 
-    Each value takes the array and returns the call to time. Every contender is called inside one plain
-    function.
+    Each takes the array and returns the function to time. Every contender is wrapped in one plain function,
+    so the cost of that call is equal.
     """
     import jax
     import jax.numpy as jnp
@@ -216,7 +216,7 @@ class Contender:
 
 
 def peer_folder(folder: Path) -> str:
-    """Install the peer into a folder, unless it is installed there, and return the folder."""
+    """Install `PEER` into a folder, unless it is there already, and return the folder."""
     if not (folder / "arraybridge").is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
         subprocess.run([*command, PEER, *PEER_NEEDS], check=True)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# As a script, this folder is first in sys.path, and `import dask` would import this file.
+# If this file runs as a script, its folder is first in sys.path, and `import dask` would import this file.
 sys.path[:] = [
     str(ROOT),
     *(p for p in sys.path if p and Path(p).resolve() not in (ROOT, ROOT / "benchmarks")),
@@ -215,7 +215,7 @@ def images(blocks: int, side: int = 256, seed: int = 0) -> Any:
 
 
 def filter_ms(fn: Callable[..., Any]) -> float:
-    """Return the milliseconds of a filter on one block, without Dask."""
+    """Return how long a filter takes on one block without Dask, in milliseconds."""
     x = np.random.default_rng(0).random((256, 256), dtype=np.float32)
     fn(x)
     samples = []

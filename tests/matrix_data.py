@@ -128,7 +128,7 @@ def inexpressible(framework: str, layout: str, dtype: str) -> bool:
 
 
 def expected(source: str, target: str, layout: str, dtype: str) -> str:
-    """Return the expected outcome: one of the codes above, `refuse-dtype` or `refuse-rank`."""
+    """Return the expected outcome: `refuse-dtype`, `refuse-rank`, or one of the codes above."""
     if target == "pyclesperanto":
         if source == "pyclesperanto":
             return "same"

@@ -137,7 +137,10 @@ def why_not_recognized(x: Any) -> Exception | None:
 
 
 def _is_buffer(x: Any) -> bool:
-    """Return whether the class of ``x`` has the buffer protocol; the result is cached per class."""
+    """Return whether the class of ``x`` supports the buffer protocol.
+
+    `carrier_of` caches the answer per class, so it must not depend on the state of ``x``.
+    """
     try:
         memoryview(x).release()
     except TypeError:

@@ -71,9 +71,9 @@ def _has_own(dtype: Any, array: np.ndarray) -> bool:
 
 
 def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
-    """Return the values in pandas' own dtype if it matches theirs; NaN stays NaN.
+    """Return the values as an extension array of pandas if ``dtype`` matches theirs; NaN stays NaN.
 
-    ``astype`` and other constructors of pandas convert NaN to nulls.
+    ``astype`` and the functions of pandas that create such arrays would convert NaN to nulls.
     """
     if not _has_own(dtype, array):
         return array

@@ -147,7 +147,7 @@ def _convert_through_all(image: np.ndarray) -> tuple[list[Json], dict[str, str]]
     return steps, missing
 
 
-# Frameworks with the slicing and the operators of NumPy, in addition to NumPy.
+# Frameworks other than NumPy that support slices and operators as NumPy does.
 _LIKE_NUMPY = ("torch", "jax", "tensorflow", "cupy")
 
 

@@ -196,7 +196,7 @@ class SparseConversion:
     # -- the conversion ----------------------------------------------------------------------------
 
     def _convert_slowly(self, x: Any) -> Any:
-        """Convert a sparse array with a decision for each part."""
+        """Convert a sparse array, and decide for each part how to convert it."""
         return self.convert(x, self._convert_part)
 
     def _convert_part(self, x: Any, request: Request) -> Any:
@@ -231,7 +231,7 @@ class SparseConversion:
         return is_coo and self.target.sparse.separates_axes and not self.source.sparse.separates_axes
 
     def _joins_axes(self, parts: SparseParts) -> bool:
-        """Return whether one array of coordinates per axis becomes a matrix."""
+        """Return whether the coordinate arrays, one per axis, are joined into a matrix."""
         is_coo = parts.layout is Layout.COO
         return is_coo and self.source.sparse.separates_axes and not self.target.sparse.separates_axes
 

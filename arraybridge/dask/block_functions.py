@@ -65,7 +65,7 @@ class Block:
         self.expected = expected
         self.target = target
         placed = placement(fn)
-        #: The framework that runs the function and must keep its 64-bit dtypes; None if none is known.
+        #: The framework that runs the function if JAX would narrow the dtype of the result, otherwise None.
         self.x64_framework = placed.framework if placed is not None and dtype.name in _WIDE_DTYPES else None
         #: Whether a result must have the shape of its block. This is checked in the task itself.
         self.keeps_shape = False

@@ -469,7 +469,7 @@ class ArrayConverter:
         dtype, grad, device: As for `convert_memory`.
         placement: The device on which the function runs.
         uses_accelerator: Whether the options name an accelerator.
-        may_stay: Whether arrays of the target need no conversion, apart from their device.
+        may_stay: Whether arrays of the target can be passed unchanged if they are on the right device.
     """
 
     __slots__ = (

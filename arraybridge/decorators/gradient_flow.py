@@ -77,7 +77,7 @@ class Flow(autodiff.Function):
         self.call_with_own_gradients = decorated_call.ConvertingCall(
             fn, replace(bare, grad="error", output_type=self.name)
         )
-        #: Converts arrays of every framework to the callee.
+        #: Converts arrays of any framework to the framework of the function.
         self.arguments = decorated_call.ArrayConverter(self.name, replace(bare, strict=False))
         #: The programs that the callee has compiled, by call.
         self.programs: dict[Any, Any] = {}

@@ -379,7 +379,7 @@ def _load(name: str) -> Framework:
         if instance.name != name:
             raise TypeError(f"the name of its class is {instance.name!r}")
         if name not in BUILT_IN and name not in _instances:
-            return register(instance, replace=True)  # the name belongs to its entry point
+            return register(instance, replace=True)  # its entry point holds the name already
     except FrameworkNotInstalledError:
         raise
     except (Exception, SystemExit) as error:  # third-party code may raise anything

@@ -160,7 +160,7 @@ class _Walk:
         return ()
 
     def _reduced(self, x: Any) -> tuple[Hashable, ...]:
-        """Describe an object of a class written in C by its pickle state."""
+        """Describe an object by its pickle state, if its class is implemented in C."""
         try:
             reduced = x.__reduce_ex__(4)
         except Exception:  # noqa: BLE001  # `__reduce_ex__` may raise anything; use the identity

@@ -1,6 +1,6 @@
-"""Conformance suite for frameworks, for authors of plug-ins.
+"""Conformance tests for authors of framework plug-ins.
 
-Each promise of the library is a function that checks one case, and raises if the promise is broken. Its
+For each guarantee of the library, a function checks one case, and raises if the guarantee is broken. Its
 decorator lists the cases. Expected values come from NumPy.
 """
 

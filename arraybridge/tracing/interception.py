@@ -395,7 +395,7 @@ class _Observer:
         return conversion
 
     def _describe_copy(self, conversion: Conversion, source: Framework, wanted: Any, x: Any) -> None:
-        """Add the fields for copies: the layout and number of the array, and the dtype argument."""
+        """Add the fields for copies: the array's layout, its identifying number, and the dtype argument."""
         if source.runtime.observation.has_strides:
             conversion.steps = events.steps(source, x)
         conversion.array = events.same_array(x)

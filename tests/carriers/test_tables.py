@@ -474,7 +474,7 @@ def test_fuzz_of_chunks_slices_and_dtypes(make: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_fuzz_of_nulls(seed: int) -> None:
-    """A null anywhere raises an error, and its expressions run; a slice without the null converts."""
+    """A null raises an error whose expressions convert the table; a slice without the null converts."""
     rng = np.random.default_rng(seed)
     names = {"np": np, "pyarrow": pyarrow, "polars": polars}
     for dtype, shape in itertools.product(("bool", "int16", "uint64", "float32"), SHAPES):

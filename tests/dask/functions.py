@@ -191,7 +191,7 @@ def numbers() -> Any:
 
 
 def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:
-    """Return the values, checking that NumPy arrays of the declared dtype and shape hold them."""
+    """Compute a Dask array, and check that the result is a NumPy array of the declared dtype and shape."""
     result = array.compute(scheduler=scheduler)
     assert isinstance(result, np.ndarray | np.generic)
     assert result.dtype == array.dtype

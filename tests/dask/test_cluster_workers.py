@@ -259,7 +259,10 @@ LARGE = np.ones(1 << 20)
 
 @pytest.mark.usefixtures("no_exchange")
 def test_unreturned_memory_is_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader may have been killed; a slow reader requests the memory again."""
+    """Memory that is not returned in time is dropped, since its reader may have been killed.
+
+    A slow reader then requests it again.
+    """
     one, two = (array_registration.import_exported(*array_registration.export(LARGE)) for _ in range(2))
     one[:] = 0
     assert one.sum() == 0

@@ -247,7 +247,7 @@ def test_failed_attempts_are_freed_before_the_next(recovery: Any) -> None:
         def work(self, x: Any) -> Any:
             assert self.shape == (8,)  # self is never split
             alive.extend(ref() is not None for ref in brought)
-            made = x + 1  # arrays that an attempt has made
+            made = x + 1  # an array that this attempt created
             brought.extend((weakref.ref(x), weakref.ref(made)))
             if len(brought) < 4 or (recovery == "split" and len(x) > 2):
                 raise MemoryError

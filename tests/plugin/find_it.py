@@ -1,4 +1,4 @@
-"""Print as JSON where a framework of another package is found. Its package is imported last."""
+"""Print as JSON what the library reports about a framework of another package that is not imported yet."""
 
 from __future__ import annotations
 

@@ -406,7 +406,7 @@ def convert(x):
 
 @pytest.fixture
 def feeder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import the library, and return it with the folder of both."""
+    """Import ``feeder_lib``, and return it with the folder that contains it and ``helper_lib``."""
     site = tmp_path / "site-packages"
     site.mkdir()
     (site / "feeder_lib.py").write_text(FEEDER.format(helper="helper_lib"), encoding="utf-8")

@@ -82,7 +82,7 @@ def test_route_text_and_notebook_table() -> None:
 
 
 def test_explain_converts_nothing() -> None:
-    """Check that 32 MiB that would be copied are not copied."""
+    """Check that `explain` does not copy the 32 MiB that the conversion would copy."""
     array = np.ones(2**22)
     peaks = []
     tracemalloc.start()

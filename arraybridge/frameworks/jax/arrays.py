@@ -352,7 +352,7 @@ class JaxMemory(Memory):
 
 
 class JaxBatching(IndexedBatching):
-    """Parts of JAX arrays, with the bits of NaNs preserved."""
+    """Split and join JAX arrays. The bits of NaNs are preserved."""
 
     def slice_axis(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         if not _loses_nans(x):

@@ -326,7 +326,7 @@ class PrototypeBatching(ImageBatching):
 
 
 class PrototypeInterchange(ImageInterchange):
-    """Synchronization with the prototype."""
+    """Images of ``pyclesperanto_prototype``, which waits for its OpenCL queue."""
 
     def block_until_ready(self, x: Any) -> None:
         x.queue.finish()

@@ -365,7 +365,7 @@ class TensorflowFramework(Framework):
         return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        # To other logical CPU devices, the base class calls tf.identity, which shares the buffer.
+        # For other logical CPU devices, the base class ends in tf.identity, which shares the buffer.
         if device.kind != "cpu" or device.index:
             return super().from_host(view, device)
         if view.dtype.isbuiltin == 2 and dtype_names.name_of(view.dtype) in _FLOAT8:

@@ -673,7 +673,8 @@ def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
     address, is_read_only = interface["data"]
     writable = protocols.Exported(x, __cuda_array_interface__={**interface, "data": (address, False)})
     index = gpu_memory.device_at(address)
-    # PyTorch copies to any other device. Without a device, it creates a context on the current one.
+    # Name the device of the memory: PyTorch copies to another one, and without a device, it creates a context
+    # on the current one.
     tensor = torch.as_tensor(writable, device=None if index is None else f"cuda:{index}")
     stream = interface.get("stream")
     if stream is not None:  # 1 is the default stream

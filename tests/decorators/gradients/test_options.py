@@ -113,7 +113,7 @@ def test_device_map_on_several_devices_differentiates(callee: str) -> None:
 
 def test_graphs_do_not_cross_processes() -> None:
     x = torch.ones(3, requires_grad=True)
-    # PyTorch itself refuses to send tensors with a graph; a result must not appear to have one.
+    # A graph cannot be sent to another process, so a result that has one raises an error.
     with pytest.raises(GradientError):
         list(arraybridge.device_map(cases.squared, [x], devices=["cpu"], processes=True))
 
