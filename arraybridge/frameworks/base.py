@@ -1101,10 +1101,11 @@ def _missing_device_error(framework: Framework, device: Device) -> DeviceNotFoun
 
 def _could_have(devices: Sequence[Device], missing: Device) -> bool:
     """Return whether a framework with these devices could have the missing one on another machine."""
+    if not devices:
+        return True
     if missing.kind == "gpu":
         return missing.accelerator in ("", "cuda", "rocm")  # no build has all other accelerators
-    kinds = {device.kind for device in devices}
-    return missing.kind == "opencl" and (not kinds or "opencl" in kinds)
+    return missing.kind == "opencl" and any(device.kind == "opencl" for device in devices)
 
 
 # Names such as float6_e2m3fn and int1. NumPy stores each element in a byte, other libraries pack several.
