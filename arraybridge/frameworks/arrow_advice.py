@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.errors import Advice, literal
+from arraybridge.frameworks.advice_checks import NO_NUMBERS
 
 __all__ = ["advice_for_table", "advice_for_values", "converts"]
-
-_NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
 
 
 class _Step(NamedTuple):
@@ -45,7 +44,7 @@ def advice_for_table(x: Any) -> Advice:
         column = advice_for_values(x.column(i))
         if column.expressions:
             return Advice(what, (column.expressions[0].replace("{x}", _column(x, i)),))
-    return _NO_NUMBERS
+    return NO_NUMBERS
 
 
 def advice_for_values(x: Any) -> Advice:
@@ -54,7 +53,7 @@ def advice_for_values(x: Any) -> Advice:
     while not converts(x):
         step = _next_step(x)
         if step is None:
-            return _NO_NUMBERS
+            return NO_NUMBERS
         steps.append(step)
         x = step.values
     if not steps:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import Advice, literal
+from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, gives_numbers
 
 __all__ = ["advice_for_object", "has_method"]
 
-_NUMBERS = frozenset("biufc")
 _ANY_ARRAY = Advice(
     "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
     " __dlpack__, __array_interface__ or __cuda_array_interface__"
@@ -37,22 +37,13 @@ def advice_for_object(x: Any) -> Advice:
     return _ANY_ARRAY
 
 
-def _fits(make: Callable[[], Any]) -> bool:
-    """Return whether an expression can be evaluated and its value consists of numbers."""
-    try:
-        values = np.asarray(make())
-    except Exception:  # noqa: BLE001  # third-party methods may raise anything
-        return False
-    return values.dtype.kind in _NUMBERS
-
-
 def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns") -> Advice:
     """Return the advice to pass the first of these items, all of which hold numbers."""
     for name in names:
         return Advice(
             f"it holds several arrays; pass {what}, {{}}", (f"{{x}}[{literal(repr(name))}]{after}",)
         )
-    return Advice("it holds no numbers; pass an object that does")
+    return NO_NUMBERS
 
 
 # -- by package ---------------------------------------------------------------------------------------
@@ -71,7 +62,7 @@ def _of_polars(x: Any) -> Advice:
 
 
 def _of_xarray(x: Any) -> Advice:
-    names = [name for name, one in x.data_vars.items() if one.dtype.kind in _NUMBERS]
+    names = [name for name, one in x.data_vars.items() if one.dtype.kind in NUMBER_KINDS]
     return _item(names, what="one of its variables")
 
 
@@ -95,11 +86,11 @@ def _of_h5py(x: Any) -> Advice:
 
 
 def _is_dataset_of_numbers(x: Any) -> bool:
-    return hasattr(x, "dtype") and x.dtype.kind in _NUMBERS and x.shape is not None
+    return hasattr(x, "dtype") and x.dtype.kind in NUMBER_KINDS and x.shape is not None
 
 
 def _of_zarr(x: Any) -> Advice:
-    names = [name for name, one in x.arrays() if one.dtype.kind in _NUMBERS]
+    names = [name for name, one in x.arrays() if one.dtype.kind in NUMBER_KINDS]
     return _item(names, what="one of its arrays")
 
 
@@ -125,7 +116,7 @@ def _of_datasets(x: Any) -> Advice:
         if hasattr(x.source, "with_format"):
             return _of_formatted(x.source, x.column_name, "{x}.source", "{x}.column_name")
         of_field = Advice("pass {}", ("np.array({x}[:])",))
-        return of_field if _fits(lambda: x[:]) else Advice("it holds no numbers")
+        return of_field if gives_numbers(lambda: x[:]) else Advice("it holds no numbers")
     find = _of_formatted if hasattr(x, "num_rows") else _of_row_by_row
     numbers = ("int", "uint", "float", "bool")
     features = x.features or {}
@@ -133,7 +124,7 @@ def _of_datasets(x: Any) -> Advice:
         advice = find(x, name, "{x}", literal(repr(name)))
         if advice.expressions:
             return advice._replace(text="it holds several arrays; pass one of its columns, {}")
-    return Advice("it holds no numbers; pass an object that does")
+    return NO_NUMBERS
 
 
 def _of_formatted(x: Any, name: str, subject: str, key: str) -> Advice:
@@ -144,7 +135,7 @@ def _of_formatted(x: Any, name: str, subject: str, key: str) -> Advice:
     arrow = f'{subject}.with_format("arrow")[{key}]'
     if converts(column):
         return Advice("pass {}", (arrow,))
-    if _fits(lambda: x.with_format("numpy")[name][:]):
+    if gives_numbers(lambda: x.with_format("numpy")[name][:]):
         return Advice("pass {}", (f'{subject}.with_format("numpy")[{key}][:]',))
     return advice_for_values(column).about(arrow)
 
@@ -167,7 +158,7 @@ def _dtype_of(feature: Any) -> str:
 
 def _of_astropy(x: Any) -> Advice:
     if hasattr(x, "colnames"):
-        return _item(name for name in x.colnames if x[name].dtype.kind in _NUMBERS)
+        return _item(name for name in x.colnames if x[name].dtype.kind in NUMBER_KINDS)
     return _of_array_like(x)
 
 
@@ -178,7 +169,7 @@ def _of_pyarrow(x: Any) -> Advice:
         return advice_for_table(x)
     if hasattr(x, "type") and hasattr(x, "null_count"):
         return advice_for_values(x)
-    if hasattr(x, "as_py") and _fits(x.as_py):
+    if hasattr(x, "as_py") and gives_numbers(x.as_py):
         return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
     return _of_array_like(x) if has_method(x, "__array__") else _ANY_ARRAY
 
@@ -221,7 +212,7 @@ def _of_container(x: Any) -> Advice:
     if type(x).__name__ == "PackedSequence":  # a named tuple of PyTorch
         return Advice("pass its values, {}", ("{x}.data",))
     by_item = "convert the arrays inside it with convert_tree(x, target)"
-    if not isinstance(x, dict) and _fits(lambda: np.asarray(x)):
+    if not isinstance(x, dict) and gives_numbers(lambda: np.asarray(x)):
         return Advice(f"convert it to one array with {{}}, or {by_item}", ("np.asarray({x})",))
     return Advice(by_item)
 
@@ -231,13 +222,13 @@ def _of_scalar(x: Any) -> Advice:
         return Advice("convert its fields one at a time: {}", (f"{{x}}[{literal(repr(x.dtype.names[0]))}]",))
     if isinstance(x, (np.datetime64, np.timedelta64)):
         return Advice("pass {}, which counts time units", ('np.asarray({x}).astype("int64")',))
-    if isinstance(x, np.generic) and not _fits(lambda: np.float64(x)):
+    if isinstance(x, np.generic) and not gives_numbers(lambda: np.float64(x)):
         return Advice(
             "it is not a number; pass its bytes, {}", ("np.frombuffer(np.asarray({x}).tobytes(), np.uint8)",)
         )
     if isinstance(x, (np.str_, np.bytes_)):
         return Advice("its text represents a number: pass {}", ("np.float64({x})",))
-    if _fits(lambda: np.asarray(x)):
+    if gives_numbers(lambda: np.asarray(x)):
         return Advice("convert it to an array with {}", ("np.asarray({x})",))
     return Advice("convert it to an array with {}, which rounds it", ("np.asarray({x}, np.float64)",))
 
@@ -257,7 +248,7 @@ def _is_buffer(x: Any) -> bool:
 
 
 def _of_buffer(x: Any) -> Advice:
-    if _fits(lambda: np.asarray(memoryview(x))):
+    if gives_numbers(lambda: np.asarray(memoryview(x))):
         return Advice("convert it to an array with {}", ("np.asarray({x})",))
     return Advice("its elements are not numbers; pass its bytes, {}", ("np.frombuffer({x}, np.uint8)",))
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import Advice, literal
+from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, can_evaluate, gives_numbers
 
 __all__ = ["advice_for_pandas"]
 
-_NUMBERS = frozenset("biufc")
-_NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
 _NUMBER_TEXT = Advice("its text represents numbers: pass {}", ('{x}.astype("float64")',))
 
 
@@ -39,7 +38,7 @@ def _of_frame(x: Any) -> Advice:
         if advice.expressions:
             text = "it holds several arrays; pass one of its columns, {}"
             return advice._replace(text=text, expressions=advice.expressions[:1])
-    return _NO_NUMBERS
+    return NO_NUMBERS
 
 
 def _of_column(column: Any) -> Advice:
@@ -61,7 +60,7 @@ def _dense(x: Any) -> str:
 def _of_sparse_frame(x: Any) -> Advice:
     """Return the advice for a frame of sparse columns."""
     dense = _dense(x)
-    if _succeeds(x.sparse.to_coo):
+    if can_evaluate(x.sparse.to_coo):
         return Advice(
             "its columns are sparse; pass {}, or all of their values, {}", ("{x}.sparse.to_coo()", dense)
         )
@@ -87,14 +86,14 @@ def _column(x: Any, i: int) -> str:
 
 
 def _is_number(dtype: Any) -> bool:
-    return getattr(dtype, "kind", "O") in _NUMBERS
+    return getattr(dtype, "kind", "O") in NUMBER_KINDS
 
 
 def _is_unsupported(column: Any) -> bool:
     """Return whether a column does not convert as it is."""
     dtype = column.dtype
     if isinstance(dtype, np.dtype):
-        return dtype.kind not in _NUMBERS
+        return dtype.kind not in NUMBER_KINDS
     return not (_is_number(dtype) and hasattr(dtype, "numpy_dtype")) or bool(np.any(column.isna()))
 
 
@@ -125,7 +124,7 @@ def _of_values(x: Any) -> Advice:
     if family in by_family:
         return by_family[family]
     is_time = dtype.kind in "Mm" or family == "PeriodDtype"
-    if is_time and _fits(lambda: x.astype("int64")):
+    if is_time and gives_numbers(lambda: x.astype("int64")):
         return Advice("pass {}, which counts time units", ('{x}.astype("int64")',))
     if hasattr(dtype, "numpy_dtype") and _is_number(dtype) and not np.any(x.isna()):
         return Advice("pass {}", ("{x}.to_numpy({x}.dtype.numpy_dtype)",))
@@ -135,37 +134,19 @@ def _of_values(x: Any) -> Advice:
 def _of_elements(x: Any) -> Advice:
     """Return the advice for numbers with nulls, for text, and for objects."""
     family = type(x.dtype).__name__
-    if _fits(lambda: x.to_numpy("float64", na_value=float("nan"))):
+    if gives_numbers(lambda: x.to_numpy("float64", na_value=float("nan"))):
         text = "pass {}, which converts nulls to NaN and rounds integers above 2**53"
         return Advice(text, ('{x}.to_numpy("float64", na_value=float("nan"))',))
-    if _fits(lambda: x.astype("float64")):
+    if gives_numbers(lambda: x.astype("float64")):
         return _NUMBER_TEXT
     if family == "ArrowDtype":
         from arraybridge.frameworks.arrow_advice import advice_for_values
 
         return advice_for_values(sys.modules["pyarrow"].array(x)).about("pyarrow.array({x})")
     codes = '{x}.astype("category").cat.codes' if hasattr(x, "iloc") else '{x}.astype("category").codes'
-    if family == "StringDtype" or _succeeds(lambda: x.astype("category")):
+    if family == "StringDtype" or can_evaluate(lambda: x.astype("category")):
         return Advice("it holds text or objects; pass the codes of its distinct values, {}", (codes,))
     by_item = "it holds objects of Python; convert them with convert_tree(list(x), target)"
-    if _fits(lambda: np.stack(list(x))):
+    if gives_numbers(lambda: np.stack(list(x))):
         return Advice(f"{by_item}, or pass all of them in one array, {{}}", ("np.stack(list({x}))",))
     return Advice(by_item)
-
-
-def _fits(make: Callable[[], Any]) -> bool:
-    """Return whether an expression can be evaluated and its value consists of numbers."""
-    try:
-        values = np.asarray(make())
-    except Exception:  # noqa: BLE001  # third-party methods may raise anything
-        return False
-    return values.dtype.kind in _NUMBERS
-
-
-def _succeeds(make: Callable[[], Any]) -> bool:
-    """Return whether an expression can be evaluated."""
-    try:
-        make()
-    except Exception:  # noqa: BLE001  # third-party methods may raise anything
-        return False
-    return True

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.errors import Advice, literal
+from arraybridge.frameworks.advice_checks import NO_NUMBERS
 
 __all__ = ["advice_for_polars"]
-
-_NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
 
 
 def advice_for_polars(x: Any) -> Advice:
@@ -33,7 +32,7 @@ def _of_frame(x: Any) -> Advice:
         if code is not None:
             expression = f"{{x}}[{literal(repr(column.name))}]{code}"
             return Advice("it holds several arrays; pass one of its columns, {}", (expression,))
-    return _NO_NUMBERS
+    return NO_NUMBERS
 
 
 def _of_series(x: Any) -> Advice:
@@ -42,7 +41,7 @@ def _of_series(x: Any) -> Advice:
         return Advice("it holds objects of Python; convert them with convert_tree(x.to_list(), target)")
     code = _code_for(x)
     if code is None:
-        return _NO_NUMBERS
+        return NO_NUMBERS
     texts = {
         "Struct": "its rows are structs; pass one of their fields, {}",
         "String": "it holds text; pass the numbers of its distinct texts, {}",

@@ -1,0 +1,34 @@
+"""Checks of the expressions in advice, and advice for objects without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import Advice
+
+__all__ = ["NO_NUMBERS", "NUMBER_KINDS", "can_evaluate", "gives_numbers"]
+
+#: The kinds of NumPy dtypes that hold numbers.
+NUMBER_KINDS = frozenset("biufc")
+NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
+
+
+def gives_numbers(make: Callable[[], Any]) -> bool:
+    """Return whether an expression can be evaluated and its value consists of numbers."""
+    try:
+        values = np.asarray(make())
+    except Exception:  # noqa: BLE001  # third-party methods may raise anything
+        return False
+    return values.dtype.kind in NUMBER_KINDS
+
+
+def can_evaluate(make: Callable[[], Any]) -> bool:
+    """Return whether an expression can be evaluated."""
+    try:
+        make()
+    except Exception:  # noqa: BLE001  # third-party methods may raise anything
+        return False
+    return True
