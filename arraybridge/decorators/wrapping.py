@@ -119,12 +119,12 @@ class SelfArgument:
     method is static, because ``@staticmethod`` is applied after the decorators below it.
     """
 
-    __slots__ = ("_known", "class_name", "module", "name")
+    __slots__ = ("_known", "class_name", "function", "module")
 
-    def __init__(self, module: str, class_name: str, name: str) -> None:
-        self.module = module
+    def __init__(self, fn: Any, class_name: str) -> None:
+        self.function = inspect.unwrap(fn)
+        self.module = fn.__module__
         self.class_name = class_name
-        self.name = name
         self._known: dict[type, bool] = {}
 
     @classmethod
@@ -132,11 +132,11 @@ class SelfArgument:
         """Return the rule for a function, or None if it is not defined in a class body."""
         if not inspect.isfunction(fn):
             return None  # bound methods, partials and objects already have their self
-        class_name, _, name = fn.__qualname__.rpartition(".")
+        class_name = fn.__qualname__.rpartition(".")[0]
         # The scope is "" in a module, "f.<locals>" in a function, and "<dictcomp>" in a dict comprehension
         # (Python 3.11).
         is_method = class_name.rpartition(".")[2].isidentifier()
-        return cls(fn.__module__, class_name, name) if is_method else None
+        return cls(fn, class_name) if is_method else None
 
     def count(self, args: Sequence[Any]) -> int:
         """Return 1 if the first positional argument is ``self`` or ``cls``, otherwise 0."""
@@ -144,17 +144,26 @@ class SelfArgument:
             return 0
         first = args[0]
         if issubclass(type(first), type):  # not isinstance, because `__class__` of an object may raise
-            return int(self._is_derived(first) or self._is_derived(type(first)))
+            return int(self._is_method_of(first) or self._is_method_of(type(first)))
         cls = type(first)
+        if type(cls).__hash__ is None:
+            return int(self._is_method_of(cls))
         known = self._known.get(cls)
-        return int(remember(self._known, cls, self._is_derived(cls)) if known is None else known)
+        return int(remember(self._known, cls, self._is_method_of(cls)) if known is None else known)
 
-    def _is_derived(self, cls: type) -> bool:
-        """Return whether a class is derived from the one that defines the function as a method."""
+    def _is_method_of(self, cls: type) -> bool:
+        """Return whether a class or one of its bases has the function as a method."""
         for base in cls.__mro__:
-            if base.__qualname__ == self.class_name and base.__module__ == self.module:
-                return not isinstance(vars(base).get(self.name), staticmethod)
-        return False
+            for attribute in vars(base).values():
+                if self._is_function(attribute):
+                    return not isinstance(attribute, staticmethod)
+        # Other objects may call it, such as a property. Then the class is recognized by its name.
+        names = [(base.__module__, base.__qualname__) for base in cls.__mro__]
+        return (self.module, self.class_name) in names
+
+    def _is_function(self, attribute: Any) -> bool:
+        inner = attribute.__func__ if type(attribute) in (staticmethod, classmethod) else attribute
+        return inspect.isfunction(inner) and inspect.unwrap(inner) is self.function
 
 
 def kind_of_function(fn: Any) -> str:

@@ -244,7 +244,7 @@ def test_the_page_shows_todays_texts(command: str) -> None:
     """Each line is a row of a table, or equal to a stored line apart from numbers."""
     page = Path(__file__).parents[2] / "docs" / "command-line.md"
     if not page.is_file():
-        pytest.skip("there are no docs beside the tests")
+        pytest.skip("there are no docs next to the tests")
     text = page.read_text(encoding="utf-8")
     section = text.partition(f"\n## {command}\n")[2]
     _, _, shown = section.partition("```console\n$ arraybridge ")[2].partition("```")[0].partition("\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import numpy as np
@@ -513,6 +513,40 @@ def test_self_is_not_converted_although_it_is_a_container(cls: type[_Weighted]) 
     assert doubled.tolist() == [2.0, 2.0]
     assert one.kinds(2) == "ndarray"
     assert cls.combine(one, cls(np.ones(3))) == ("Tensor", "Tensor")
+
+
+class _Renamed(_Weighted):
+    @arraybridge.torch(output_type="numpy")
+    def own(self, x):
+        return type(self.weight).__name__, type(x).__name__
+
+    @staticmethod
+    @arraybridge.torch
+    def __kind(one):
+        return type(one.weight).__name__
+
+    def kind(self):
+        return self.__kind(self)
+
+
+_Renamed.__module__ = "elsewhere"
+_Reused = make_dataclass("_Reused", ["weight"], namespace={"own": _Renamed.own})
+
+
+class _Shadowing(_Weighted):
+    pass
+
+
+_Shadowing.__qualname__ = "_Weighted"
+
+
+def test_self_is_recognized_in_renamed_classes_and_reused_methods() -> None:
+    require("torch")
+    for cls in (_Renamed, _Reused):
+        assert cls(np.ones(2)).own(np.ones(2)) == ("ndarray", "Tensor")
+    assert _Renamed(np.ones(2)).kind() == "Tensor"
+    one = _Shadowing(np.ones(2))
+    assert _Shadowing.combine(one, one) == ("Tensor", "Tensor")
 
 
 def test_functions_made_in_a_comprehension_have_no_self() -> None:
