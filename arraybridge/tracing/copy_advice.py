@@ -1,4 +1,4 @@
-"""Advice that avoids a copy, for each `Reason`; `WITHOUT_ADVICE` lists the reasons that have none."""
+"""Advice on avoiding a copy, for each `Reason`; `WITHOUT_ADVICE` lists the reasons that have none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Copy:
         device: The device of the result, such as ``"gpu:0"``.
         layout: The layout of the array, as in `Event.layout`.
         call: The framework's own call that copied; ``""`` for a conversion by arraybridge.
-        once: Where to change the array, such as ``"once, before the loop"``.
+        once: When or where to change the array, such as ``"once, before the loop"``.
     """
 
     code: Reason
@@ -46,7 +46,7 @@ class Copy:
 
 
 def advice_for_copy(copy: Copy) -> str:
-    """Return advice that avoids the copy; ``""`` if there is none."""
+    """Return advice on avoiding the copy; ``""`` if there is none."""
     advise = ADVICE.get(copy.code)
     return "" if advise is None else advise(copy)
 
@@ -61,7 +61,7 @@ _LAYOUTS = {
 #: The expression that makes an array C-contiguous, by framework.
 _CONTIGUOUS = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
 _COPIED_THERE = "(y = aligned(x.shape, x.dtype); y[...] = x)"
-#: The frameworks' own calls that share memory, and their code, by source and target.
+#: For pairs of source and target, the framework's own call that shares memory: its name and its code.
 _NATIVE = {
     ("numpy", "torch"): ("torch.from_numpy", "torch.from_numpy(x)"),
     ("torch", "numpy"): ("Tensor.numpy", "x.numpy()"),
@@ -69,7 +69,7 @@ _NATIVE = {
 }
 
 
-# The next two functions use the layout: `DEPENDS_ON_LAYOUT` lists their reasons.
+# The advice of the next two functions names the layout. `reasons.DEPENDS_ON_LAYOUT` lists their reasons.
 
 
 def _make_contiguous(copy: Copy) -> str:
@@ -87,7 +87,7 @@ def _align(copy: Copy) -> str:
     if copy.layout:
         return _make_contiguous(copy)
     return (
-        f"create the array with aligned(shape, dtype), or copy it into one {copy.once}"
+        f"create the array with aligned(shape, dtype), or copy it into such an array {copy.once}"
         f" {_COPIED_THERE}; then arraybridge.to_{copy.target}(x) shares it"
     )
 
@@ -173,7 +173,7 @@ def _share(copy: Copy) -> str:
 
 
 def _keep_bits(copy: Copy) -> str:
-    return f"arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if that is enough"
+    return f"arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if fewer bits suffice"
 
 
 ADVICE: dict[Reason, Callable[[Copy], str]] = {
@@ -225,7 +225,7 @@ WITHOUT_ADVICE = frozenset(
         Reason.NUMPY_SCALAR,
         # The program requested another distribution over devices.
         Reason.RESHARDED,
-        # The error has the advice.
+        # The conversion raises an error, which contains the advice.
         Reason.UNREADABLE_DEVICE,
         Reason.REQUIRES_GRAD,
         Reason.OTHER_SOURCE,

@@ -50,7 +50,8 @@ class Event(NamedTuple):
             ``"call"`` of a decorated function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`;
             ``"item"`` of `device_map` or `prefetch`; ``"retry"``, ``"split"`` and ``"clean-up"`` of an
             out-of-memory recovery.
-        name: The function, the stage, ``"numpy → jax"``, or the framework's call, ``"jnp.asarray"``.
+        name: The name of the function or stage; for a conversion, its frameworks, such as
+            ``"numpy → jax"``, or the framework's own call, such as ``"jnp.asarray"``.
         start: The start, in seconds since the trace was opened.
         seconds: The duration measured by the calling thread; 0 for instantaneous events. GPU work that the
             event queued may finish later.
@@ -104,7 +105,7 @@ class Event(NamedTuple):
 
     @property
     def where(self) -> str:
-        """File and line, ``"train.py:12"``; relative to the working directory if the file is inside it."""
+        """The file and line, such as ``"train.py:12"``; relative if the file is in the working directory."""
         if not self.file:
             return "?"
         from pathlib import Path  # imported here, since it takes 3 ms
@@ -122,7 +123,7 @@ class Event(NamedTuple):
 
 
 def began(event: Event) -> tuple[float, float]:
-    """Return the sort key of events: by start, the longest first."""
+    """Return the sort key that orders events by start, and the longest first if their starts are equal."""
     return event.start, -event.seconds
 
 
@@ -149,9 +150,9 @@ _OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
 #: The library name for threads of Python's standard library.
 _STANDARD = "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
-# The owner of each file: one of the three above, or the name of another library.
+# The owner of each file: `_OURS`, `_USERS`, `_PYTHON` (also for frameworks), or the name of another library.
 _owners: dict[str, str] = new_cache()
-# Folders of installed packages that count as the user's code: `arraybridge trace -m package`.
+# Folders of installed packages that count as the user's code, as in `arraybridge trace -m package`.
 _own_folders: list[str] = []
 # Name of a notebook cell → the file name under which `linecache` stores its source.
 _cells: dict[str, str] = {}
@@ -166,9 +167,9 @@ def site(frame: FrameType | None = None, *, foreign: bool) -> Site | None: ...
 def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
     """Return the innermost line of the user's code on the stack of this thread.
 
-    Without the user's code on the stack, return the line that submitted the work of this thread. Without that
-    too, as in the threads of a library, return the innermost line of a library, a framework or Python's
-    standard library, in this order.
+    If the stack does not contain the user's code, return the line that submitted the work of this thread. If
+    there is no such line either, as in the threads of a library, return the innermost line of a library, a
+    framework or Python's standard library, in this order.
 
     Args:
         frame: The frame to start from. Defaults to the caller.
@@ -195,14 +196,14 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
 
 def _rank(owner: str, installed: str) -> int:
-    """Return the rank of a frame for describing a thread without the user's code; 0 is best."""
+    """Return the rank of a frame as the line of a thread without the user's code; the lowest is chosen."""
     if owner == _OURS:
         return 2
     return 0 if installed else 1
 
 
 def _site_in_library(frame: FrameType | None) -> Site:
-    """Return the innermost line of a library on a stack without the user's code."""
+    """Return the innermost line of a library on a stack without the user's code; see `site`."""
     ranked: dict[int, tuple[FrameType, str]] = {}
     while frame is not None:
         file = frame.f_code.co_filename
@@ -263,7 +264,10 @@ def _installed_as(file: str) -> str:
 
 
 def _notebook_cell(file: str) -> str:
-    """Return the current name of a notebook cell, as in tracebacks; it changes when the cell runs again."""
+    """Return a file name. For a notebook cell, return its name in tracebacks, such as ``"In[3]"``.
+
+    That name changes when the cell runs again.
+    """
     ipython: Any = sys.modules.get("IPython") if "ipython" in file or "ipykernel" in file else None
     shell = ipython and ipython.get_ipython()
     formatted = shell and shell.compile.format_code_name(file)
@@ -283,7 +287,7 @@ def source_line(file: str, line: int) -> str:
 # -- the converted array -------------------------------------------------------------------------------
 
 _numbers = count()
-# A weak reference to each live array and its number, by its id().
+# For the id() of each live array: a weak reference to the array, and its number.
 _seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
@@ -302,7 +306,7 @@ def same_array(x: Any) -> int | None:
 
 def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
-    with suppress(Exception):  # a failed computation, or x is traced: reading it raises the same error
+    with suppress(Exception):  # if the computation failed or x is a tracer, reading x raises the same error
         source.interchange.block_until_ready(x)
 
 

@@ -103,7 +103,7 @@ _Tracks = dict[tuple[int, str, int, int], tuple[int, list[float]]]
 
 
 def _track(tracks: _Tracks, event: Event, group: int, name: str, number: int) -> int:
-    """Return the number of the track for the next event in the order of their starts.
+    """Return the number of the track for an event. Events must be passed in the order of their starts.
 
     Viewers require that the bars of a track are nested. An event that partly overlaps another, such as one of
     two asynchronous tasks in a thread, therefore gets another track: another lane of its thread or device.
@@ -169,7 +169,7 @@ def _color(event: Event) -> str:
 
 
 def _rows(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
-    """Return the name and bars of each thread, the longest first, so that inner bars are drawn on top."""
+    """Return the name and bars of each thread, the longest bar first, so that inner bars are on top."""
     rows: dict[tuple[str, int], list[Event]] = {(event.thread, event.thread_id): [] for event in events}
     for event in sorted(events, key=_longest_first):
         rows[event.thread, event.thread_id].append(event)
@@ -207,7 +207,7 @@ def _drawing(events: Sequence[Event]) -> str:
 
 
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw events, sorted by start; see `TraceLog.plot`."""
+    """Return a Matplotlib figure of events, and write it to ``path`` if given; see `TraceLog.plot`."""
     rows = _rows(events)
     instead = f" To write the events, call save({Path(path or 'run').stem + '.json'!r})."
     with plot_axes(10, 1.6 + 0.5 * max(1, len(rows)), path, instead=instead) as (figure, axes):

@@ -23,19 +23,19 @@ _STEPS = ("retry", "split", "clean-up")
 
 @dataclass(frozen=True)
 class HotSpot:
-    """The conversions and recoveries of one line of the user's code.
+    """The conversions and out-of-memory recoveries of one line of the user's code.
 
     Attributes:
         where: The file and line for display, such as ``"train.py:12"``.
         file: The file of the user's code; see `Event`.
         line: The line in ``file``.
         source: The text of the line; ``""`` if it is unavailable.
-        what: The conversions, such as ``"numpy → jax"``; those with the most bytes first.
+        what: The conversions, such as ``"numpy → jax"``; those that copy the most bytes come first.
         nbytes: The number of bytes copied.
         seconds: The time spent in conversions and clean-ups.
         count: The number of conversions.
-        reason: The reasons for the copies; those with the most bytes first.
-        advice: Advice that avoids the copies; ``""`` if nothing is copied or there is none.
+        reason: The reasons for the copies; those with the most copied bytes come first.
+        advice: Advice on avoiding the copies; ``""`` if nothing is copied or there is none.
         retries: How often memory ran out and the call was retried.
         splits: How often memory ran out and the input was split.
         threads: The names of the threads that ran the line.
@@ -190,7 +190,7 @@ def _spot(events: list[Event]) -> HotSpot:
 
 
 def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]:
-    """Return the reasons for the copies of one line and the advice that avoids them, most bytes first.
+    """Return the reasons for the copies of one line and the advice on avoiding them, most bytes first.
 
     If nothing was copied, return the reason for sharing memory, without advice.
     """

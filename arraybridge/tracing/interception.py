@@ -1,7 +1,7 @@
 """Record conversions by the frameworks' own calls, for traces with ``foreign=True``.
 
-While such a trace is open, the functions in a table are wrapped. The originals are restored when the last one
-ends.
+While such a trace is open, the functions in the table `_CALLS` are wrapped. The originals are restored when
+the last such trace ends.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _SHORT = {
     "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
 }  # fmt: skip
 #: The compiler of PyTorch, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it. It
-#: is active from the first `torch.compile`. If imported before the trace, it is treated as active.
+#: is active from the first `torch.compile`. If it was imported before the trace, it is treated as active.
 _COMPILER = "torch._dynamo"
-# Types of common arguments that are not arrays, which are passed on after one lookup.
+# Types of common arguments that are not arrays. Calls with such an argument are passed on after one lookup.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
 _RESHARDED = Cause(Reason.RESHARDED)
 _READ_ONLY = Cause(Reason.READ_ONLY)
@@ -79,11 +79,11 @@ class Conversion:
         source_device: The device of the array.
         device: The device of the result.
         nbytes: The number of bytes of the result.
-        shares: Whether both share memory.
-        steps: The shape and strides of a copied array, for `Event.layout`.
-        array: The number of a copied array, for `Event.array`.
+        shares: Whether the array and the result share memory.
+        steps: The shape, strides and itemsize of a copied array, for `Event.layout`.
+        array: The identifying number of a copied array, for `Event.array`.
         obstacle: The reason why no function could have shared the memory; None if one could.
-        wanted: The dtype that the program passed to JAX; ``""`` if it passed none.
+        wanted: The name of the dtype that the program passed to JAX; ``""`` if it passed none.
         observation: The properties of the target framework's functions.
     """
 
@@ -189,13 +189,13 @@ _thread = _Thread()
 _lock = RLock()
 _open_traces = 0
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
-_is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
+_is_compiling: Callable[[], bool] = bool  # returns False; replaced by PyTorch's function once it is imported
 _compiles = False
 _active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that record calls of this thread
 
 
 class _Call:
-    """A wrapper of a function that equals the function, since PyTorch looks functions up in dicts."""
+    """A wrapper that compares equal to its function, since PyTorch looks functions up in dicts."""
 
     def __init__(self, original: Any, name: str, library: str = "") -> None:
         update_wrapper(self, original)
@@ -230,7 +230,7 @@ class _Call:
         return result
 
     def _wait_for(self, x: Any) -> None:
-        """Wait for the source array if the call would wait for it, to exclude the waiting from the time."""
+        """Wait for the source array if the call would, so that the measured time excludes the waiting."""
         owner = registry.find_owner(x)
         if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
             return
@@ -254,7 +254,7 @@ class _Call:
         at = events.site(frame, foreign=True)
         if at is None:  # a step of a conversion by arraybridge
             return
-        # "" for the user's code.
+        # The package that made the call; "" for the user's code.
         caller = "" if at[1] is frame.f_code else frame.f_globals.get("__name__", "").partition(".")[0]
         pairs = zip(leaves_of(x), leaves_of(y), strict=False) if self._takes_trees else ((x, y),)
         for one, other in pairs:
@@ -269,7 +269,7 @@ class _Call:
                 seconds = 0.0  # the first array of a tree gets the time of the call
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
-        # A function written in C does not become a method as an attribute of a class.
+        # Unlike a Python function, a function written in C does not become a bound method.
         is_method = x is not None and hasattr(type(self._original), "__get__")
         return MethodType(self, x) if is_method else self
 
@@ -293,7 +293,10 @@ class _Call:
 
 
 class _Compiler(_Call):
-    """A wrapper of a PyTorch compiler that restores the originals, which the compiler knows by identity."""
+    """A wrapper of a PyTorch compiler that restores the original functions while the compiler runs.
+
+    The compiler recognizes functions by identity.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         global _compiles
@@ -330,10 +333,10 @@ class _Observer:
         #: Packages whose calls are not conversions by the user.
         self._own_callers: set[str] = set()
         for one in frameworks:
-            # NumPy also reads arrays of other frameworks for the user.
+            # Calls by NumPy count if the array is another framework's, since NumPy reads it for the user.
             if one is source or not one.devices.has_only_host:
                 self._own_callers.update(registry.metadata_of(one.name).packages)
-        #: The observation of a framework whose arrays may run the program's code when they are read.
+        #: The observation of the framework if reading its arrays may run the program's code, otherwise None.
         self._unobserved = next((one.runtime.observation for one in frameworks if _runs_code(one)), None)
 
     def conversion(
@@ -395,7 +398,7 @@ class _Observer:
         return conversion
 
     def _describe_copy(self, conversion: Conversion, source: Framework, wanted: Any, x: Any) -> None:
-        """Add the fields for copies: the array's layout, its identifying number, and the dtype argument."""
+        """Set the fields that only copies have, such as the array's layout and its identifying number."""
         if source.runtime.observation.has_strides:
             conversion.steps = events.steps(source, x)
         conversion.array = events.same_array(x)
@@ -431,7 +434,7 @@ def _observer(source: Framework | None, target: Framework | None) -> _Observer |
 
 @contextmanager
 def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
-    """Wrap the functions for one more trace; ``active`` returns the logs that record calls of a thread."""
+    """Wrap the functions for one more trace; ``active`` returns the logs that record the calling thread."""
     global _open_traces, _active_logs, _compiles
     with _lock:
         _active_logs = active
@@ -493,7 +496,7 @@ class _LaterImports:
     """A module finder that wraps frameworks when they are imported while a trace is open."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec from the other finders, with a loader that wraps the module."""
+        """Return the spec from the other finders, with a loader that also wraps the module's functions."""
         if name == _COMPILER:
             _detach("numpy")  # the compiler inspects NumPy's functions, which are wrapped again afterwards
         elif name not in _CALLS:

@@ -12,7 +12,7 @@ from arraybridge.frameworks.base import Framework, is_c_contiguous
 
 __all__ = ["Steps", "layout", "steps"]
 
-#: Shape, strides and itemsize; strides and itemsize in the same unit.
+#: Shape, strides and itemsize of an array. Strides and itemsize have the same unit, bytes or elements.
 Steps = tuple[tuple[int, ...], tuple[int, ...], int]
 
 

@@ -36,7 +36,7 @@ class Route:
         copies: The number of times that the data is copied.
         nbytes: The number of bytes of the elements.
         cause: The reason for the route, with its details.
-        steps: The shape, strides and itemsize of an array whose layout is the cause; otherwise None.
+        steps: The shape, strides and itemsize of the array if its layout is the cause; otherwise None.
         seconds: The measured duration; None if the conversion was not measured. Not compared by ``==``.
         layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a sparse array; ``""`` for a dense array.
     """
@@ -96,7 +96,7 @@ class Route:
 
     @property
     def advice(self) -> str:
-        """Advice that avoids the copy; ``""`` if nothing is copied or there is none."""
+        """Advice on avoiding the copy; ``""`` if nothing is copied or there is none."""
         if not self.copies:
             return ""
         # Imported here, since it takes 0.6 ms.
@@ -115,7 +115,7 @@ class Route:
         return f"for the copied values or indices: {advice}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the route as strings and numbers that JSON can store."""
+        """Return the route as a dictionary of strings and numbers that JSON can store."""
         return {
             "source": self.source,
             "target": self.target,

@@ -52,7 +52,7 @@ class TraceLog(Table):
     Attributes:
         records: The `Route` of each conversion, in order, with its ``seconds``.
         events: All events, sorted by start.
-        dropped: The number of events that ``limit`` dropped, with their records.
+        dropped: The number of events that were dropped because of ``limit``, also from ``records``.
         foreign: Whether the log records conversions by the frameworks' own calls.
         total_bytes_copied: The number of bytes copied, summed over all copies, including dropped events.
         total_seconds: The time spent in conversions, including dropped events.
@@ -98,7 +98,7 @@ class TraceLog(Table):
         return iter(self.records)
 
     def _event(self, record: Record, lines: dict[tuple[int, int], int]) -> Event:
-        """Return the event; ``lines`` caches the line number of each instruction."""
+        """Return a record as an event; ``lines`` caches the line number of each instruction."""
         _, code, instruction, _ = record.site
         line = lines.get((id(code), instruction))
         if line is None:
@@ -236,8 +236,8 @@ ActiveLogs = tuple[tuple[TraceLog, ...], Annotation]
 _opened_here: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
 #: The logs that record all threads of the process.
 _everywhere: list[TraceLog] = []
-#: All open logs and annotations, by their id(). While it is empty, callers skip `active_logs` and measure
-#: nothing.
+#: All open logs and annotations, by their id(). While this dict is empty, callers do not call `active_logs`
+#: and measure nothing.
 open_logs: dict[int, Any] = {}
 
 
@@ -253,7 +253,7 @@ def record_in_context(context: Context) -> None:
 
 @contextmanager
 def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
-    """Open a log or annotation for this thread or task; the context may exit in another one, in any order."""
+    """Open a log or annotation for this thread or task; the blocks may end in other threads, in any order."""
     _opened_here.set((*_still_open(_opened_here.get()), one))
     open_logs[id(one)] = one  # atomic
     try:
@@ -295,7 +295,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
 
 @contextmanager
 def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
-    """Record all threads of the process, like `trace` for one of them."""
+    """Record the events of all threads of the process. `trace` does the same for one thread or task."""
     log = TraceLog(limit, foreign)
     _everywhere.append(log)
     open_logs[id(log)] = log
@@ -308,7 +308,7 @@ def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[Trac
 
 
 def _interception() -> Any:
-    """Return the module `interception`, which few programs need."""
+    """Import and return the module `interception`, which few programs need."""
     from arraybridge.tracing import interception
 
     return interception
@@ -438,7 +438,7 @@ class Span:
 
 
 def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
-    """Start a piece of work; return None if no log or annotation is open for this thread or task.
+    """Return a started span of work; None if no log or annotation is open for this thread or task.
 
     Pass ``annotate=False`` for work that other work of the same thread may interrupt, such as a coroutine.
     """
