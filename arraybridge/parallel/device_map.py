@@ -59,16 +59,16 @@ def device_map(
         items: An iterable. The thread that reads the results reads it as devices become free; at most four
             items per thread are read but not yet returned. A source that reuses a buffer must yield copies.
         devices: A list of device strings or accelerator numbers. Defaults to ``"all"``: the accelerators of
-            the function's framework, or of all loaded frameworks if the function is not decorated. If there
-            are no accelerators, their CPU devices.
+            the function's framework, or of all loaded frameworks if the function is not decorated; their CPU
+            devices if there are no accelerators.
         per_device: The number of threads per device, each with a separate stream on an accelerator.
-        ordered: Whether to return the results in the order of the items; False returns each as soon as it is
-            ready.
+        ordered: Whether to return the results in the order of the items. If False, each result is returned as
+            soon as it is ready.
         progress: Whether to show a progress bar on the standard error stream.
-        processes: Whether to use a spawned process per thread, for functions that hold the GIL. Function,
-            items and results must pickle. Data larger than 128 KiB is sent through shared memory. Arrays on a
-            GPU stay there if PyTorch is imported (CUDA IPC), otherwise they are copied through the host. A
-            script must start under ``if __name__ == "__main__":``.
+        processes: Whether to use a spawned process per thread, for functions that hold the GIL. The function,
+            the items and the results must be picklable. Data larger than 128 KiB is sent through shared
+            memory. Arrays on a GPU stay there if PyTorch is imported (CUDA IPC), otherwise they are copied
+            through the host. A script must call `device_map` under ``if __name__ == "__main__":``.
         setup: A function that is called once per worker, on its device, which `get_device` returns there. Its
             return value, such as a model, is passed to ``fn`` before the item.
 
@@ -76,7 +76,7 @@ def device_map(
         An iterator. The threads and processes end when it ends, fails or is dropped.
 
     Raises:
-        TypeError: ``fn`` or ``setup`` is not callable or does not pickle, or ``items`` is not iterable.
+        TypeError: ``fn`` or ``setup`` is not callable or not picklable, or ``items`` is not iterable.
         ValueError: ``per_device`` or ``devices`` is invalid.
         DeviceNotFoundError: A device does not exist.
         Exception: An exception of ``fn`` or ``items``, with a note that names the item and the device. It is
@@ -125,7 +125,7 @@ def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
 
 
 def _own_framework(fn: Any) -> Framework | None:
-    """Return the framework of a decorated function, or None if arrays are passed to it unchanged."""
+    """Return the framework of a decorated function; None if ``fn`` is not decorated or converts no arrays."""
     placed = placement(fn)
     if placed is None or placed.framework is None or not placed.converts:
         return None
@@ -198,7 +198,10 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
 
 
 def _usable_devices(framework: Framework | None, placed: Placement | None) -> list[Device]:
-    """Return the devices of a decorated function's framework, or of every loaded one."""
+    """Return the device that a decorator names, otherwise all devices of the function's framework.
+
+    For a function without a framework, return the devices of every loaded framework.
+    """
     if framework is None:
         found = all_devices([one.name for one in loaded()])
         return [device for device in found if device.kind != "opencl"]
@@ -207,7 +210,7 @@ def _usable_devices(framework: Framework | None, placed: Placement | None) -> li
 
 
 def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
-    """Return the devices that the caller lists, without duplicates."""
+    """Return the devices that the caller lists. Raise `ValueError` if a device is listed twice."""
     expected = (
         f"devices={devices!r} must be 'all', a device such as 'cpu' or 'gpu:0', or a list of devices, such as"
         " ['gpu:0', 'gpu:1']."
@@ -229,7 +232,7 @@ def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
             raise ValueError(
                 f"devices= lists {device} twice. To run two threads per device, pass per_device=2."
             )
-    # Several missing devices are replaced by the host once.
+    # The host may replace several missing devices, but is returned only once.
     return list(dict.fromkeys(_found(device, framework) for device in asked))
 
 

@@ -113,16 +113,16 @@ class Pipeline:
 
         Returns:
             The results of the last stage, joined along ``axis``. If the stages are row-wise, they equal the
-            results for the whole batch bit for bit. Lists with one entry per row, such as texts or dicts, are
-            concatenated. Each stage must return new memory; only the last one may reuse a buffer.
+            results for the whole batch bit for bit. Lists with one entry per row, such as a string or dict,
+            are concatenated. Each stage must return new memory; only the last one may reuse a buffer.
 
         Raises:
             TypeError: There is no array in the batch, more than one argument is passed, or a stage returns
                 None.
             ValueError: The arrays have different numbers of rows or lack the axis.
             CannotSplitError: The results differ in structure, are values that cannot be joined, or contain a
-                list that can be one entry per row or several results. Also a `ValueError`.
-            Exception: An exception of a stage, with a note that names stage and microbatch.
+                list that could be either one entry per row or several results. Also a `ValueError`.
+            Exception: An exception of a stage, with a note that names the stage and the microbatch.
         """
         if batch is _MISSING or _more or _named:
             raise TypeError(
@@ -161,8 +161,8 @@ class Pipeline:
 
         Raises:
             TypeError: ``items`` is not iterable, or a stage returns None.
-            Exception: An exception of a stage or of ``items``, with a note that names stage and item. It is
-                raised after the results of the items before it, and no further item is started.
+            Exception: An exception of a stage or of ``items``, with a note that names the stage and the item.
+                It is raised after the results of the items before it, and no further item is started.
         """
         return self._run(source_of_items("pipeline.map", items), "item")
 
@@ -211,7 +211,7 @@ class Pipeline:
         counts = []
         for x in arrays:
             framework, array = source_of(x)
-            # NumPy arrays of any dtype can be split and joined, and sparse arrays by their parts.
+            # NumPy arrays of any dtype, and the values and indices of sparse arrays, can be split and joined.
             if not isinstance(array, np.ndarray) and not framework.sparse.layout(array):
                 framework.check(array)
             shape = framework.shape(array)
@@ -316,7 +316,7 @@ class StageReport(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineReport(Table):
-    """The times of a pipeline run, which prints as a table, also in a notebook.
+    """The times of a pipeline run, shown as a table in terminals and notebooks.
 
     Attributes:
         stages: One `StageReport` per stage.
@@ -330,7 +330,7 @@ class PipelineReport(Table):
 
     @property
     def bottleneck(self) -> str:
-        """The name of the busiest stage; the pipeline gets faster if this stage does."""
+        """The name of the busiest stage. To speed up the pipeline, speed up this stage."""
         return max(self.stages, key=lambda stage: stage.busy).name
 
     def _table(self) -> Contents:

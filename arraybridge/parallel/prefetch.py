@@ -24,7 +24,8 @@ from arraybridge.validation import whole_number
 
 __all__ = ["prefetch"]
 
-# The maximum number of items that are read ahead, regardless of depth: every slot exists from the start.
+# The maximum number of items that are read ahead, regardless of depth: all their requests are queued at the
+# start.
 _MOST = 1000
 # Seconds that the interpreter waits for the thread at exit, since a source may block forever.
 _FINAL_TIMEOUT = 2.0
@@ -42,11 +43,11 @@ def prefetch(
     grad: Grad = "error",
     progress: bool = False,
 ) -> Iterator[Any]:
-    """Keep the next items converted and on the device while the current item is used.
+    """Return an iterator that reads and converts the next items while the current item is used.
 
     A thread reads and converts up to ``depth`` items ahead. On a GPU, the thread has a separate stream, and
     the stream that uses an item waits for the event after its copy. For CuPy and PyTorch, arrays in host
-    memory are copied to page-locked memory first, as by `pinned`. A loop that spends 10 ms reading and
+    memory are copied to page-locked memory first, as `pinned` does. A loop that spends 10 ms reading and
     10 ms using each item then takes 10 ms per item instead of 20.
 
     Each item is converted before the next one is read. A source may therefore reuse one buffer if the
@@ -57,10 +58,10 @@ def prefetch(
     Args:
         items: An iterable, such as a generator, a list or a ``torch.utils.data.DataLoader``. A separate
             thread reads it.
-        framework: The framework to convert to. Arrays in nested containers are converted too, as by
+        framework: The framework to convert to. Arrays in nested containers are converted too, as in
             `convert_tree`; other values are unchanged.
         gpu_id: The accelerator, as in `convert_memory`.
-        device: Any device instead, as in `convert_memory`.
+        device: The device, instead of ``gpu_id``, as in `convert_memory`.
         dtype: The dtype, as in `convert_memory`.
         copy: Whether to copy, as in `convert_memory`.
         grad: How to treat gradients, as in `convert_memory`.
@@ -106,17 +107,20 @@ def prefetch(
 
 
 def _is_gpu(target: Framework, place: Device | None) -> bool:
-    """Return whether host arrays are sent to a GPU. Without a device, they stay on the host if they can."""
+    """Return whether host arrays are sent to a GPU.
+
+    If ``place`` is None, they stay on the host if the framework has arrays there.
+    """
     return not target.has_host if place is None else place.kind == "gpu"
 
 
 class _Reader:
-    """The reader of items and converter in the thread of `prefetch`.
+    """The work of the thread of `prefetch`, which reads and converts the items.
 
     Args:
         source: The items.
         target: The framework to convert to.
-        place: The device to convert to, if it is known in advance.
+        place: The device to convert to; None if it is not known in advance.
         options: Further options of `convert_tree`.
         pins: Whether to pin host arrays if the framework has page-locked memory.
     """
@@ -147,7 +151,7 @@ class _Reader:
 
     @contextmanager
     def working(self, worker: Worker) -> Iterator[Work]:
-        """Work in this thread, on a separate stream of an accelerator."""
+        """Give this thread a separate stream on an accelerator, and yield the function that it calls."""
         if self.place is not None and self.place.kind != "cpu":
             worker.use_stream(self.target.streams, self.place)
         yield partial(self._work, worker)
@@ -159,7 +163,8 @@ class _Reader:
             return END
         self.is_read = True
         result = _traced(f"to {self.target.name}", self.place, partial(self._convert, item))
-        # The source reuses its memory on its framework's stream, after work on other streams has read it.
+        # The source may reuse the item's memory on the stream of its framework. That stream must therefore
+        # wait until other streams have read the memory.
         wait_for_each_other(worker.keep_alive_until_done(item))
         return result
 

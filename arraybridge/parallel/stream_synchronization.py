@@ -20,10 +20,11 @@ from arraybridge.types import Device
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
-    """Record the events after which another thread may read the arrays, one per framework and device.
+    """Record and return the events after which another thread may read the arrays.
 
-    JAX orders its own work, but raises errors of pending computation where the result is read. This function
-    therefore waits for its arrays, so that such an error is raised in the thread that caused it.
+    There is one event per framework and device. JAX orders its own work, but raises errors of pending
+    computation where the result is read. This function therefore waits for JAX arrays, so that such an error
+    is raised in the thread that caused it.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
@@ -44,7 +45,10 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
 
 
 def received(result: Any, stream_events: list[StreamEvent]) -> Any:
-    """Wait for the events, and return the result so that this thread can use and free its memory."""
+    """Make the streams of this thread wait for the events, and return the result.
+
+    The thread can then use the memory of the result and free it.
+    """
     if not stream_events:
         return result
     for event in stream_events:
@@ -61,10 +65,10 @@ def received(result: Any, stream_events: list[StreamEvent]) -> Any:
 
 
 def record_reader_events(tree: Any) -> list[StreamEvent]:
-    """Record events in all streams of this thread whose pending work may read the arrays.
+    """Record and return events in all streams of this thread whose pending work may read the arrays.
 
     A function may read an array in a framework other than the array's, so every framework that has opened the
-    GPU records one.
+    GPU records an event.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
@@ -98,7 +102,7 @@ def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
 
 
 def check_not_differentiated(item: Any) -> None:
-    """Raise `GradientError` if a tape or tracer of this thread follows an array of the item."""
+    """Raise `GradientError` if an array of the item is being differentiated or transformed in this thread."""
     cls = type(item)
     if cls is np.ndarray or kinds.get(cls) is LEAF:
         return

@@ -38,12 +38,12 @@ class WorkerProcess:
     """The process that runs a worker's function on the items that the worker's thread sends.
 
     Args:
-        make: A function that returns, in the process, the function to call with each item. It must pickle.
-        what: The user's functions in it, for messages.
+        make: A function that the process calls to get the function to call with each item; picklable.
+        what: A text with the user's functions that ``make`` contains, for messages.
         name: The device or stage that the process belongs to, for messages.
 
     Raises:
-        TypeError: The function does not pickle.
+        TypeError: The function is not picklable.
     """
 
     def __init__(self, make: Callable[[], Work], what: str, name: str) -> None:
@@ -61,7 +61,7 @@ class WorkerProcess:
 
     @contextmanager
     def working(self, _: Worker) -> Iterator[Work]:
-        """Start the process, and terminate it at the end regardless of what it is doing."""
+        """Start the process, yield the function that sends it an item, and terminate it at the end."""
         spawn = multiprocessing.get_context("spawn")
         connection, other_end = spawn.Pipe()
         process = spawn.Process(target=serve, args=(other_end, self._name, missing_gpu()), daemon=True)
@@ -69,7 +69,7 @@ class WorkerProcess:
         self._started = process
         other_end.close()
         try:
-            with suppress(OSError):  # the process has died, which the first item reports
+            with suppress(OSError):  # if the process has died, the first item raises `ProcessDiedError`
                 connection.send_bytes(self._job)
             yield partial(self._result_of, process, connection)
         finally:
@@ -78,7 +78,7 @@ class WorkerProcess:
             connection.close()
 
     def stop(self) -> None:
-        """Terminate the process. In a thread that waits for its result, reading the pipe raises EOFError."""
+        """Terminate the process. If a thread waits for a result, its read of the pipe raises EOFError."""
         if self._started is not None:
             self._started.terminate()
 
@@ -157,9 +157,9 @@ class _Failure:
     """The exception that was raised for an item.
 
     Attributes:
-        pickled: The exception, or the reason why it cannot be pickled, as text.
-        text: Its class and message.
-        traceback: The traceback of its process, as text.
+        pickled: The pickled exception, or, if it cannot be pickled, a pickled string with the reason.
+        text: The class and message of the exception.
+        traceback: The traceback in the worker process, as text.
     """
 
     pickled: bytes
@@ -173,7 +173,7 @@ class _Failure:
         return cls(data, error_text(error), "".join(traceback.format_exception(error)).rstrip())
 
     def error(self) -> BaseException:
-        """Return the exception for the caller to raise, with the traceback of its process as a note."""
+        """Return the exception for the caller to raise, with the traceback from the process as a note."""
         loaded = attempt(pickle.loads, self.pickled)  # some exceptions pickle but cannot be unpickled
         if isinstance(loaded.value, BaseException):
             error = loaded.value

@@ -114,7 +114,8 @@ class _Item:
 
 #: A function from an item to its result.
 Work = Callable[[Any], Any]
-#: A context in which a thread works; entering it returns the function to call with each item.
+#: A function from a worker to the context of its thread; entering that context returns the function to call
+#: with each item.
 Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
 
 
@@ -141,13 +142,14 @@ def nothing() -> None:
 
 
 class Worker:
-    """The work of one thread on separate streams, and the time that it takes.
+    """The work of one thread, the streams that it uses, and the time that it takes.
 
     Args:
         enter: A function from the worker to a context, which returns the function to call with each item.
-        note: A function from the number of an item to the note on its exception.
+        note: A function from the number of an item to the note that is added to its exception.
         shown: The fields of its events in a trace; None for a function that records its own events.
-        stop: A function that is called when no more results are needed, to end what the work waits for.
+        stop: A function that is called when no more results are needed. It unblocks the thread, for example
+            by terminating a process that the thread waits for.
         depth: The maximum number of inputs that are kept alive while pending work may read them.
         slots: The maximum number of items that wait for this worker; 0 for any number.
     """
@@ -173,7 +175,8 @@ class Worker:
         self._depth = depth
         self._streams: set[tuple[Streams, Device]] = set()
         self._keep_alives = KeepAlives()
-        #: Finished items, and seconds in work, waiting for input, and waiting for a slot of the next stage.
+        #: The number of finished items, and the seconds spent working, waiting for an item, and waiting for a
+        #: slot of the next stage.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
         self.spans: deque[ItemTime] = deque(maxlen=10_000)
@@ -209,7 +212,7 @@ class Worker:
         return stream_events
 
     def work_on(self, item: _Item, work: Work, run: int) -> _Item:
-        """Return the item with its result or exception."""
+        """Process an item, and return it with its result or exception."""
         outcome = attempt(self._result_of, item, work, run)
         if outcome.error is not None:
             return self.failed(outcome.error, item.number)
@@ -293,7 +296,7 @@ class Run:
         #: Finished items that are not yet returned, by their position in the output.
         self._arrived: dict[int, _Item] = {}
         self._read = self._returned = 0
-        #: The exception of the input, which is raised after the results of the items before it.
+        #: The exception of the input, if any. It is raised after the results of the items before it.
         self._input_errors: list[BaseException] = []
         #: Items after this number are dropped, because that item failed or was the last; -1 after `stop`.
         self._end = sys.maxsize
