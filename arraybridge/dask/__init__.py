@@ -10,7 +10,7 @@
 array([0. , 0.5, 1. , 1.5, 2. , 2.5])
 
 Dask handles scheduling, transport and chunking. This package converts arrays inside blocks, and registers
-arrays of all frameworks with Dask (`arraybridge.dask.array_registration`). The extra ``dask`` installs it.
+arrays of all frameworks with Dask (`arraybridge.dask.array_registration`). The extra ``dask`` installs Dask.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Register arrays of all frameworks with Dask: their sizes, tokens and serialization.
 
 Without this, Dask counts a PyTorch tensor of 40 MB as 80 bytes and does not know when to spill it to disk. No
-framework is imported: its classes are registered when Dask encounters its first array.
+framework is imported: the classes of a framework are registered when Dask encounters its first array.
 
 Sizes are registered by the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are
 registered on first use of a name of `arraybridge.dask`, and serialization by `prepare`.
@@ -62,7 +62,7 @@ def register_transport() -> None:
 
 def _register_dispatch(dispatch: Any, answer: Callable[..., Any]) -> None:
     """Register a function for each framework: immediately if it is loaded, otherwise on its first array."""
-    # Dask registers PyTorch lazily for both packages, which would otherwise replace this registration.
+    # Dask itself registers PyTorch lazily for torch and torchvision. This replaces both registrations.
     for root, names in {**registry.names_by_module(), "torchvision": ("torch",)}.items():
         registered_classes = [name for name in names if name not in _KNOWN_TO_DASK]
         if registered_classes:

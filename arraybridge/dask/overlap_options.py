@@ -1,4 +1,4 @@
-"""Validation of the options of `map_overlap`, which Dask reads in part or rejects with unclear errors."""
+"""Validation of the options of `map_overlap`. Dask ignores some invalid values or raises unclear errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def check_depth(depth: Any, ranks: Sequence[int]) -> None:
 
     Raises:
         TypeError: If a margin is not an int.
-        ValueError: If a margin is negative, or there is no such array or axis.
+        ValueError: If a margin is negative, or the entries do not match the arrays and their axes.
     """
     problem = f"depth={depth!r} has"
     for margin in _entries(depth, ranks, f"depth={depth!r}", _DEPTH_ADVICE):
-        # Different margins before and after a block.
+        # A tuple of two numbers has different margins before and after a block.
         both = margin if isinstance(margin, tuple) and len(margin) == 2 else (margin,)
         for n in both:
             if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
@@ -38,7 +38,8 @@ def check_boundary(boundary: Any, ranks: Sequence[int]) -> None:
     """Raise for a ``boundary`` that is not valid for arrays with these numbers of axes.
 
     Raises:
-        ValueError: If a value is neither a number nor a known name, or there is no such array or axis.
+        ValueError: If a value is neither a number nor a known name, or the entries do not match the arrays
+            and their axes.
     """
     for value in _entries(boundary, ranks, f"boundary={boundary!r}", _BOUNDARY_ADVICE):
         is_name = isinstance(value, str) and value in _BOUNDARIES

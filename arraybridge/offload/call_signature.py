@@ -1,4 +1,4 @@
-"""Signatures of calls: calls with equal signatures differ only in shapes and values of their arrays."""
+"""Signatures of calls: calls with equal signatures differ only in the shapes and values of their arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BUILT_IN = (dict, list, tuple, set, frozenset, deque)
 
 
 class NoSignatureError(Exception):
-    """The arguments have no exact signature. The message is the reason."""
+    """An error for arguments that have no exact signature. The message is the reason."""
 
 
 class _Identity:
@@ -76,7 +76,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self._count = 0
-        # Objects that are being described, by id → their depth, so that cycles end.
+        # The id of each object that is being described → its depth. Recursion ends at these objects.
         self._open: dict[int, int] = {}
 
     def value(self, x: Any) -> Hashable:
@@ -101,7 +101,7 @@ class _Walk:
         return self._other(x)
 
     def _other(self, x: Any) -> Hashable:
-        """Describe a value of a class that is not one of the usual ones."""
+        """Return the key of a value whose class is not one of the common ones."""
         cls = type(x)
         if issubclass(type(x), np.generic):
             return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Identity(x)
@@ -118,7 +118,7 @@ class _Walk:
         return tuple([self.value(x) for x in xs])
 
     def _nested(self, x: Any) -> Hashable:
-        """Describe an object that consists of other objects."""
+        """Return the key of an object that consists of other objects."""
         depth = self._open.get(id(x))
         if depth is not None:
             return "cycle", depth
@@ -134,7 +134,7 @@ class _Walk:
         if type(x) in _BUILT_IN:
             return self._items(x)
         if issubclass(type(x), FunctionType):
-            # A lambda is a new object each time, with the same code.
+            # A lambda expression creates a new function each time, with the same code.
             return x.__code__, self.values((x.__defaults__, x.__kwdefaults__)), self.values(_captured(x))
         if issubclass(type(x), MethodType):
             return self.values((x.__func__, x.__self__))
@@ -147,7 +147,7 @@ class _Walk:
         return (*parts, self.value(attributes))
 
     def _items(self, x: Any) -> tuple[Hashable, ...]:
-        """Describe the items of a built-in container, or of a subclass, in their order."""
+        """Return the keys of the items of a built-in container or its subclass; ``()`` for other objects."""
         if issubclass(type(x), dict):
             keys = tuple(dict.keys(x)) if all(type(key) is str for key in x) else self.values(dict.keys(x))
             return keys, self.values(dict.values(x))
@@ -160,7 +160,7 @@ class _Walk:
         return ()
 
     def _reduced(self, x: Any) -> tuple[Hashable, ...]:
-        """Describe an object by its pickle state, if its class is implemented in C."""
+        """Return the keys of an object's pickle state, or its identity if it cannot be pickled."""
         try:
             reduced = x.__reduce_ex__(4)
         except Exception:  # noqa: BLE001  # `__reduce_ex__` may raise anything; use the identity
@@ -169,7 +169,7 @@ class _Walk:
 
 
 def _has_native_state(cls: type) -> bool:
-    """Return whether instances store more than attributes, such as ``random.Random``."""
+    """Return whether instances store more than attributes, as those of ``random.Random`` do."""
     return any(not base.__flags__ & _HEAP_TYPE or _is_larger(base) for base in cls.__mro__[:-1])
 
 
@@ -247,7 +247,7 @@ def _names(code: Any) -> set[str]:
 
 
 def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
-    """Return the plain attributes of ``self`` of these names, by exact value.
+    """Return the signature of ``self``: its type, and the exact values of plain attributes with these names.
 
     Other attributes are ignored, so that a counter, cache or log does not change the signature.
     """

@@ -101,12 +101,12 @@ class DeviceChooser:
         self.cpu_reason = "" if placed is None else f"another decorator sets its device: {placement_text(fn)}"
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Return the arguments of a call, without ``self`` or ``cls`` among those that are converted."""
+        """Return the arguments of a call, with ``self`` or ``cls`` separate, since it is never converted."""
         skip = 0 if self.self_argument is None else self.self_argument.count(args)
         return Arguments(args[:skip], args[skip:], kwargs)
 
     def decide(self, call: Arguments, timings: Timings, proof_of: Callable[[Any], Proof]) -> Choice:
-        """Decide where a call runs.
+        """Return the device on which a call runs, with the reason.
 
         ``proof_of`` returns the proof of an exact signature. If a call runs on the CPU because its signature
         is new, the proof records it, so that the next such call is the trial.
@@ -164,9 +164,10 @@ class DeviceChooser:
         return signature_of_self(call.own, self._self_names) if call.own else (), call.exact(), gpu.name
 
     def _candidate(self, call: Arguments, cpu: float | None) -> BackendGpu | str:
-        """Return the GPU on which a call could run, or the reason for the CPU, regardless of its signature.
+        """Return the GPU on which a call could run, or the reason why it must run on the CPU.
 
-        ``cpu`` is the time of the call on the CPU in seconds, if known.
+        The exact signature of the call is not considered yet. ``cpu`` is the time of the call on the CPU in
+        seconds, if known.
         """
         if call.has_sparse:
             return _SPARSE
@@ -199,7 +200,7 @@ class DeviceChooser:
 
     def _gpu(self) -> BackendGpu | str:
         """Return the GPU to run on, or the reason why there is none."""
-        # Workers of device_map have their own device. None if no device was selected.
+        # Workers of device_map have their own device. `chosen` is None if no device was selected.
         chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
@@ -215,7 +216,10 @@ class DeviceChooser:
         return 0 if chosen is None else chosen.index
 
     def _known_proof(self, key: Any) -> Proof:
-        """Return a copy of the proof of a signature. If the call has no ``self``, that of any ``self``."""
+        """Return a copy of the proof of a signature, or a new proof if there is none.
+
+        If the call has no ``self``, use the proof of such a call with any ``self``.
+        """
         own, *rest = key
         found = self.proofs.peek(key)
         # explain() of a bound method gets no self, because it is an attribute of the function.

@@ -27,7 +27,8 @@ from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, arrays_of, kinds, map_arrays
 from arraybridge.types import GpuId
 
-#: Whether this thread runs a function whose device is chosen. `gpu` functions that it calls run there, too.
+#: Whether this thread is running a function whose device has been chosen. The `gpu` functions that it calls
+#: run on the same device.
 _decided: ContextVar[bool] = ContextVar("arraybridge_gpu_decided", default=False)
 
 
@@ -111,14 +112,14 @@ class Offload:
         index = gpu.device.index
         axis = self.split_axis
         result = recovered(attempt, call.batch, call.named, 1, index, None, axis is not None, axis or 0)
-        if not stays:  # otherwise the GPU may not have finished
+        if not stays:  # the GPU may still be computing a result that stays there
             timings.add(GPU, cost_model.clock() - started)
         return result
 
     def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
         """Record that the function failed on the GPU, and return the text of the warning."""
         reason = first_line(error_text(error))
-        drop_tracebacks(error)  # its variables hold memory of the GPU
+        drop_tracebacks(error)  # the local variables in them keep GPU memory allocated
         if is_oom_error(error) or isinstance(error, CannotSplitError):
             timings.cpu_reason = f"it ran out of memory on {gpu.name} before"
             fix = " If its rows are independent, pass split_axis=0 to compute them in parts on the GPU."
@@ -133,7 +134,7 @@ class Offload:
     # -- the trial --------------------------------------------------------------------------------
 
     def _trial(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
-        """Run an exact signature for the first time on a GPU, and compare the result with that of NumPy."""
+        """Run a call on the CPU and on a GPU, and return the result, with a warning if the results differ."""
         on_host = call.on_host()
         started = cost_model.clock()
         expected = _run_decided(on_host, self.fn)

@@ -59,7 +59,7 @@ class BackendGpu:
             return fn()
 
     def free(self) -> int:
-        """Return the bytes that the framework can still allocate, with its cache; 0 if unknown."""
+        """Return the bytes that the framework can still allocate, including its cache; 0 if unknown."""
         now = cost_model.clock()
         if now - self._measured_at >= FREE_MEMORY_SECONDS:
             self._measured_at = now
@@ -72,7 +72,10 @@ found_gpus: dict[tuple[str | None, int], BackendGpu | str] = new_cache()
 
 
 def find_gpu(backend: str | None, index: int) -> BackendGpu | str:
-    """Return the GPU with this index in a framework (None for the first one that has it), or the reason."""
+    """Return the GPU with this index, or the reason why there is none.
+
+    If ``backend`` is None, use the first framework that finds the GPU.
+    """
     gpu = found_gpus.get((backend, index))
     return gpu or remember(found_gpus, (backend, index), _find_gpu(backend, index))
 
@@ -99,7 +102,10 @@ def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
 
 
 def _names_to_probe(backend: str | None) -> list[str]:
-    """Return the frameworks in which to search for a GPU. Without a driver, none is imported for that."""
+    """Return the frameworks in which to search for a GPU.
+
+    If there is no driver, these are only plug-ins and frameworks that are already imported.
+    """
     names = registry.numpy_like_names() if backend is None else [backend]
     if sys.platform == "darwin":
         has_driver = platform.machine() == "arm64"

@@ -75,7 +75,7 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     a = _on_host(expected)
     b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if type(a) not in (np.ndarray, type(actual)):  # a subclass of np.ndarray that the GPU does not have
+        if type(a) not in (np.ndarray, type(actual)):  # a subclass that GPU results do not have
             return _description(actual, expected), False
         if a.dtype.name != b.dtype.name:
             return f"it returns {b.dtype.name}, but {a.dtype.name} in NumPy", False
@@ -110,7 +110,8 @@ def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
         finite = np.isfinite(a) & np.isfinite(b)
         wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
-            # Half of the digits. If large arguments cancel out, their rounding error remains.
+            # Values must agree to half of the digits. If large arguments cancel out, their rounding errors
+            # remain in the result.
             largest = float(np.abs(a[finite]).max())
             allowed = math.sqrt(precision) * largest + 2 * precision * max(
                 map(_magnitude, arguments), default=0.0
@@ -146,7 +147,7 @@ def _magnitude(x: Any) -> float:
 
 
 def widened(tree: Any) -> Any:
-    """Return NumPy arrays in double precision, which reduces rounding errors, but no other differences."""
+    """Return NumPy arrays in double precision, to reduce rounding errors but no other differences."""
 
     def widen(x: Any) -> Any:
         if not _precision(x):
