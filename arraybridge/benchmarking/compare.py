@@ -45,9 +45,9 @@ def compare(
 
     Framework decorators and ``@gpu`` transfer the arguments themselves, so the timings of such functions
     include transfers. For any other function, the arrays are moved to the device first, and the timings
-    exclude transfers. Arrays of a framework stay in that framework. NumPy arrays are converted to CuPy,
-    PyTorch or JAX, the first one that has a GPU. Such a function must support both frameworks, for example
-    with `array_namespace`.
+    exclude transfers. Arrays of a framework stay in that framework. NumPy arrays are converted to the first
+    of CuPy, PyTorch and JAX that finds a GPU. The function must then support NumPy and that framework, for
+    example with `array_namespace`.
 
     Args:
         fn: The function. With ``sizes``, also a list of functions, or a dict of functions by name.
@@ -97,7 +97,7 @@ def _valid_sizes(sizes: Any) -> list[int]:
 
     Raises:
         TypeError: If a size is not an int.
-        ValueError: If there is none, or one is below 1.
+        ValueError: If there is no size, or a size is less than 1.
     """
     is_iterable = isinstance(sizes, Iterable) and not isinstance(sizes, str)
     counts = list(sizes) if is_iterable else []

@@ -107,7 +107,8 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
         _block_until_ready(args if result is None else result)
         samples.append(clock() - start)
         del result
-        # A wait may cost more than many calls, so waits end if they found no queued work five times.
+        # A wait may take longer than many calls, so it is omitted after five waits if one of them found no
+        # queued work.
         if len(waits) < _TRIALS or min(waits) > _IDLE_FACTOR * idle[0]:
             waits.append(_synchronize())
             samples[-1] += max(0.0, waits[-1] - idle[4])

@@ -100,7 +100,7 @@ def check_framework(
     *,
     only: str | Iterable[str] | None = None,
 ) -> Report:
-    """Check every promise of the library on one framework, and describe each failure.
+    """Check every promise of the library for one framework, and describe each failure.
 
     The promises are those of the section on conversion in the documentation. The suite queries the dtypes,
     ranks, devices and alignment that the framework claims to support, and checks these claims.
@@ -286,7 +286,7 @@ class Subject:
         return values.copy()  # a broken framework may share the memory of its copies
 
     def view(self, x: Any) -> np.ndarray | None:
-        """Return the host memory of an array; None if the framework does not show it."""
+        """Return the host memory of an array; None if the framework does not expose it."""
         if self.framework.devices.device_of(x).kind != "cpu":
             return None
         try:
@@ -415,7 +415,7 @@ _RANKS = [(1,) * rank for rank in (1, 2, 3, 4, 5, 8, 9, 10, 32, 33, 64) if rank 
 
 @_promise(shape=[(), (0,), (0, 3), (3, 0, 2), (1, 5), (2, 3, 4), *_RANKS])
 def shapes(s: Subject, shape: tuple[int, ...]) -> None:
-    """Check that empty arrays, 0-d arrays and every rank are converted, or raise a typed error."""
+    """Check that empty arrays and arrays of every rank are converted, or raise a typed error."""
     try:
         _arrives(s, shape=shape)
     except MemoryConversionError as error:

@@ -42,10 +42,10 @@ def inject_oom(
     Args:
         framework: The framework whose error is raised. It is imported.
         skip: The number of attempts that run normally first. Defaults to 0.
-        count: The number of attempts that fail after these. Defaults to None: one attempt, or all attempts
-            with ``above_rows``.
-        above_rows: If given, only attempts on more rows fail, as on a GPU with little memory. Defaults to
-            None.
+        count: The number of attempts that fail after these. Defaults to None: one attempt, or all attempts if
+            ``above_rows`` is given.
+        above_rows: If given, only attempts with more rows fail, as on a GPU with little memory. ``skip`` and
+            ``count`` then refer to these attempts. Defaults to None.
 
     Yields:
         A record of the attempts: ``.attempts``, their rows in order, and ``.raised``.
