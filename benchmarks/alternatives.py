@@ -33,7 +33,7 @@ LIBRARIES = {
 
 
 def converter(library: str, source: str, target: str) -> Callable[[Any], Any]:
-    """Return the library's call for a pair of frameworks; raises LookupError if it has none."""
+    """Return the library's call for a pair of frameworks, or raise `LookupError` if it has none."""
     if library == "arraybridge":
         import arraybridge
 
@@ -79,7 +79,7 @@ def _move_to(target: str) -> Callable[[Any], Any]:
 
 
 def narrowed(library: str) -> str:
-    """Convert float64 from PyTorch to JAX, with JAX's x64 off."""
+    """Return whether a float64 tensor of PyTorch keeps its values in JAX without x64, as text."""
     import torch
 
     result = converter(library, "torch", "jax")(torch.tensor([1e300, 2.0], dtype=torch.float64))
@@ -87,19 +87,19 @@ def narrowed(library: str) -> str:
 
 
 def reversed_view(library: str) -> str:
-    """Convert a reversed NumPy view to PyTorch."""
+    """Return whether a reversed NumPy view is copied correctly to PyTorch, as text."""
     result = converter(library, "numpy", "torch")(np.arange(3.0)[::-1])
     return "copied" if result.tolist() == [2.0, 1.0, 0.0] else "wrong"
 
 
 def masked(library: str) -> str:
-    """Convert a masked array to PyTorch."""
+    """Return the effect of converting a masked array to PyTorch without an error, as text."""
     converter(library, "numpy", "torch")(np.ma.masked_array([1.0, 2.0], [False, True]))
     return "mask dropped"
 
 
 def read_only(library: str) -> str:
-    """Convert a read-only NumPy array to PyTorch, then write to the tensor."""
+    """Return whether a write to a tensor that was made from a read-only array changes the array, as text."""
     array = np.zeros(3)
     array.flags.writeable = False
     converter(library, "numpy", "torch")(array)[0] = 1
@@ -120,7 +120,7 @@ QUESTIONS = (narrowed, reversed_view, masked, read_only, tensorflow_to_numpy)
 
 
 def ask(library: str, question: str, folder: Path) -> str:
-    """Run a question in a separate process; returns its answer, or "crashes" if a signal ended it."""
+    """Run a question in a separate process, and return its answer, also if a signal ended the process."""
     packages = LIBRARIES[library]
     path = folder / packages[0] if packages else None
     if path is not None and not path.is_dir():
@@ -139,7 +139,7 @@ def ask(library: str, question: str, folder: Path) -> str:
 
 
 def answer(library: str, question: str) -> str:
-    """Answer a question in this process."""
+    """Run a question in this process, and return its answer."""
     put = {one.__name__: one for one in QUESTIONS}[question]
     try:
         return put(library)

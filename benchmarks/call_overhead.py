@@ -44,7 +44,7 @@ ELEMENTS = 16
 BATCH = 500_000
 #: How many times as long as ``from_dlpack`` a conversion of an unknown producer may take.
 PRODUCER_RATIO = 1.5
-#: Sizes in bytes at which an unaligned array goes into JAX.
+#: Sizes in bytes of the unaligned arrays that are converted to JAX.
 INTO_JAX = (64, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
 Json = dict[str, Any]
@@ -54,7 +54,7 @@ console = Console(width=110)
 
 @dataclass(frozen=True)
 class Case:
-    """A call of arraybridge, the equivalent plain calls, and the largest difference in units."""
+    """A call of arraybridge, the equivalent plain calls, and the largest allowed difference in units."""
 
     ours: Timed
     plain: Timed
@@ -166,7 +166,7 @@ def decorated(ab: Any) -> dict[str, Case]:
 
 
 def peers(library: Any) -> dict[str, Timed]:
-    """Return the cases that the peer supports, always with a declared source."""
+    """Return the peer's calls for some of the cases, always with a declared source. Some may raise."""
     import jax  # noqa: F401  # also imported in the other process
     import torch
 
@@ -293,7 +293,7 @@ def worker(connection: Connection, peer: str, rounds: int) -> None:
 
 
 def measure(peer: str, rounds: int) -> tuple[dict[str, Any], Json | None]:
-    """Return the batches of each case, or the name of its exception, and the times to JAX by size."""
+    """Return the batch times of each case or the name of its exception, and the times to JAX by size."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     process = context.Process(target=worker, args=(child, peer, rounds), daemon=True)
@@ -310,13 +310,13 @@ def measure(peer: str, rounds: int) -> tuple[dict[str, Any], Json | None]:
 
 
 def limits() -> dict[str, float]:
-    """Return the largest difference of each case from the plain calls, in units."""
+    """Return the largest allowed difference of each case from the plain calls, in units."""
     library: Any = importlib.import_module("arraybridge")
     return {name: case.most for name, case in {**conversions(library), **decorated(library)}.items()}
 
 
 def summarize(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]) -> Json:
-    """Return the fastest batches of each case, in units of this run, and the targets."""
+    """Return the fastest batch of each case, its difference from the plain calls, and the targets."""
     unit = min(one["unit"] for rows in ours.values() for one in rows)
     results = {}
     for name, rows in ours.items():

@@ -7,7 +7,8 @@ Run it from the root of the checkout, as described in `benchmarks/README.md`.
     python -m benchmarks.conversion --peer FOLDER        # arraybridge==0.5.2, installed there if missing
 
 Sections: `pairs` (twelve host pairs, 4 MiB and 16 elements), `copies` (layouts that require a copy),
-`pyclesperanto` (64 MiB to and from an OpenCL device), `import` (the time of `import arraybridge`).
+`pyclesperanto` (64 MiB to and from an OpenCL device), `own` (arrays in memory as NumPy allocates it),
+`import` (the time of `import arraybridge`).
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ console = Console(width=132)
 def raw_calls() -> dict[tuple[str, str], dict[str, Prepare]]:
     """Return for each pair the native calls that share memory, by label. The fastest one is the reference.
 
-    Each takes the array and returns the function to time. Every contender is wrapped in one plain function,
-    so the cost of that call is equal.
+    Each entry takes the array and returns the function to time. Every contender is wrapped in one plain
+    function, so the cost of that call is equal.
     """
     import jax
     import jax.numpy as jnp
@@ -410,12 +411,13 @@ def show_copies(result: Json) -> None:
 
 
 def opencl(connection: Connection, rounds: int, ours: bool) -> None:
-    """Time 64 MiB to and from pyclesperanto, in a new process."""
+    """Time transfers of 64 MiB to and from pyclesperanto in a new process, and send the results."""
     source = counting(4096, 4096)
     calls: dict[str, Timed] = {"plain copy": lambda: copy_with_numpy(source)}
     if ours:
         convert: Any = importlib.import_module("arraybridge").convert_memory
-        # First, because the library finds an OpenCL driver if none is configured.
+        # This conversion runs before the import of pyclesperanto, so that arraybridge can find an OpenCL
+        # driver if none is configured.
         array = convert(source, "pyclesperanto")
         assert np.array_equal(convert(array, "numpy"), source), "wrong values"
         calls["ours to"] = lambda: convert(source, "pyclesperanto", copy=True)
@@ -430,7 +432,7 @@ def opencl(connection: Connection, rounds: int, ours: bool) -> None:
 
 
 def pyclesperanto(rounds: int, ours: bool) -> Json:
-    """Compare 64 MiB to and from an OpenCL device with a plain copy into new memory."""
+    """Compare transfers of 64 MiB to and from an OpenCL device with a plain copy into new memory."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     process = context.Process(target=opencl, args=(child, rounds, ours), daemon=True)
@@ -469,7 +471,7 @@ def show_pyclesperanto(result: Json) -> None:
 
 
 def own_memory(rounds: int) -> Json:
-    """Convert 4 MiB from NumPy, aligned to 64 bytes and as NumPy allocates it."""
+    """Time conversions of 4 MiB from NumPy, aligned to 64 bytes and in memory as NumPy allocates it."""
     convert: Any = importlib.import_module("arraybridge").convert_memory
     explain: Any = importlib.import_module("arraybridge").explain
     memory = aligned((1024 * 1024 + 16,))

@@ -73,7 +73,7 @@ def quartiles(samples: list[float], digits: int = 3) -> Json:
 
 
 def local_cluster(n: int, **options: Any) -> Any:
-    """Start worker processes of one thread each, in Dask and in its libraries."""
+    """Start worker processes with one thread each, in Dask and in the numerical libraries."""
     return cluster(n, threads_per_worker=1, dashboard_address=":0", env=ONE_THREAD, **options)
 
 
@@ -112,7 +112,7 @@ def overhead(rounds: int) -> list[Json]:
     by_hand      the same with the framework's own calls, which may copy
     map_blocks   arraybridge.dask.map_blocks of the decorated function
 
-    The difference of `map_blocks` and `plain` is exactly the sum of three parts:
+    The difference between `map_blocks` and `plain` is exactly the sum of three parts:
 
     scheduling   dask - numpy: the cost of Dask's map_blocks over the loop
     conversion   (converted - dask) - (plain - numpy): two conversions by hand, inside a task
@@ -274,7 +274,7 @@ def throughput(rounds: int, blocks: int = BLOCKS) -> Json:
 
 
 def memory(blocks: int = 10_000) -> Json:
-    """Return the memory over many blocks. Measure Dask alone too, because its workers record tasks."""
+    """Return the memory of the workers over many blocks, also with Dask alone, whose workers record tasks."""
 
     def by_dask(array: Any) -> Any:
         return da.map_blocks(add_one, array, meta=array._meta) - 1
@@ -368,7 +368,7 @@ def compile_once(blocks: int = 200) -> Json:
 
 
 def graph(rounds: int) -> list[Json]:
-    """Measure the client for 1,000 to 100,000 blocks, and runs of the smaller graphs."""
+    """Measure the client's cost for graphs of 1,000 to 100,000 blocks, and run the smaller graphs."""
     rows = []
     decorated = arraybridge.numpy(add_one)
     for blocks in (1000, 10_000, 100_000):

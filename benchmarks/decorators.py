@@ -6,8 +6,8 @@ Run it from the root of the checkout.
     python -m benchmarks.decorators --peer FOLDER    # the folder of arraybridge==0.5.2
     python -m benchmarks.decorators --without peer
 
-The other contenders are a function wrapped with `functools.wraps`, the minimal wrapper in Python, and the
-peer's decorators, which convert only the dtype of the result.
+The other contenders are a function wrapped with `functools.wraps`, which is the minimal wrapper in Python,
+and the peer's decorators, which convert only the dtype of the result.
 """
 
 from __future__ import annotations

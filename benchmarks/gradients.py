@@ -43,7 +43,8 @@ SIZES = {"16 elements": 16, "4 MiB": 1 << 20}
 #: Maximum allowed ratio to the minimal bridge, and under jax.jit to the callback.
 TARGETS = {"16 elements": 1.6, "4 MiB": 1.15}
 TARGET_UNDER_JIT = 1.5
-#: Several calls per batch even at 4 MiB, because the first call depends on the caches and heap before it.
+#: Long enough for several calls per batch at 4 MiB, because the first one depends on earlier use of the
+#: caches and the heap.
 BATCH_NS = 30_000_000
 
 BODIES: dict[str, Callable[..., Any]] = {

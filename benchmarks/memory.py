@@ -170,7 +170,7 @@ def transfer(rounds: int) -> Json:
             if gpus:
                 on_jax = jax.device_put(host, gpus[0]).block_until_ready()
                 up["jax"] = lambda a=host, g=gpus[0]: jax.device_put(a, g).block_until_ready()
-                # JAX caches np.asarray(x) with the array, so each copy needs a new one.
+                # JAX caches the result of np.asarray(x) with the array, so each copy needs a new array.
                 down["jax"] = lambda a=on_jax: np.asarray(a + 0)
         row: Json = {"mib": mib}
         for direction, calls in (("to the GPU", up), ("to the host", down)):
@@ -195,7 +195,7 @@ def transfer_targets(found: Json) -> list[tuple[str, float, float]]:
             for name in found["frameworks"]:
                 what = f"{row['mib']} MiB {direction}, {name}"
                 converted = rates[f"convert, {name}"]
-                # At least as fast as the native call, within the variation of equal calls.
+                # The target is the speed of the native call, less the variation of equal calls.
                 targets.append(
                     (f"{what}: gpu_id=0, relative to the fastest native call", converted / best, 0.9)
                 )

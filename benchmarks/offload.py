@@ -1,9 +1,9 @@
-"""Measure the decisions of `@gpu` and its overhead around an empty function.
+"""Measure the time of `@gpu` for a decision, and its overhead around an empty function.
 
     python -m benchmarks.offload [--out FOLDER]
 
 It needs no GPU: the decisions are for a simulated one that is never used. Writes ``results/offload.json``.
-Target: at most 20 µs per decision.
+Target: less than 20 µs for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare loops with `prefetch` with the longer of reading and using their items.
+"""Compare loops over `prefetch` with their lower bound, the longer of reading and using the items.
 
 Run it from the root of the checkout:
 

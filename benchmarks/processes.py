@@ -5,9 +5,9 @@ Run it from the root of the checkout:
     python -m benchmarks.processes [--rounds 7]
 
 A worker receives an item and returns it. The contenders are `device_map(processes=True)`, the same with a
-`shared` array, pickle through a pipe, joblib (which maps files above 1 MB), `torch.multiprocessing`, and
-``x.copy()`` as a reference. All take turns. Writes `results/processes.json`, and `results/processes.png` if
-matplotlib is installed.
+`shared` array, pickle through a pipe, joblib (which memory-maps files for arrays above 1 MB),
+`torch.multiprocessing`, and ``x.copy()`` as a reference. All take turns. Writes `results/processes.json`,
+and `results/processes.png` if matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.timing import batch_ns, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIZES = [4 << 10 << 2 * i for i in range(9)]  # 4 KiB to 256 MiB
-WARM_UP = 8  # items until all segments were used once
+WARM_UP = 8  # items until all segments have been used once
 READ_AHEAD = 4  # largest number of items that device_map computes in advance
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ def same(x: Any) -> Any:
 
 @contextmanager
 def by_device_map(x: np.ndarray) -> Iterator[Trip]:
-    """Copy an ordinary array into shared segments, which are reused."""
+    """Yield a call that copies an ordinary array into shared segments, which are reused."""
     results = device_map(same, repeat(x), ["cpu"], processes=True)
     yield lambda: next(results)
     results.close()  # type: ignore[attr-defined]  # a generator
@@ -57,14 +57,14 @@ def by_device_map(x: np.ndarray) -> Iterator[Trip]:
 
 @contextmanager
 def by_shared(x: np.ndarray) -> Iterator[Trip]:
-    """Pass an array in shared memory."""
+    """Yield a call that passes an array in shared memory."""
     with by_device_map(shared(x)) as trip:
         yield trip
 
 
 @contextmanager
 def by_pickle(x: np.ndarray) -> Iterator[Trip]:
-    """Pickle the array through a pipe of multiprocessing."""
+    """Yield a call that sends the pickled array through a pipe of multiprocessing."""
     context = multiprocessing.get_context("spawn")
     connection, child = context.Pipe()
     process = context.Process(target=echo, args=(child,), daemon=True)
@@ -87,7 +87,7 @@ def echo(end: Any) -> None:
 
 @contextmanager
 def by_joblib(x: np.ndarray) -> Iterator[Trip]:
-    """Pass the array to a worker of joblib."""
+    """Yield a call that passes the array to a worker of joblib."""
     import joblib
 
     with joblib.Parallel(n_jobs=2) as parallel:
@@ -96,7 +96,7 @@ def by_joblib(x: np.ndarray) -> Iterator[Trip]:
 
 @contextmanager
 def by_torch(x: np.ndarray) -> Iterator[Trip]:
-    """Pass a new tensor each time, like a data loader, through queues of torch.multiprocessing."""
+    """Yield a call that passes a new tensor, as a data loader does, through torch.multiprocessing queues."""
     import torch
 
     context = torch.multiprocessing.get_context("spawn")

@@ -4,10 +4,10 @@
     python -m benchmarks.sparse --rounds 15 --out /tmp
 
 Each pair is measured with a small matrix, for the cost of a call, and with a million entries, for the cost of
-copies. "By hand" is the code that users write with the public calls of both frameworks. It copies what these
-calls copy, and does not check what the library checks, such as JAX's padding. Both contenders run in turn,
-one batch each per round. The fastest batch of each counts, because other work on the machine only adds
-to it.
+copies. "By hand" is the code that users write with the public calls of both frameworks. It makes the copies
+that these calls make, and omits the checks of the library, such as that of JAX's padding. Both contenders run
+in turn, one batch each per round. The fastest batch of each counts, because other work on the machine only
+adds to the time.
 """
 
 from __future__ import annotations

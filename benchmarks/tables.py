@@ -140,7 +140,7 @@ def show(tables: Json) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare conversions of tables with the libraries' own.")
+    parser = argparse.ArgumentParser(description="Compare conversions of tables with native calls.")
     parser.add_argument("--rounds", type=int, default=50, help="rounds (at least 25 to publish)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()

@@ -67,7 +67,7 @@ def calls_per_batch(call: Callable[[], object], target_ns: int = BATCH_NS) -> in
 def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Time single calls in turn, and return the nanoseconds of each contender per round.
 
-    Use it for calls of milliseconds. One warm-up round is discarded. Each round starts with the next
+    Use it for calls that take milliseconds. One warm-up round is discarded. Each round starts with the next
     contender, so that none always follows the same one.
     """
     names = list(calls)
@@ -126,7 +126,7 @@ def pyplot() -> Any:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from arraybridge import formatting  # in some processes, the peer is imported by this name
+    from arraybridge import formatting  # in some processes, the peer is imported under this name
 
     plt.rcParams.update(formatting.PLOT_SETTINGS)
     return plt

@@ -1,4 +1,4 @@
-"""Measure what traces cost while they are closed, and per event while they are open.
+"""Measure the cost of a trace after it was closed, and the cost per event while it is open.
 
     python -m benchmarks.trace_cost             # writes benchmarks/results/trace_cost.json
     python -m benchmarks.trace_cost --processes 3 --rounds 15 --out /tmp
@@ -144,7 +144,7 @@ def measure(rounds: int) -> dict[str, Times]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what traces cost while they are closed and open.")
+    parser = argparse.ArgumentParser(description="Measure the cost of traces after closing and while open.")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=25, help="rounds before and after the trace")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")

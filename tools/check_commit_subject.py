@@ -26,7 +26,7 @@ NOT_VERBS = (
 
 
 def faults(message: str) -> list[str]:
-    """Return what is wrong with the subject of a commit message, one sentence each."""
+    """Return the faults of a commit message's subject, one sentence each."""
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     subject = lines[0].rstrip() if lines else ""
     if subject.startswith(GENERATED):
@@ -57,7 +57,7 @@ def _is_imperative(word: str) -> bool:
 
 
 def main() -> int:
-    """Print the faults of the message in the file that is named; return the exit status."""
+    """Print the faults of the message in the file that is passed, and return the exit status."""
     found = faults(Path(sys.argv[1]).read_text(encoding="utf-8"))
     print("\n".join(found), end="\n" if found else "")
     return int(bool(found))

@@ -1,4 +1,4 @@
-"""Run the questions and tests, or the benchmarks, for a GPU, and write a summary.
+"""Run the GPU questions and tests, or the GPU benchmarks, and write a summary.
 
 tools/gpu_check.sh runs this. The exit status is 0 if everything ran and passed, 1 if something failed, and 3
 if nothing failed but something did not run. A skip does not count as a pass.
@@ -146,7 +146,7 @@ def on_path(wheels: Path | None, folder: Path) -> None:
 
 
 def gpu_name() -> str:
-    """Return the name of the first GPU of nvidia-smi, or exit if there is none."""
+    """Return the name of the first GPU that nvidia-smi lists, or exit if there is none."""
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -156,7 +156,7 @@ def gpu_name() -> str:
 
 
 def frameworks() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the versions of the frameworks that find the GPU, and for the others the reason."""
+    """Return the versions of the frameworks that find the GPU, and the reasons why the others do not."""
     found, missing = {}, {}
     for name in FRAMEWORKS:
         command = [sys.executable, "-c", PROBE, name]
@@ -247,7 +247,7 @@ def tests(folder: Path, found: list[str], part: str, until: float, out: Outcome)
             counts.update(of_file)
             text = ", ".join(f"{n} {kind}" for kind, n in of_file.items()) or "no tests"
             print(f"{name}: {text}, {time.monotonic() - started:.0f} s", flush=True)
-        # After each file, in case the run is interrupted.
+        # Write the outcomes after each file, in case the run is interrupted.
         (folder / f"tests-{part.replace('/', 'of')}.json").write_text(json.dumps(outcomes, indent=1) + "\n")
     out.ran += counts["passed"]
     out.not_run += counts["not run"]
@@ -300,7 +300,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/gpu_check.sh", description=__doc__)
     parser.add_argument("what", choices=("tests", "benchmarks"))
     parser.add_argument("--part", type=part_of, default="1/1", help="part of the tests, such as 1/2 or 2/2")
-    parser.add_argument("--site", type=Path, help="folder of wheels that this Python lacks")
+    parser.add_argument("--site", type=Path, help="folder of wheels for packages that this Python lacks")
     parser.add_argument(
         "--out", type=Path, help="folder of the results instead of benchmarks/results/gpu-NAME"
     )
