@@ -82,7 +82,7 @@ def _exit_for_sigterm(*_: object) -> None:
 
 def run() -> None:
     """Run the program under the name `arraybridge`, and exit with its exit code."""
-    # Handle `kill` as Ctrl-C, so that the terminal always gets its cursor back.
+    # Handle `kill` like Ctrl-C, so that the terminal always gets its cursor back.
     signal.signal(signal.SIGTERM, _exit_for_sigterm)
     for name in ("stdin", "stdout", "stderr"):
         # If the parent process closed a stream, the next file to be opened would get its descriptor.
@@ -96,7 +96,7 @@ def run() -> None:
     try:
         app(prog_name="arraybridge")
     except (OSError, MemoryError) as error:
-        # For example a full disk behind stdout. The rest of the buffer cannot be written either.
+        # The disk behind stdout may be full. The rest of the buffer cannot be written either.
         with contextlib.suppress(OSError):
             sys.stdout.close()
         typer.echo(f"arraybridge: {error or 'out of memory'}", err=True)

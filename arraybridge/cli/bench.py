@@ -150,7 +150,7 @@ def bench(
     The calls alternate, so that other load on the machine affects both equally.
 
     With --sizes, functions are timed on the CPU and on the GPU, without transfers.
-    The table shows from which size on the GPU is faster.
+    The table shows the size from which the GPU is faster.
 
     Examples:
     [bold]arraybridge bench --frameworks torch,jax[/bold]
@@ -181,7 +181,7 @@ def bench(
 
 
 def _check_mode(context: typer.Context) -> None:
-    """Raise for an option that does not apply, because of the presence or absence of ``--sizes``."""
+    """Raise for an option that requires ``--sizes`` or cannot be used with it."""
     with_sizes = context.params["sizes"] is not None
     if not with_sizes and context.params["functions"] is not None:
         raise typer.BadParameter(
@@ -191,7 +191,7 @@ def _check_mode(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             raise typer.BadParameter(
-                "It does not apply to --sizes. Remove one of them.", param_hint=f"--{name}"
+                "It cannot be used with --sizes. Remove one of them.", param_hint=f"--{name}"
             )
 
 
@@ -224,7 +224,7 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
         if source in arrays and target in arrays:
             cases += _conversion(source, target, arrays)
     for name in available:
-        # A function that does nothing, so that the difference is the cost of the decorator.
+        # The function does nothing, so that the difference is the cost of the decorator.
         decorated = arraybridge.framework(name).decorator(_nothing)
         calls = (partial(_nothing, arrays[name]), partial(decorated, arrays[name]))
         cases.append(Case(f"@{name}", "f", *calls))
@@ -232,7 +232,7 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
 
 
 def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Case]:
-    """Return the case of a pair; empty if it requires a GPU array that the source cannot create."""
+    """Return a list with the case of a pair; empty if the source cannot create the required GPU array."""
     x = arrays[source]
     has_host = arraybridge.framework(target).has_host
     if not has_host and not arraybridge.framework(source).devices.has_only_host:

@@ -58,9 +58,9 @@ class Findings(NamedTuple):
 
     Attributes:
         driver: The NVIDIA driver.
-        gpus: The GPUs that CUDA shows.
+        gpus: The GPUs that are visible to CUDA.
         probes: The findings of `arraybridge.cli.probe` by framework. ``"state"`` is a key of `_STATES`.
-        trials: The results of import orders, see `_read_trial`.
+        trials: The result of each import order; see `_read_trial`.
         versions: The installed versions of arraybridge and of distributions that contain CuPy.
         environ: The environment variables.
         folder: The working directory, which Python searches first for modules.
@@ -96,7 +96,7 @@ class Findings(NamedTuple):
 
 
 def _problem(check: str, severity: str, framework: str, message: str, *fix: str) -> Json:
-    """Make the report of a problem.
+    """Return the report of a problem.
 
     Args:
         check: The identifier of the check.
@@ -144,7 +144,7 @@ def check_driver_version(findings: Findings) -> Iterator[Json]:
 
 
 def check_cupy_cuda(findings: Findings) -> Iterator[Json]:
-    """Report a CuPy wheel for another CUDA major version than that of the driver."""
+    """Report a CuPy wheel for a CUDA major version that differs from the driver's."""
     supported = findings.driver_cuda()
     for name in findings.cupy_distributions():
         built = _CUPY_WHEELS.get(name, supported)
@@ -187,7 +187,7 @@ def check_cpu_builds(findings: Findings) -> Iterator[Json]:
 
 
 def check_opencl(findings: Findings) -> Iterator[Json]:
-    """Report a pyclesperanto without OpenCL device, or with one that only arraybridge can find."""
+    """Report that pyclesperanto finds no OpenCL device, or finds one only after arraybridge is imported."""
     probe = findings.probes.get("pyclesperanto", {})
     if probe.get("state") == "no device":
         message = (
@@ -213,7 +213,7 @@ def check_pocl(findings: Findings) -> Iterator[Json]:
         )
         fix = (
             "sudo apt install pocl-opencl-icd",
-            "# or another PoCL of your system, and import pyclesperanto before tensorflow",
+            "# or install another PoCL package of your system, and import pyclesperanto before tensorflow",
         )
         yield _problem("old-pocl", "error", "pyclesperanto", message, *fix)
 
@@ -231,7 +231,7 @@ def check_preallocation(findings: Findings) -> Iterator[Json]:
             yield _problem("preallocation", "warning", name, message, *fix)
 
 
-#: Framework → another fix if its import crashes after those of other frameworks.
+#: Framework → another fix if its import crashes after other frameworks have been imported.
 _OTHER_ORDER_FIXES = {
     "pyclesperanto": (
         '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS set to an empty folder',
@@ -404,7 +404,7 @@ def _narrow_down(trials: Sequence[Json], probes: Mapping[str, Json], seconds: fl
     for trial in trials:
         at = trial["at"]
         order = trial["order"]
-        # A framework that crashes in a separate process does not depend on the order.
+        # If a framework also crashes in a separate process, its crash does not depend on the order.
         suspects = () if not at or probes[at]["state"] in _ENDED else order[: order.index(at)]
         pairs = _run_trials([(name, at) for name in suspects], seconds)
         narrowed += [pair for pair in pairs if pair["crash"]] or [trial]
@@ -414,7 +414,8 @@ def _narrow_down(trials: Sequence[Json], probes: Mapping[str, Json], seconds: fl
 def _try_companions(installed: Sequence[str], seconds: float) -> list[Json]:
     """Import each installed companion after each framework, and return the trials that crash.
 
-    A companion that also crashes in a separate process is not reported: it does not depend on the order.
+    A companion that also crashes in a separate process is not reported: its crash does not depend on the
+    order.
     """
     crashes: list[Json] = []
     for companion in filter(can_find, COMPANIONS):

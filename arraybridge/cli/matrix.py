@@ -27,7 +27,7 @@ from arraybridge.types import Device
 Json = dict[str, Any]
 T = TypeVar("T")
 _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red"}
-#: The label of arrays in memory that NumPy allocates. The arrays of the other rows are aligned to 64 bytes.
+#: The label of arrays with the alignment that NumPy chooses. Arrays in other rows are aligned to 64 bytes.
 UNALIGNED = "numpy unaligned"
 _ROUNDS = 9
 _MEANINGS = {
@@ -107,7 +107,7 @@ def matrix(
 
 
 def _make_array(nbytes: int, name: str) -> np.ndarray:
-    """Make an array of this size in aligned memory that every framework can share.
+    """Return an array of this size in aligned memory that every framework can share.
 
     Large arrays have the shape (rows, 1024), small ones have one axis.
     """
@@ -133,9 +133,9 @@ def _make_array(nbytes: int, name: str) -> np.ndarray:
 
 
 def _copy_unaligned(array: np.ndarray) -> np.ndarray:
-    """Copy to memory as NumPy allocates it for large arrays: 16 bytes past a multiple of 64.
+    """Return a copy in memory as NumPy allocates it for large arrays: 16 bytes past a multiple of 64.
 
-    NumPy aligns memory to 16 bytes. Small arrays are aligned to 64 bytes by chance, large ones never are.
+    NumPy aligns memory to 16 bytes. Small arrays are aligned to 64 bytes by chance; large ones never are.
     """
     memory = arraybridge.aligned(array.nbytes + 16, "uint8")[16:]
     unaligned = memory.view(array.dtype).reshape(array.shape)
@@ -248,7 +248,7 @@ def _remarks(result: Json) -> list[str]:
     if result["numpy_own"]:
         remarks.append(
             f"{UNALIGNED}: large arrays as NumPy allocates them, aligned to 16 bytes. The arrays of the other"
-            " rows are aligned to 64 bytes, as by arraybridge.aligned()."
+            " rows are aligned to 64 bytes, like those from arraybridge.aligned()."
         )
     refusals = dict.fromkeys(cell["error"] for cell in _all_cells(result) if cell["error"])
     remarks += [f"Refused: {refusal}" for refusal in refusals]

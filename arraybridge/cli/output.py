@@ -79,7 +79,7 @@ def table_or_list(
     right: Sequence[str] = (),
     wrap: str | None = None,
 ) -> RenderableType:
-    """Return a table if it fits the console, else a list with one block of lines per row.
+    """Return a table if it fits the console, otherwise a list with one block of lines per row.
 
     Args:
         to: The console.
@@ -136,12 +136,12 @@ def _redirected(descriptor: int, target: int) -> Iterator[None]:
 
 
 def reserve_stdout(for_json: bool) -> contextlib.AbstractContextManager[None]:
-    """Send everything that libraries print on stdout to stderr within this block, if ``for_json``."""
+    """Return a context in which output of libraries on stdout goes to stderr if ``for_json`` is set."""
     return _redirected(1, 2) if for_json else contextlib.nullcontext()
 
 
 def progress_bar(*, has_total: bool = True) -> Progress:
-    """Make a progress bar on stderr that appears on terminals only and vanishes at the end.
+    """Return a progress bar on stderr that appears only on terminals and disappears at the end.
 
     Without a total, it is a spinner.
     """

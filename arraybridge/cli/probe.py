@@ -155,7 +155,7 @@ def _probe(name: str, findings: Json) -> None:
 
 
 def _lacks_device(error: Exception) -> bool:
-    """Return whether a framework works, but has no device."""
+    """Return whether an error means that the framework works, but has no device."""
     if isinstance(error, DeviceNotFoundError) or lacks_platform(error):
         return True
     return isinstance(error, MemoryConversionError) and error.code == Reason.NO_DEVICE

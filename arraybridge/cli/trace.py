@@ -142,7 +142,7 @@ def _count_as_user_code(module: str) -> None:
 
 
 def _without_callers(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback, starting at the script's first frame; None if there is none (a syntax error)."""
+    """Return the traceback starting at the script's first frame; None if no line of the script ran."""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if file not in (__file__, runpy.__file__) and not file.startswith("<frozen "):

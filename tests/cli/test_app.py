@@ -88,11 +88,11 @@ def test_missing_packages_are_reported_in_one_line(tmp_path: Path, name: str) ->
         ),
         (
             ["bench", "--sizes", "9", "--size", "4MiB"],
-            "for --size: It does not apply to --sizes. Remove one of them.",
+            "for --size: It cannot be used with --sizes. Remove one of them.",
         ),
         (
             ["bench", "--sizes", "9", "--frameworks", "numpy"],
-            "for --frameworks: It does not apply to --sizes.",
+            "for --frameworks: It cannot be used with --sizes.",
         ),
         (["monitor", "--interval", "0"], "--interval"),
         (["monitor", "--csv", "memory.txt"], "must end in .csv or .jsonl."),
