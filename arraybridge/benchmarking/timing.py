@@ -107,8 +107,8 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
         _block_until_ready(args if result is None else result)
         samples.append(clock() - start)
         del result
-        # A wait may take longer than many calls, so it is omitted after five waits if one of them found no
-        # queued work.
+        # A wait may take longer than many calls. After the fifth wait, waits are therefore omitted as soon as
+        # one of them has found no queued work.
         if len(waits) < _TRIALS or min(waits) > _IDLE_FACTOR * idle[0]:
             waits.append(_synchronize())
             samples[-1] += max(0.0, waits[-1] - idle[4])

@@ -207,7 +207,7 @@ def map_blocks(
 
 
 def _check_block_counts(arrays: list[Any]) -> None:
-    """Raise `ValueError` if arrays have different numbers of blocks, which Dask would notice only later.
+    """Raise `ValueError` if arrays have different numbers of blocks, which Dask detects only when computing.
 
     Axes are aligned from the last one, and an axis with a single block fits any number.
     """

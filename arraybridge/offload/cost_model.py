@@ -1,7 +1,7 @@
 """Timings of a function on the CPU and on a GPU, and the choice of the faster device.
 
-This module depends on no framework. Times are in seconds and include transfers. The caller measures them with
-`clock`.
+This module does not depend on any framework. Times are in seconds and include transfers. The caller measures
+them with `clock`.
 """
 
 from __future__ import annotations

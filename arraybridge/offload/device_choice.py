@@ -29,7 +29,7 @@ from arraybridge.types import Device, GpuId
 #: Calls below both limits do not search for a GPU: importing a framework takes longer than many such calls.
 PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
-_TOO_SMALL = "its arrays are too small to search for a GPU"
+_TOO_SMALL = "its arrays are too small to justify a search for a GPU"
 _SPARSE = "sparse arrays stay on the CPU"
 #: Calls that take less time on the CPU finish there before a call on the GPU would start.
 QUICK = 50e-6

@@ -62,15 +62,15 @@ def gpu(
 
     The function must be pure in its array arguments, and must not draw random numbers.
 
-    Timings are recorded per call signature: dtypes, ranks, the byte count rounded to a power of two, and
-    number and string arguments. Calls run on the faster device, including transfers. The slower one is
+    Timings are recorded per call signature: dtypes, ranks, the byte count rounded up to a power of two, and
+    integer and string arguments. Calls run on the faster device, including transfers. The slower device is
     measured again from time to time. Arrays on the GPU stay there. Quick calls, calls that do not fit in the
     GPU memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
 
-    Results are verified per exact call: all arguments that are not arrays must have the same types and
-    values, and containers the same structure. The first such call runs on the CPU. The second one is a trial,
-    which also runs on the GPU. Structure, shapes, dtypes and values are compared, to half the digits of the
-    dtype. A call with a number that was not used before therefore runs on the CPU.
+    Results are verified separately for each exact signature: all arguments that are not arrays must have the
+    same types and values, and containers the same structure. The first such call runs on the CPU. The second
+    one is a trial, which also runs on the GPU. Structure, shapes, dtypes and values are compared, to half the
+    digits of the dtype. A call with a number that was not used before therefore runs on the CPU.
 
     A function whose results differ (in PyTorch, ``x.std()`` divides by N-1) or that fails on the GPU stays on
     the CPU from then on, with one warning that shows the difference. A call that runs out of GPU memory is

@@ -109,13 +109,13 @@ def prefetch(
 def _is_gpu(target: Framework, place: Device | None) -> bool:
     """Return whether host arrays are sent to a GPU.
 
-    If ``place`` is None, they stay on the host if the framework has arrays there.
+    If ``place`` is None, they stay on the host if the framework supports host arrays.
     """
     return not target.has_host if place is None else place.kind == "gpu"
 
 
 class _Reader:
-    """The work of the thread of `prefetch`, which reads and converts the items.
+    """The work of the `prefetch` thread: reading and converting the items.
 
     Args:
         source: The items.

@@ -38,8 +38,9 @@ class WorkerProcess:
     """The process that runs a worker's function on the items that the worker's thread sends.
 
     Args:
-        make: A function that the process calls to get the function to call with each item; picklable.
-        what: A text with the user's functions that ``make`` contains, for messages.
+        make: A picklable function that the process calls once. It returns the function to call with each
+            item.
+        what: The user's functions as text, for messages.
         name: The device or stage that the process belongs to, for messages.
 
     Raises:

@@ -102,8 +102,9 @@ def check_framework(
 ) -> Report:
     """Check every promise of the library for one framework, and describe each failure.
 
-    The promises are those of the section on conversion in the documentation. The suite queries the dtypes,
-    ranks, devices and alignment that the framework claims to support, and checks these claims.
+    A promise is a guarantee about conversions, such as exact values, complete copies or shared memory as
+    `explain` predicts it. The suite queries the dtypes, ranks, devices and alignment that the framework
+    claims to support, and checks these claims.
 
     Args:
         framework: The name of the framework, or an instance. An instance is registered while the suite runs.

@@ -196,7 +196,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
 
 def _rank(owner: str, installed: str) -> int:
-    """Return the rank of a frame as the line of a thread without the user's code; the lowest is chosen."""
+    """Return the rank of a frame for describing a thread without the user's code; 0 is best."""
     if owner == _OURS:
         return 2
     return 0 if installed else 1

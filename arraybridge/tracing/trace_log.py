@@ -52,7 +52,7 @@ class TraceLog(Table):
     Attributes:
         records: The `Route` of each conversion, in order, with its ``seconds``.
         events: All events, sorted by start.
-        dropped: The number of events that were dropped because of ``limit``, also from ``records``.
+        dropped: The number of events that were dropped because of ``limit``; their records are dropped too.
         foreign: Whether the log records conversions by the frameworks' own calls.
         total_bytes_copied: The number of bytes copied, summed over all copies, including dropped events.
         total_seconds: The time spent in conversions, including dropped events.
@@ -265,10 +265,11 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
 
 @contextmanager
 def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
-    """Record the conversions and related events of this thread or task, and of the threads of its pipelines.
+    """Record the conversions and related events of this thread or task.
 
-    The events are conversions, calls of decorated functions, stages of pipelines, items of `device_map` and
-    `prefetch`, decisions of `gpu`, and the steps of out-of-memory recoveries.
+    This includes the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators. The events are
+    conversions, calls of decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
+    decisions of `gpu`, and the steps of out-of-memory recoveries.
 
     Args:
         limit: The maximum number of events in the log; the oldest are dropped and counted in
