@@ -199,7 +199,7 @@ def transfer_targets(found: Json) -> list[tuple[str, float, float]]:
                 targets.append(
                     (f"{what}: gpu_id=0, relative to the fastest native call", converted / best, 0.9)
                 )
-    return targets  # fmt: skip
+    return targets
 
 
 # --- report --------------------------------------------------------------------------------------
