@@ -185,7 +185,7 @@ def _unshared(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
-    """Describe a trainable tensor in the graph that is not an argument; "" if there is none."""
+    """Return a description of a captured trainable tensor (not an argument); ``""`` if there is none."""
     nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
     leaves = [y for y in outputs if y.requires_grad and y.grad_fn is None]
     seen = set()
