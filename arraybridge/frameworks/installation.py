@@ -1,4 +1,4 @@
-"""Whether packages are imported or installed, and how to install a framework. Imports none of them."""
+"""Checks whether packages are imported or installed, and instructions for installing frameworks."""
 
 from __future__ import annotations
 

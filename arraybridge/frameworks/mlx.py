@@ -224,8 +224,8 @@ class MlxAutodiff(autodiff.Autodiff):
 
             with self.replayed(state):
                 gradients = mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1]
-            # The vjp of an mx.custom_function may keep a reference to the array that it returns. The product is
-            # a new array.
+            # The vjp of an mx.custom_function may keep a reference to the array that it returns. Products are
+            # new arrays.
             return [g * 1 for g in gradients]
 
         return results, autodiff.Linear(pull, captured, arrays)
