@@ -77,7 +77,7 @@ def _is_boolean(kind: Any) -> bool:
 
 
 def converts(x: Any) -> bool:
-    """Return whether values can be converted: numbers or fixed-size lists without nulls, or a NumPy array."""
+    """Return whether values are convertible: numbers without nulls, fixed-size lists of them, or an array."""
     if isinstance(x, np.ndarray):
         return True
     types = sys.modules["pyarrow"].types

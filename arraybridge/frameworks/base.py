@@ -464,7 +464,7 @@ class Interchange(Component):
             x: An array of the framework.
 
         Returns:
-            The reason, in which case `to_host` and `copy` compute the values; None if they can be read in
+            The reason why the values must be copied with `to_host` or `copy`; None if they can be read in
             place. A framework from another package may return its own text, which follows "because".
         """
         return None

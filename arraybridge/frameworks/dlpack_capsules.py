@@ -98,7 +98,7 @@ def is_copied(exported: Any) -> bool:
 
 
 def is_writable_extended(exported: Any) -> bool:
-    """Return whether a capsule declares a writable host array of an extended dtype and at least one axis."""
+    """Return whether a capsule declares a writable host array of extended dtype with at least one axis."""
     name = _capsule_name(exported)
     if name is None or b"versioned" not in name:
         return False
@@ -114,7 +114,7 @@ _NUMPY_READS_VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1
 def export(x: Any) -> Any:
     """Return a capsule of a producer in host memory, a versioned one if possible.
 
-    Only versioned capsules state whether their memory may be written to. NumPy reads them since version 2.1.
+    Only versioned capsules state whether their memory may be written to. NumPy 2.1 and later can read them.
     """
     if not _NUMPY_READS_VERSIONED:
         return x.__dlpack__()

@@ -214,7 +214,7 @@ def _release_in_order(
 def keep_until_done(
     imported_array: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]
 ) -> None:
-    """Keep ``what`` alive until an importer without events has done the work that reads its memory.
+    """Keep ``what`` alive until an importer without events has done all work that reads the memory.
 
     Such an importer runs its work in order. After the array is collected, the first query starts another
     computation with ``begin``. When the result of that computation is ready, all earlier work is done. If the

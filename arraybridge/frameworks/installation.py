@@ -1,4 +1,7 @@
-"""Checks whether packages are imported or installed, and instructions for installing frameworks."""
+"""Functions that check whether packages are imported or installed, and return installation instructions.
+
+They do not import the packages.
+"""
 
 from __future__ import annotations
 

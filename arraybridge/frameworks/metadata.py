@@ -15,8 +15,8 @@ class FrameworkMetadata:  # a dataclass would take 2 % of the time of `import ar
         distributions: The names on the package index, the one to install first. Defaults to ``packages``.
         runs_numpy_code: Whether functions written for NumPy run on its arrays. If True, `array_namespace`,
             `compare` and ``@gpu`` may choose the framework. If None, ``@gpu`` uses it only if the user names
-            it. If False, ``@gpu`` never uses it. If several are True, the first one in `BUILT_IN` is the most
-            similar to NumPy.
+            it. If False, ``@gpu`` never uses it. Of the frameworks with True, the first one in `BUILT_IN` is
+            the most similar to NumPy.
         libraries: Substrings of the paths of its shared libraries, which identify processes that have loaded
             it. Defaults to the folders of its ``modules``.
         nicknames: Common names in code. They are not accepted, but lead to a suggestion in the error message.

@@ -11,7 +11,7 @@ __all__ = ["find_device_or_host"]
 
 
 def find_device_or_host(framework: Framework, device: Device) -> Device:
-    """Return the device; if it is a missing GPU and ``settings(missing_gpu="host")`` applies, the CPU.
+    """Return ``device``, or the CPU if it is a missing GPU and ``settings(missing_gpu="host")`` applies.
 
     Args:
         framework: The framework to search.

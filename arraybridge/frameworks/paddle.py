@@ -258,7 +258,7 @@ def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
     """Return the active arrays as one flat tensor per dtype.
 
     The flat tensors represent the arrays in Paddle's graph. A PyLayer does not know which of its arguments
-    need gradients, so `paddle.grad` fails if only some of them do. `paddle.concat` does know.
+    need gradients, so `paddle.grad` fails if only some of them do. `paddle.concat` has this information.
     """
     groups: dict[Any, list[Any]] = {}
     for x in autodiff.select(arrays, active):

@@ -42,7 +42,7 @@ def _of_frame(x: Any) -> Advice:
 
 
 def _of_column(column: Any) -> Advice:
-    """Return the advice for a column of a frame. If the column can be converted, it advises to pass it."""
+    """Return the advice for a column of a frame. If the column can be converted, the advice is to pass it."""
     if not _is_unsupported(column):
         return Advice("pass {}", ("{x}",))
     if _is_number(column.dtype) and hasattr(column.dtype, "numpy_dtype"):

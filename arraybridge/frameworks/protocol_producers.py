@@ -304,9 +304,9 @@ def _import_extended(x: Any) -> np.ndarray:
 def importer(opened: Callable[[Any], np.ndarray], target: Framework) -> Callable[[Any], Any] | None:
     """Return a function that imports arrays into ``target`` without a NumPy view; None if there is none.
 
-    There is one only for extended dtypes, for which ``opened``, the result of `opener`, creates the view. The
-    view takes as long as PyTorch's import. The function raises `NotImplementedError` for arrays that it does
-    not import.
+    ``opened`` is the function that `opener` returned. An import function exists only for extended dtypes. It
+    saves the creation of the view, which takes as long as PyTorch's import, and it raises
+    `NotImplementedError` for other arrays.
     """
     import_from = target.fast_path.fast_import
     if opened is not _open_extended or import_from is None or not target.mutable or target.alignment > 1:

@@ -118,7 +118,7 @@ def numpy_like_names() -> list[str]:
 def names_by_module() -> dict[str, tuple[str, ...]]:
     """Return the names of frameworks by root module of their array classes.
 
-    They identify the framework of an array without imports.
+    These names identify the framework of an array without imports.
     """
     names: dict[str, tuple[str, ...]] = {}
     for one in (*BUILT_IN.values(), *map(_metadata_of, _instances.values())):

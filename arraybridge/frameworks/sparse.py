@@ -11,7 +11,7 @@ __all__ = ["NO_SPARSE_ARRAYS", "Expressions", "Layout", "SparseArrays", "SparseP
 
 
 class Layout(StrEnum):
-    """How a sparse array stores its entries."""
+    """The storage layout of a sparse array."""
 
     CSR = "csr"
     CSC = "csc"
