@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# Compared by identity: an array as `grad` has no truth value.
+# `grad` is compared with this string by identity, because `==` with an array may not return a single bool.
 _ERROR = "error"
 Grad = Literal["error", "detach"]
 _Numpy = Literal["numpy", MemoryType.NUMPY]
@@ -67,8 +67,9 @@ class Options(TypedDict, total=False):
     device: DeviceLike | None
 
 
-# A literal target determines the type of the result, alone or after the source. If the target is second,
-# gpu_id is third. mypy cannot check that the implementation distinguishes the two.
+# A literal target determines the type of the result, whether it follows the array or the source. If it
+# follows the array, the next argument is gpu_id. mypy cannot check that the implementation distinguishes the
+# two cases.
 @overload
 def convert_memory(
     data: Any, target: _Numpy, gpu_id: GpuId = None, **options: Unpack[Options]
@@ -142,10 +143,10 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
     Values, shape and dtype are preserved bit for bit. If that is impossible, a typed error states the reason
     and what to pass instead.
 
-    The number of the GPU may be the third positional argument. A source before the target is checked:
-    ``convert_memory(data, source, target, gpu_id)``. Both also have names, ``source_type`` and
-    ``target_type``. A framework is a string such as ``"torch"`` or a `MemoryType` member. `convert` is the
-    same function.
+    ``gpu_id`` may be passed as the third positional argument. A source may precede the target, as in
+    ``convert_memory(data, source, target, gpu_id)``; then the array must be from that source. Source and
+    target may also be passed by keyword, as ``source_type`` and ``target_type``. A framework is a string such
+    as ``"torch"`` or a `MemoryType` member. `convert` is the same function.
 
     A sparse array of SciPy, PyTorch, JAX, TensorFlow or CuPy becomes the target's sparse array of the same
     layout. SciPy removes duplicates in place, even in ``max``, ``min``, ``argmax`` and ``power``, and damages
@@ -166,7 +167,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         grad: ``"error"`` raises for a PyTorch tensor that requires grad, ``"detach"`` detaches it. Defaults
             to ``"error"``.
         device: A device string such as ``"cpu"``, ``"cpu:1"`` or ``"gpu:0"``, a `Device`, or a native
-            device of any framework; instead of ``gpu_id``. Defaults to None.
+            device of any framework. Use it instead of ``gpu_id``. Defaults to None.
 
     Returns:
         An array of the target framework. It is ``data`` itself if ``data`` is such an array on that device,
@@ -208,7 +209,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
     if active_logs is None and gpu_id is None:
-        # With types, because equal signatures must mean the same call, and 1 == True == tf.float32.
+        # The signature includes types, because equal signatures must mean the same call, and
+        # 1 == True == tf.float32.
         signature = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         try:
             return plans_by_signature[signature][type(data)](data)
@@ -237,7 +239,7 @@ def _request(
     grad: str,
     device: DeviceLike | None,
 ) -> Request:
-    """Return the request of a call; find out which positional argument is source, target or GPU number."""
+    """Return the request of a call. This determines which positional arguments are source, target and GPU."""
     for argument in (first, second, gpu_id):
         if argument is not None and is_dtype(argument):
             raise ValueError(
@@ -318,9 +320,9 @@ def explain(  # type: ignore[misc]  # noqa: D417  # as for convert_memory
 def detect_memory_type(x: Any) -> str:
     """Return the name of the framework of an array, without importing any framework.
 
-    Subclasses count, such as ``torch.nn.Parameter``, ``tf.Variable`` and ``np.memmap``. For objects of other
-    libraries with ``__dlpack__`` or an array interface, the result is ``"numpy"`` for host memory and
-    ``"cupy"`` for GPU memory.
+    Instances of classes such as ``torch.nn.Parameter``, ``tf.Variable`` and ``np.memmap`` are arrays, too.
+    For objects of other libraries with ``__dlpack__`` or an array interface, the result is ``"numpy"`` for
+    host memory and ``"cupy"`` for GPU memory.
 
     Args:
         x: An array of any framework and shape, or a carrier.
@@ -416,7 +418,7 @@ def convert_tree(
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
     converted = map_arrays(tree, convert)
-    if converted is tree:  # perhaps there is no array, whose conversion would have checked the options
+    if converted is tree:  # without an array, no conversion has checked the options
         check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
         if dtype is not None:
             dtype_name(dtype)
@@ -502,7 +504,7 @@ def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.
 def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Array:
     """Convert an array to a JAX array; the same as ``convert_memory(x, "jax", gpu_id, ...)``.
 
-    The array is committed to its device, as with ``jnp.from_dlpack``. 64-bit dtypes are preserved, also if
+    The array is committed to its device, as with ``jnp.from_dlpack``. 64-bit dtypes are preserved, even if
     x64 is off.
 
     Args:

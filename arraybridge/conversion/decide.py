@@ -105,7 +105,7 @@ def _request_for_parts(request: Request, device: Device) -> Request:
 
 
 def check_options(request: Request) -> Request:
-    """Return the request with normalized options; needs no array.
+    """Check the options of a request, without an array, and return the request with normalized options.
 
     Raises:
         ValueError: If an option is invalid, or no framework has the declared name.
@@ -175,7 +175,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def is_dtype(x: Any) -> bool:
-    """Return whether this is a dtype of any framework, or the name of a dtype."""
+    """Return whether ``x`` is a dtype of any framework, or the name of a dtype."""
     return dtype_names.name_of_any(x) in _DTYPES
 
 
@@ -309,7 +309,7 @@ class _Choice:
         return self.target.dtypes is not None and dtype not in self.target.dtypes
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:
-        """Return the decision by the two devices, and by whether the framework stays the same."""
+        """Return the decision, which depends on the devices and on whether the framework stays the same."""
         from_host = self.source_device.kind == "cpu"
         to_host = self.device.kind == "cpu"
         if from_host and to_host:
@@ -358,7 +358,7 @@ class _Choice:
         return "host" if self.device.kind == "cpu" else "device"
 
     def _on_host(self) -> Decision:
-        """Return the decision between host arrays: share, or copy once."""
+        """Return the decision for a conversion between host arrays, which shares memory or copies once."""
         source = self.source
         target = self.target
         device = self.device

@@ -21,8 +21,8 @@ __all__ = [
     "target_device",
 ]
 
-#: The number of the single GPU of this process, to which decorators map every ``gpu_id``. Set on workers of a
-#: Dask cluster, because ``gpu_id=1`` of a function refers to the machine on which it was written.
+#: The number of the only GPU that this process uses, to which decorators map every ``gpu_id``. It is set on
+#: workers of a Dask cluster, because ``gpu_id=1`` in a program refers to the machine on which it was written.
 only_gpu: int | None = None
 
 
@@ -65,7 +65,7 @@ class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `impor
 
 
 def _text_of_gpu(gpu_id: int | str) -> str:
-    return "the freest gpu" if gpu_id == "auto" else f"gpu:{gpu_id}"
+    return "the gpu with the most free memory" if gpu_id == "auto" else f"gpu:{gpu_id}"
 
 
 def resolve_device(
@@ -95,7 +95,7 @@ def check_placement(gpu_id: Any, device: DeviceLike | None) -> tuple[GpuId, Devi
     """Return the number of the accelerator and the device; at least one of them is None.
 
     Raises:
-        ValueError: If one of them is invalid, or both are given.
+        ValueError: If ``gpu_id`` or ``device`` is invalid, or both are given.
     """
     number = check_gpu_id(gpu_id)
     if device is None:
@@ -134,7 +134,7 @@ def gpu_index_of(gpu_id: GpuId) -> GpuId:
 def target_device(
     source: Framework, target: Framework, source_device: Device, gpu_id: GpuId, device: DeviceLike | None
 ) -> Device:
-    """Return the device that the caller named; by default, the nearest device to the array.
+    """Return the device that the caller named. By default, return the device closest to the array.
 
     Raises:
         DeviceNotFoundError: If the target does not have the device.
@@ -145,7 +145,7 @@ def target_device(
 
 
 def _nearest(source: Framework, target: Framework, source_device: Device) -> Device:
-    """Return the first of these that the target has: the array's device, the host, a default device."""
+    """Return the array's device if the target has it, otherwise the host or the target's default device."""
     if source is target:
         return source_device
     if source_device is CPU or source_device == CPU:  # `is` holds for most arrays, and is faster

@@ -14,9 +14,9 @@
 The plan for sparse arrays takes them apart and converts each part by the plan of that part.
 
 Decisions are not cached for carriers, for dense arrays whose framework has no plan key, for instances of
-subclasses, for arrays on accelerators, and for calls that name an accelerator. The result of such a call
-depends on more than the call and the array: ``gpu_id="auto"`` depends on free memory, and the CPU may replace
-a missing GPU.
+subclasses, for arrays on accelerators, or for calls that name an accelerator. The result of a call that names
+an accelerator depends on more than the call and the array: ``gpu_id="auto"`` depends on free memory, and the
+CPU may replace a missing GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["declined", "plans_by_signature", "signature_of_call"]
 
 #: Call signature → type of the array → the plan, a function of the array.
 plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()
-#: The exceptions of a plan for arrays that it does not support. The slow path then handles the array.
+#: The exceptions that plans raise for arrays that they do not support. The slow path then handles the array.
 declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *conversion_errors())
 _declined_lock = Lock()
 
@@ -119,7 +119,7 @@ def _is_bare(request: Request) -> bool:
 
 
 def _convert_part(x: Any, request: Request) -> Any:
-    """Return a part of a sparse array, converted by its plan."""
+    """Convert a part of a sparse array by its plan, or by a new decision if there is no plan."""
     dtype = request.dtype
     device = request.device
     copy = request.copy
@@ -137,7 +137,7 @@ def _convert_part(x: Any, request: Request) -> Any:
 def _after_opening(
     open_array: FastFunction, plan: FastFunction | None, direct: FastFunction | None
 ) -> FastFunction | None:
-    """Return a plan for arrays of another library, which ``direct`` imports or which are opened first."""
+    """Return a plan for arrays of another library that imports them by ``direct`` or opens them first."""
     if plan is None:
         return None
     if direct is None:
@@ -166,7 +166,7 @@ def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
 def _planned(
     signature: Hashable, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
-    """Return a plan that tries ``fast`` first, then the converter for the array's plan key."""
+    """Return a plan that tries ``fast`` first, then the function cached for the array's plan key."""
     source = decision.source
     target = decision.target
     if decision.route.layout and source.sparse.has_own_classes:

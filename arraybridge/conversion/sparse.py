@@ -43,9 +43,9 @@ class _Part:
     Attributes:
         array: The dense array.
         request: The target and the options of its conversion.
-        nbytes: Its size in bytes, if that is not the size of ``array``.
-        cause: Why it is copied once more before or after its conversion, or None.
-        index_dtype: The index dtype that the target needs instead of that of the array; ``""`` for the same.
+        nbytes: The size of the component in bytes; None for the size of ``array``.
+        cause: The reason for an additional copy before or after the conversion, or None.
+        index_dtype: The dtype that indices are cast to because the target requires it; ``""`` for no cast.
     """
 
     array: Any
@@ -61,7 +61,7 @@ class SparseConversion:
     Args:
         source: The framework of the arrays.
         target: The framework of the results.
-        request: The request, without ``gpu_id``, and with the name of the dtype.
+        request: The request, in which ``gpu_id`` is None and ``dtype`` is a name or None.
         decide: Decides how a part is converted.
     """
 
@@ -82,11 +82,11 @@ class SparseConversion:
     def decision(self, x: Any, device: Device, *, stays: bool, cast: str | None) -> Decision:
         """Return the decision for a sparse array, without converting it.
 
-        ``stays`` states that the array is on ``device`` already, in the framework of the target. ``cast`` is
+        ``stays`` states whether the array is already of the target framework and on ``device``. ``cast`` is
         the dtype to cast to, or None.
 
         Raises:
-            MemoryConversionError: If it cannot be converted exactly, or not as requested.
+            MemoryConversionError: If it cannot be converted exactly and as requested.
         """
         source = self.source
         target = self.target
@@ -127,7 +127,7 @@ class SparseConversion:
         )
 
     def _route_of_parts(self, x: Any, parts: SparseParts, device: Device) -> Route:
-        """Return the route of the part that is copied most, with the bytes of all parts."""
+        """Return the route of the part with the most copies, with the total size of all parts."""
         work = self._work(parts, only_route=True)
         values, *indices = work
         try:
@@ -169,9 +169,10 @@ class SparseConversion:
         return Cause(Reason.INDEX_DTYPE, framework=self.target.sparse.title, dtype=dtype)
 
     def _native_decision(self, x: Any, device: Device, *, stays: bool, dtype: str | None) -> Decision:
-        """Decide about an array that its own framework copies, casts or moves as a whole.
+        """Return the decision for an array that its own framework copies, casts or moves as a whole.
 
-        Such an array requires grad, so its graph must be preserved, or it does not consist of arrays.
+        Such an array either requires grad, so that its graph must be preserved, or does not consist of dense
+        arrays.
         """
         source = self.source
         method: Method = "host" if device.kind == "cpu" else "device"
@@ -196,7 +197,7 @@ class SparseConversion:
     # -- the conversion ----------------------------------------------------------------------------
 
     def _convert_slowly(self, x: Any) -> Any:
-        """Convert a sparse array, and decide for each part how to convert it."""
+        """Convert a sparse array, and make a decision for each part instead of using the plan cache."""
         return self.convert(x, self._convert_part)
 
     def _convert_part(self, x: Any, request: Request) -> Any:
@@ -279,7 +280,7 @@ class SparseConversion:
         part.index_dtype = dtype
 
     def _part(self, array: Any, count: int | None, request: Request) -> _Part:
-        """Return one part, of which only ``count`` entries are used if that is not None."""
+        """Return one part. If ``count`` is not None, the part has only the first ``count`` entries."""
         source = self.source
         if count is None or source is self.target:
             return _Part(array, request)
@@ -331,11 +332,11 @@ class SparseConversion:
     # -- unsupported arrays ------------------------------------------------------------------------
 
     def _check_supported(self, x: Any, parts: SparseParts | None) -> SparseParts:
-        """Return the parts if the target has such arrays.
+        """Return the parts if the target supports such arrays.
 
         Raises:
-            ArrayNotSupportedError: If it does not have the layout, batches, dense axes or the number of axes.
-            DtypeNotSupportedError: If its sparse arrays do not have the dtype.
+            ArrayNotSupportedError: If it does not support the layout, number of axes, batches or dense axes.
+            DtypeNotSupportedError: If its sparse arrays cannot have the dtype.
         """
         if parts is not None and (self.source is self.target or self._is_surely_supported(parts)):
             return parts
@@ -400,7 +401,7 @@ class SparseConversion:
             return
         cast = Cast("complex128" if dtype.startswith("complex") else "float64")
         raise DtypeNotSupportedError(
-            f"{known.title} does not have dtype {dtype}, but {', '.join(sorted(known.dtypes))}.",
+            f"{known.title} does not have dtype {dtype}, only {', '.join(sorted(known.dtypes))}.",
             source_type=self.source.name,
             target_type=self.target.name,
             reason=f"{known.title} does not have dtype {dtype}",
@@ -409,7 +410,7 @@ class SparseConversion:
         )
 
     def _check_padding(self, parts: SparseParts, convert_part: ConvertPart) -> None:
-        """Raise for indices and pointers outside of the array, which JAX ignores and others read."""
+        """Raise for indices and pointers outside of the array, which JAX ignores, unlike other frameworks."""
         indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
         if parts.layout is Layout.COO:
             is_inside = _are_inside(indices, parts.shape[: parts.sparse_axes])
@@ -429,7 +430,7 @@ class SparseConversion:
         )
 
     def _other_layout(self, expressions: Expressions, axes: int) -> Advice:
-        """Return the advice to convert to the first layout that the target has."""
+        """Return the advice to convert the array to a layout that the target supports."""
         for layout in self.target.sparse.layouts:
             expression = expressions.layouts.get(layout)
             if expression is not None and (axes == 2 or layout is Layout.COO):
@@ -451,12 +452,12 @@ class SparseConversion:
 
 
 def _unchanged(x: Any, convert_part: ConvertPart) -> Any:
-    """Return a sparse array that needs no conversion."""
+    """Return the sparse array itself, because it needs no conversion."""
     return x
 
 
 def _are_inside(indices: np.ndarray, shape: tuple[int, ...]) -> bool:
-    """Return whether indices, a matrix of entries × axes or those of one axis, are inside of a shape."""
+    """Return whether all indices (a matrix of entries × axes, or those of one axis) are within a shape."""
     if not indices.size:
         return True
     # Negative indices are large as unsigned integers, so the maximum also reveals them.
@@ -478,7 +479,7 @@ def _copies(route: Route) -> int:
 
 
 def _stacked(axes: tuple[Any, ...], count: int, dtype: str, *, columns_first: bool) -> np.ndarray:
-    """Return a matrix of the first ``count`` entries × axes, in memory that every framework can share."""
+    """Return the first ``count`` indices of all axes as a matrix in memory that every framework can share."""
     elements = dtype_names.np_dtype(dtype)
     if columns_first:
         matrix = host_memory.aligned_empty((len(axes), count), elements).T

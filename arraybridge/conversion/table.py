@@ -1,8 +1,8 @@
 """Table of the methods by which each pair of frameworks shares or copies memory.
 
-A cell has the method that shares memory, if there is one, and otherwise the method that copies. The table has
-the methods for ordinary arrays. `decide` may choose another one by the device, strides, dtype and flags of an
-array. Pairs outside of the table use `view`, through host memory.
+Each cell contains the method that shares memory, if there is one, and otherwise the method that copies.
+These are the methods for ordinary arrays. `decide` may choose another method, depending on the device,
+strides, dtype and flags of an array. Pairs outside of the table use `view`, through host memory.
 
 ``same``    the result is the same object
 ``view``    the target views the source's host memory, through NumPy
@@ -20,7 +20,7 @@ from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
 
 FastFunction = Callable[[Any], Any]
-#: Builds the fast converter of a pair, for arrays that need no special handling; None if all of them do.
+#: Returns the fast converter of a pair, for arrays that need no special handling; None if there is none.
 RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 

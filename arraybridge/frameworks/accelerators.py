@@ -23,8 +23,8 @@ class StreamEvent(NamedTuple):
         streams: The streams of the framework.
         device: The device of the stream.
         wait: Makes the stream of the calling thread wait for the event, and returns immediately.
-        synchronize: Blocks until the event is reached.
-        is_done: Returns whether the event is reached.
+        synchronize: Blocks until all work before the event is done.
+        is_done: Returns whether all work before the event is done.
     """
 
     streams: Streams
@@ -57,9 +57,9 @@ class Streams:
         return nullcontext()
 
     def take_stream(self, device: Device) -> None:
-        """Let this thread queue its work on a separate stream until the thread ends.
+        """Make this thread queue its work on a separate stream until the thread ends.
 
-        Used by the threads that run the stages of a pipeline.
+        The threads that run the stages of a pipeline call this method.
 
         Args:
             device: The device of the stream.
@@ -158,7 +158,7 @@ class Holding(NamedTuple):
 
     @property
     def reserved(self) -> int | None:
-        """The allocated memory in bytes, ``used`` plus ``cached``; None if one of them is unknown."""
+        """The allocated memory in bytes: ``used`` plus ``cached``, or None if either is unknown."""
         return None if self.used is None or self.cached is None else self.used + self.cached
 
     @property

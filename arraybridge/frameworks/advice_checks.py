@@ -17,7 +17,7 @@ NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
 
 
 def gives_numbers(make: Callable[[], Any]) -> bool:
-    """Return whether an expression can be evaluated and its value consists of numbers."""
+    """Return whether a function that evaluates an expression succeeds, and its result consists of numbers."""
     try:
         values = np.asarray(make())
     except Exception:  # noqa: BLE001  # third-party methods may raise anything
@@ -26,7 +26,7 @@ def gives_numbers(make: Callable[[], Any]) -> bool:
 
 
 def can_evaluate(make: Callable[[], Any]) -> bool:
-    """Return whether an expression can be evaluated."""
+    """Return whether a function that evaluates an expression succeeds."""
     try:
         make()
     except Exception:  # noqa: BLE001  # third-party methods may raise anything

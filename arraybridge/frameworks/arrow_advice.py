@@ -77,7 +77,7 @@ def _is_boolean(kind: Any) -> bool:
 
 
 def converts(x: Any) -> bool:
-    """Return whether values convert: numbers without nulls, fixed-size lists of them, or a NumPy array."""
+    """Return whether values are convertible: numbers without nulls, fixed-size lists of them, or an array."""
     if isinstance(x, np.ndarray):
         return True
     types = sys.modules["pyarrow"].types
@@ -103,9 +103,9 @@ def _next_step(x: Any) -> _Step | None:
         return _Step("pass {}, which rounds its decimals", '.cast("float64")', x.cast("float64"))
     if types.is_dictionary(kind):
         code = f"{one}.indices"
-        return _Step("pass the numbers of its categories, {}", code, _in_one_chunk(x).indices)
+        return _Step("pass the indices of its categories, {}", code, _in_one_chunk(x).indices)
     if _is_text(kind):
-        text = "it holds text or bytes; pass the numbers of its distinct values, {}"
+        text = "it holds text or bytes; pass the index of each distinct value, {}"
         return _Step(text, ".dictionary_encode()", x.dictionary_encode())
     if types.is_nested(kind):
         return _step_into(x, one)
@@ -126,7 +126,7 @@ def _step_from_extension(x: Any, one: str) -> _Step | None:
         return None
     values = _in_one_chunk(x)
     if x.type.extension_name != "arrow.fixed_shape_tensor":
-        return _Step("pass the values behind it, {}", f"{one}.storage", values.storage)
+        return _Step("pass its storage array, {}", f"{one}.storage", values.storage)
     if values.null_count:
         return _Step("pass the elements of its tensors, {}", f"{one}.storage", values.storage)
     return _Step("pass its tensors in one array, {}", f"{one}.to_numpy_ndarray()", values.to_numpy_ndarray())
@@ -140,7 +140,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _step_into(x: Any, one: str) -> _Step | None:
-    """Return the step into the lists or the structs of an array."""
+    """Return the step from lists or structs to their elements; None if there is none."""
     types = sys.modules["pyarrow"].types
     if types.is_struct(x.type):
         for i, field in enumerate(x.flatten()):

@@ -46,7 +46,7 @@ Extent = tuple[int, int]
 Shape = tuple[tuple[int, ...], str]
 
 
-# The classes of data in this module are not dataclasses, which would take 3 % of the time of
+# The data classes in this module are plain classes, because dataclasses would take 3 % of the time of
 # `import arraybridge`.
 class Linear:
     """The derivative of a function of the callee at a point.
@@ -77,7 +77,8 @@ class Operation(ABC):
     Attributes:
         active: For each argument, whether it is differentiated.
         label: The name of the function in messages.
-        differentiated: Whether the caller differentiates the results. A caller that traces finds out late.
+        differentiated: Whether the caller differentiates the results. A caller that traces sets it to True
+            only when it computes derivatives.
         draws: Whether the function draws random numbers without a seed; None if that was not predicted.
         enter: A function that converts an array to the callee, on the device where the function runs.
     """
@@ -158,12 +159,12 @@ class Operation(ABC):
 
     @abstractmethod
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Run the operation on NumPy arrays, while a program of the caller occupies its thread.
+        """Run the operation on NumPy arrays, in a callback from a compiled program of the caller.
 
         Args:
             arrays: The arguments.
-            states: The random state before the first run. Empty for the first run, and for functions that
-                draw no random numbers.
+            states: A list that contains the random state before the first run. It is empty for the first run,
+                and for functions that draw no random numbers.
 
         Returns:
             The results.
@@ -224,7 +225,7 @@ class Autodiff:
         return False
 
     def is_bound_to_thread(self, x: Any) -> bool:
-        """Return whether an array is tracked by something that does not track it in other threads.
+        """Return whether an array is tracked only in the current thread, such as by a tape or a transform.
 
         Args:
             x: An array of the framework.
@@ -235,13 +236,13 @@ class Autodiff:
         return self.is_tracked(x)
 
     def prepare(self, x: Any) -> Any:
-        """Return an array that keeps its values, if that is free, such as the value of a variable.
+        """Return an array that later assignments to ``x`` do not change, if this requires no copy.
 
         Args:
             x: An array of the framework.
 
         Returns:
-            ``x`` by default.
+            For example, the value of a variable. By default, ``x``.
         """
         return x
 
@@ -295,7 +296,7 @@ class Autodiff:
     # -- as the caller -----------------------------------------------------------------------------
 
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
-        """Run an operation of another framework so that this framework differentiates its results.
+        """Run an operation of another framework so that this framework can differentiate its results.
 
         Args:
             operation: The operation.
@@ -407,7 +408,7 @@ class Autodiff:
             self.set_random_state(now)
 
     def check_repeatable(self, body: Body, arrays: list[Any], label: str) -> None:
-        """Raise for a function that would draw other random numbers if it ran again.
+        """Raise for a function that would draw different random numbers if it ran again.
 
         Args:
             body: The function.
@@ -439,8 +440,9 @@ class Function(ABC):
         fn: The user's function.
         name: The name of the callee, the framework in which the function is written.
         label: The name of the function in messages.
-        programs: The programs that the callee has compiled, by call signature and constants.
-        constants: By call signature, for each leaf whether it is a constant of the program.
+        programs: Maps call signatures and constants to the programs that the callee has compiled.
+        constants: Maps each call signature to a list that states, for each leaf, whether it is a constant of
+            the program.
     """
 
     fn: Callable[..., Any]
@@ -469,7 +471,7 @@ class Function(ABC):
             call: The call.
 
         Returns:
-            The key. It is hashable if its parts are.
+            The key. It is hashable if all values in the structure are.
         """
 
 

@@ -242,7 +242,7 @@ class Runtime(Component):
         return nullcontext()
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """Return a function that waits for an array, for frameworks that raise errors only then.
+        """Return a function that waits for an array and raises any error that its computation caused.
 
         Args:
             cls: The class of the array.
@@ -427,8 +427,8 @@ class Interchange(Component):
     """Exchange of memory with other frameworks, and the reasons why it cannot be shared.
 
     Attributes:
-        dlpack_device: The DLPack device type of its accelerator arrays (2: CUDA), or None. Frameworks of
-            the same type share memory there.
+        dlpack_device: The DLPack device type of its accelerator arrays (2: CUDA), or None. Frameworks with
+            the same device type can share memory on accelerators.
         all_pickle: Whether all of its arrays can be pickled without loss.
     """
 
@@ -464,8 +464,8 @@ class Interchange(Component):
             x: An array of the framework.
 
         Returns:
-            The reason, for which `to_host` and `copy` copy the values; None if they can be read in place. A
-            framework from another package may return its own text, which follows "because".
+            The reason why the values must be copied with `to_host` or `copy`; None if they can be read in
+            place. A framework from another package may return its own text, which follows "because".
         """
         return None
 
@@ -1108,7 +1108,8 @@ def _could_have(devices: Sequence[Device], missing: Device) -> bool:
     return missing.kind == "opencl" and any(device.kind == "opencl" for device in devices)
 
 
-# Names such as float6_e2m3fn and int1. NumPy stores each element in a byte, other libraries pack several.
+# Names such as float6_e2m3fn and int1. NumPy stores each element in a byte; other libraries pack several
+# elements into one byte.
 _SUB_BYTE = re.compile(r"(?:u?int[1-7]|float[1-7]_\w+)$")
 # Maps dtypes that only NumPy has to the nearest common dtype.
 _NEAREST = {

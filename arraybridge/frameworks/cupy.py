@@ -41,10 +41,12 @@ def _is_capturing() -> bool:
 
 gpu_memory.captures.append(_is_capturing)
 
-# Such as CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED and CURAND_STATUS_ALLOCATION_FAILED.
+# Matches status names such as CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED and
+# CURAND_STATUS_ALLOCATION_FAILED.
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 
-# kDLCUDAManaged, which PyTorch and JAX do not import (PyTorch 2.11: "Unsupported device_type: 13").
+# The DLPack device type kDLCUDAManaged, which PyTorch and JAX do not import (PyTorch 2.11: "Unsupported
+# device_type: 13").
 _MANAGED = 13
 
 
@@ -55,7 +57,7 @@ class CupyObservation(Observation):
 
 
 class CupyDevices(Devices):
-    """The GPUs of CuPy."""
+    """The GPUs that CuPy can use."""
 
     framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
@@ -66,7 +68,7 @@ class CupyDevices(Devices):
     # -- devices ----------------------------------------------------------------------------------
 
     def available(self) -> tuple[Device, ...]:
-        # A query of CUDA initializes the driver, so it is only used if NVML lists no GPU, as on Jetson.
+        # Counting initializes the driver, so it is only done if NVML lists no GPU, as on Jetson.
         return self.visible_devices() or self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -76,7 +78,7 @@ class CupyDevices(Devices):
         return tuple(Device("gpu", gpu.index) for gpu in hardware.gpus_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the GPUs that CUDA or ROCm counts. Initializes the driver."""
+        """Return the GPUs that CUDA or ROCm counts. This initializes the driver."""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:
@@ -152,7 +154,7 @@ class CupyInterchange(Interchange):
             handle = source.streams.handle(device)
             if handle is not None and self.framework.streams.handle(device) is None:
                 # PyTorch does not export to per-thread default streams
-                # (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM), so this orders the streams.
+                # (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM), so the streams are ordered here.
                 self.framework.streams.wait_for(device, handle)
                 imported = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
             return _with_keep_alive(
@@ -177,7 +179,8 @@ class CupyMemory(Memory):
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
             return True
-        # CUDA's runtime, driver and libraries each have an exception class and a name per status.
+        # CuPy has separate exception classes for CUDA's runtime, driver and libraries, and each of these has
+        # its own status names.
         is_from_cupy = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
         return is_from_cupy and isinstance(error, RuntimeError) and self.is_oom_text(str(error))
 
@@ -214,7 +217,7 @@ class CupyMemory(Memory):
         if not self.framework.devices.available():
             return None
         gpus = self.framework.devices_with_context() or [cupy.cuda.runtime.getDevice()]
-        with on_gpu(gpus[0]):  # pins for all GPUs; any existing context will do
+        with on_gpu(gpus[0]):  # the memory is pinned for all GPUs, so any existing context will do
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:
@@ -293,13 +296,14 @@ class CupyFramework(Framework):
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
         host = host_memory.aligned_empty(x.shape, x.dtype)
         with on_gpu(x.device.id):
-            # Blocks until the copy, ordered after this thread's current stream, has arrived.
+            # get() orders the copy after the work on this thread's current stream, and blocks until it is
+            # complete.
             return x.get(out=host) if x.size else host
 
     def from_host(self, view: np.ndarray, device: Device) -> cupy.ndarray:
         with on_gpu(device.index):
             result = cupy.empty(view.shape, view.dtype.newbyteorder("="))
-            # np.ascontiguousarray would return an array of one axis for one without axes.
+            # np.ascontiguousarray would turn a 0-d array into a 1-d array.
             result.set(np.asarray(view, dtype=result.dtype, order="C"))
             # set() may return before pinned or registered host memory has been read.
             cupy.cuda.get_current_stream().synchronize()
@@ -318,17 +322,17 @@ class CupyFramework(Framework):
 
     def devices_with_context(self) -> list[int]:
         """Return the numbers of the GPUs that have a context. Selecting another GPU would create one."""
-        if not gpu_memory.is_driver_initialized():  # a query of CuPy would initialize it
+        if not gpu_memory.is_driver_initialized():  # CuPy's queries would initialize it
             return []
         return [device.index for device in self.devices.available() if gpu_memory.has_context(device.index)]
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
-        """Allocate memory from another pool from now on.
+        """Make CuPy allocate memory from another pool from now on.
 
         Args:
-            allocate: A function of the size in bytes, the number of the GPU and the stream handle. Returns an
-                address.
-            free: A function of the address.
+            allocate: A function that takes the size in bytes, the number of the GPU and the stream handle,
+                and returns the address of the allocated memory.
+            free: A function that takes the address of memory and frees it.
 
         Raises:
             RuntimeError: If CuPy already holds memory in its own pool.
@@ -350,7 +354,7 @@ class CupyFramework(Framework):
 def _is_driver_uninitialized() -> bool:
     """Return whether CUDA's driver is uninitialized, in which case this process can still be forked.
 
-    Most CUDA queries initialize the driver, including the number of GPUs.
+    Most CUDA queries initialize the driver, including the query for the number of GPUs.
     """
     return not cupy.cuda.runtime.is_hip and not gpu_memory.is_driver_initialized()
 
@@ -367,7 +371,7 @@ def _device_at(address: int) -> int:
 
 
 def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, device: Device) -> cupy.ndarray:
-    """Return an array of the same memory that orders the release of the memory when it is collected."""
+    """Return an array that shares the memory of ``x`` and releases it in stream order when collected."""
     if not x.size:
         return x
     owner = gpu_memory.keep_alive(x, exporter, importer, device)
@@ -376,7 +380,7 @@ def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, devi
 
 
 def _pools() -> list[Any]:
-    """Return CuPy's own pool, and the pool from which the user lets CuPy allocate."""
+    """Return CuPy's default pool, and the pool that the user has set for CuPy if it is a different one."""
     own = cupy.get_default_memory_pool()
     current = getattr(cupy.cuda.get_allocator(), "__self__", own)
     return [own, *([current] if current is not own and hasattr(current, "free_all_blocks") else [])]
@@ -402,8 +406,9 @@ class CupyStreams(Streams):
                     try:
                         yield
                     finally:
-                        # The function may have selected another stream or GPU. An event belongs to the GPU
-                        # that is current when it is created, and only that GPU's streams can record it.
+                        # The code in the context may have selected another stream or GPU. An event belongs to
+                        # the GPU that is current when it is created, and only that GPU's streams can record
+                        # it.
                         chosen = cupy.cuda.get_current_stream().record()
                         with on_gpu(device.index):
                             outer.wait_event(side.record())
@@ -416,8 +421,8 @@ class CupyStreams(Streams):
 
     def take_stream(self, device: Device) -> None:
         with on_gpu(device.index):
-            # Entered and never exited: after a `with` in the user's function, CuPy does not restore a stream
-            # that was selected with use().
+            # The stream is entered and never exited, because after a `with` in the user's function, CuPy does
+            # not restore a stream that was selected with use().
             _own_stream(device.index).__enter__()
 
     def record_event(self, device: Device) -> StreamEvent:
@@ -443,8 +448,8 @@ class CupyStreams(Streams):
         with on_gpu(device.index):
             stream = cupy.cuda.get_current_stream()
             if stream.ptr != handle:
-                # A call of the runtime: CuPy 14.2 deprecates ExternalStream, and older releases have no
-                # replacement.
+                # This calls the CUDA runtime, because CuPy 14.2 deprecates ExternalStream, and older releases
+                # have no replacement for it.
                 reached = cupy.cuda.Event(disable_timing=True)
                 cupy.cuda.runtime.eventRecord(reached.ptr, handle)
                 stream.wait_event(reached)

@@ -26,15 +26,16 @@ _VERSIONED_OFFSET = 32
 
 # Offset of DLTensor.device.device_type, after the data pointer.
 _DEVICE_OFFSET = 8
-# The flags are the last 8 bytes before the tensor.
 _NEWEST_VERSION = (1, 0)
+# The flags are the last 8 bytes before the tensor.
 _FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
 
-# The flags of a versioned capsule, and of the tensor after them: data, device type, device, axes, dtype code.
+# The flags of a versioned capsule, and the first fields of the tensor that follows them: data, device type,
+# device number, number of axes, dtype code.
 _HEAD = struct.Struct("=QQiiiB")
 
-# Separate function objects: those of `ctypes.pythonapi` are shared by the whole process, and other libraries
-# also set their argument types.
+# These are separate function objects, because those of `ctypes.pythonapi` are shared by the whole process,
+# and other libraries also set their argument types.
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -89,7 +90,7 @@ def device_type_of(exported: Any) -> int:
 
 
 def is_copied(exported: Any) -> bool:
-    """Return whether a capsule states that it holds a copy that nothing else refers to."""
+    """Return whether a capsule states that it holds a writable copy that nothing else refers to."""
     if b"versioned" not in (_capsule_name(exported) or b""):
         return False
     flags = ctypes.c_uint64.from_address(_tensor_of(exported) - _FLAGS_BEFORE).value
@@ -97,7 +98,7 @@ def is_copied(exported: Any) -> bool:
 
 
 def is_writable_extended(exported: Any) -> bool:
-    """Return whether a capsule states that it holds a writable host array of an extended dtype, not 0-d."""
+    """Return whether a capsule declares a writable host array of extended dtype with at least one axis."""
     name = _capsule_name(exported)
     if name is None or b"versioned" not in name:
         return False
@@ -111,9 +112,9 @@ _NUMPY_READS_VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1
 
 
 def export(x: Any) -> Any:
-    """Return the capsule of a producer in host memory, if possible a versioned one.
+    """Return a capsule of a producer in host memory, a versioned one if possible.
 
-    Only a versioned capsule states whether its memory may be written to. NumPy reads them from 2.1 on.
+    Only versioned capsules state whether their memory may be written to. NumPy 2.1 and later can read them.
     """
     if not _NUMPY_READS_VERSIONED:
         return x.__dlpack__()

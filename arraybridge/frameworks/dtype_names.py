@@ -32,7 +32,7 @@ EXTENDED = DLPACK | {"int4", "uint4", "int2", "uint2", "float4_e2m1fn"}
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name. Extended dtypes such as bfloat16 come from ``ml_dtypes``.
+    """Return the NumPy dtype with a given name. Extended dtypes such as bfloat16 come from ``ml_dtypes``.
 
     Raises:
         DtypeNotSupportedError: If ``ml_dtypes`` is needed and not installed.
@@ -52,7 +52,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 
 def name_of_any(dtype: Any) -> str:
-    """Return the name of a dtype that is given as a name, a NumPy dtype, or a framework's own dtype."""
+    """Return the name of a dtype, which may be a name, a NumPy dtype, or a framework's own dtype."""
     if isinstance(dtype, str):
         return dtype.removeprefix("torch.")
     if isinstance(dtype, (type, np.dtype)):
@@ -63,7 +63,7 @@ def name_of_any(dtype: Any) -> str:
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name, a type, or a framework's own dtype such as ``torch.float32``.
+    """Return the NumPy dtype for a name, a type, or a framework's own dtype such as ``torch.float32``.
 
     Raises:
         DtypeNotSupportedError: If the dtype needs ``ml_dtypes``, which is not installed.
@@ -84,5 +84,5 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
 
 @lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Return ``dtype.name``, which NumPy otherwise computes on each access in 1 µs."""
+    """Return ``dtype.name`` from a cache. Otherwise, NumPy computes it on each access, which takes 1 µs."""
     return dtype.name

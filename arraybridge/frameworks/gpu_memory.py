@@ -57,7 +57,7 @@ def is_driver_initialized() -> bool:
 
 
 def has_context(index: int) -> bool:
-    """Return whether this process has a context on a GPU. Does not initialize the driver."""
+    """Return whether this process has a context on a GPU, without initializing the driver."""
     library = _driver()
     flags = ctypes.c_uint()
     active = ctypes.c_int()
@@ -70,7 +70,7 @@ def has_context(index: int) -> bool:
 def device_at(address: int) -> int | None:
     """Return the number of the CUDA device whose memory is at this address; None for unknown memory.
 
-    Unlike the query of the CUDA runtime, it does not create a context.
+    Unlike the equivalent function of the CUDA runtime, this function does not create a context.
     """
     library = _driver()
     index = ctypes.c_int()
@@ -81,7 +81,7 @@ def device_at(address: int) -> int | None:
 
 
 def is_page_locked(address: int) -> bool:
-    """Return whether CUDA has page-locked the host memory at this address. Does not create a context."""
+    """Return whether CUDA has page-locked the host memory at this address, without creating a context."""
     library = _driver()
     kind = ctypes.c_uint()
     if library is None:
@@ -92,7 +92,7 @@ def is_page_locked(address: int) -> bool:
 
 @contextmanager
 def primary_context(index: int) -> Iterator[None]:
-    """Return a context manager that makes a GPU current. Its context stays open, as after cudaSetDevice."""
+    """Make a GPU current within a ``with`` block. Its CUDA context stays open, as after cudaSetDevice."""
     library = _driver()
     context = ctypes.c_void_p()
     if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index):
@@ -139,7 +139,7 @@ class KeepAlives:
     def keep(self, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
         """Keep an object alive until ``is_done`` returns true; ``wait`` waits for that.
 
-        It does not call ``is_done``, because it runs in finalizers, which may interrupt any code.
+        This method does not call ``is_done``, because it runs in finalizers, which may interrupt any code.
         """
         self._entries.append(_Entry(what, is_done, wait))
 
@@ -157,7 +157,7 @@ class KeepAlives:
                 self._entries.append(entry)
 
     def block_until_ready(self, leaving: int = 0) -> None:
-        """Wait for the work that reads the objects, and drop all but the latest ``leaving``."""
+        """Wait for the work that reads the objects, and drop all except the latest ``leaving`` objects."""
         with suppress(IndexError):  # another thread has emptied the queue
             while len(self._entries) > leaving:
                 self._entries.popleft().wait()
@@ -176,7 +176,7 @@ block_until_ready = _keep_alives.block_until_ready
 def keep_alive(imported: Any, exporter: Streams, importer: Streams, device: Device) -> object:
     """Return an object that keeps imported memory alive, and orders its release after the importer's work.
 
-    The array of the importer must hold it.
+    The array of the importer must hold a reference to this object.
 
     Args:
         imported: The object that keeps the memory alive.
@@ -214,11 +214,11 @@ def _release_in_order(
 def keep_until_done(
     imported_array: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]
 ) -> None:
-    """Keep ``what`` alive after the array that shares its memory, for an importer without events.
+    """Keep ``what`` alive until an importer without events has done all work that reads the memory.
 
     Such an importer runs its work in order. After the array is collected, the first query starts another
-    computation with ``begin``. When its result is ready, all earlier work is done. If the result has no
-    ``is_ready``, the second query waits for it.
+    computation with ``begin``. When the result of that computation is ready, all earlier work is done. If the
+    result has no ``is_ready`` method, the second query waits for it.
 
     Args:
         imported_array: The array that shares the memory.

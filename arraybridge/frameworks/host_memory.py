@@ -31,7 +31,7 @@ ALIGNMENT = 64
 #: The maximum number of axes of a NumPy array.
 MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
-# The size in bytes from which a specialized copy is faster.
+# The size in bytes above which a specialized copy is faster.
 _LARGE = 1 << 16
 
 _first_byte = ctypes.c_char.from_buffer
@@ -56,7 +56,7 @@ def parse_shape(shape: Any) -> tuple[int, ...]:
 
     Raises:
         TypeError: If it is neither.
-        ValueError: If a number is negative or too large, or if there are too many.
+        ValueError: If a number is negative or too large, or if there are too many numbers.
     """
     try:
         if isinstance(shape, (str, bytes, bytearray)):
@@ -71,8 +71,8 @@ def parse_shape(shape: Any) -> tuple[int, ...]:
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     """Return an uninitialized NumPy array in memory that every framework can share, aligned to 64 bytes.
 
-    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow require 64 and copy other arrays once. By
-    chance, about one in four small arrays of NumPy has this alignment, and none of the large ones.
+    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow require 64 and copy other arrays once.
+    About one in four small NumPy arrays is aligned to 64 bytes by chance, but no large array is.
 
     Args:
         shape: The number of elements along each axis, or an integer for one axis. The array is C-contiguous.
@@ -105,8 +105,8 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an uninitialized C-contiguous array, aligned to `ALIGNMENT` bytes.
 
-    NumPy allocates the memory, because it requests huge pages from 4 MiB and PyTorch does not. If the kernel
-    provides huge pages only on request, this makes the first write up to five times faster.
+    NumPy allocates the memory, because it requests huge pages for 4 MiB or more, which PyTorch does not do.
+    If the kernel provides huge pages only on request, this makes the first write up to five times faster.
     """
     memory = np.empty(dtype.itemsize * math.prod(shape) + ALIGNMENT, np.uint8)
     start = -_address_of(_first_byte(memory)) % ALIGNMENT  # type: ignore[arg-type]
@@ -122,9 +122,9 @@ def aligned_copy(view: np.ndarray) -> np.ndarray:
         # PyTorch copies other layouts up to seven times as fast as NumPy (2-D, transposed).
         from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)
         if from_numpy is not None:
-            # PyTorch supports neither negative strides nor strides that are not whole elements.
+            # PyTorch raises for negative strides and for strides that are not multiples of the element size.
             with suppress(ValueError):
-                bits = f"int{8 * dtype.itemsize}"  # integers, so that no bit changes
+                bits = f"int{8 * dtype.itemsize}"  # copying integers changes no bits
                 source = from_numpy(writable_alias(view).view(np.ndarray).view(bits))
                 from_numpy(result.view(bits)).copy_(source)
                 return result

@@ -1,4 +1,7 @@
-"""Whether packages are imported or installed, and how to install a framework. Imports none of them."""
+"""Functions that check whether packages are imported or installed, and return installation instructions.
+
+They do not import the packages.
+"""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ class FrameworkMetadata:  # a dataclass would take 2 % of the time of `import ar
         packages: The import names, the preferred one first. Defaults to ``(name,)``.
         modules: The root modules that define the types of its arrays. Defaults to ``packages``.
         distributions: The names on the package index, the one to install first. Defaults to ``packages``.
-        runs_numpy_code: Whether functions written for NumPy run on its arrays. True: `array_namespace`,
-            `compare` and ``@gpu`` may choose it. None: ``@gpu`` uses it only if it is named. False: never.
-            The first framework in the table is the most similar to NumPy.
-        libraries: Parts of the paths of shared libraries that show that a process has loaded it. Defaults to
-            the folders of its ``modules``.
+        runs_numpy_code: Whether functions written for NumPy run on its arrays. If True, `array_namespace`,
+            `compare` and ``@gpu`` may choose the framework. If None, ``@gpu`` uses it only if the user names
+            it. If False, ``@gpu`` never uses it. Of the frameworks with True, the first one in `BUILT_IN` is
+            the most similar to NumPy.
+        libraries: Substrings of the paths of its shared libraries, which identify processes that have loaded
+            it. Defaults to the folders of its ``modules``.
         nicknames: Common names in code. They are not accepted, but lead to a suggestion in the error message.
         extra: The extra of arraybridge that installs it. Defaults to ``name``.
         install_note: A note that follows the command that installs it.

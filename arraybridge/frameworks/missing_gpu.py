@@ -11,7 +11,7 @@ __all__ = ["find_device_or_host"]
 
 
 def find_device_or_host(framework: Framework, device: Device) -> Device:
-    """Return ``device`` if the framework has it; with ``settings(missing_gpu="host")``, the CPU for a GPU.
+    """Return ``device``, or the CPU if it is a missing GPU and ``settings(missing_gpu="host")`` applies.
 
     Args:
         framework: The framework to search.

@@ -86,10 +86,10 @@ class MlxMemory(Memory):
 
 
 class MlxRuntime(Runtime):
-    """The evaluation of MLX arrays whose errors occur late."""
+    """Late errors of MLX, which it raises when lazy arrays are evaluated."""
 
     def late_errors(self, cls: type) -> Callable[[Any], object]:
-        # An array that was not evaluated in its own thread also raises in others.
+        # An array that was not evaluated in the thread that created it also raises in other threads.
         return mx.eval
 
 
@@ -165,7 +165,8 @@ class MlxAutodiff(autodiff.Autodiff):
         return self._framework.copy(x)  # mx.stop_gradient(x) would be part of the graph
 
     def is_tracked(self, x: Any) -> bool:
-        # Nothing else reports that a transformation tracks an array: it keeps its graph after evaluation.
+        # MLX has no function that returns whether a transformation tracks an array. But only a tracked array
+        # keeps its graph after evaluation.
         self._framework.interchange.block_until_ready(x)
         graph = io.StringIO()
         mx.export_to_dot(graph, x)
@@ -180,7 +181,7 @@ class MlxAutodiff(autodiff.Autodiff):
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearize(arrays)
         if not any(operation.active) or not any(map(self.is_differentiable, results)):
-            return results  # a custom function without differentiable results crashes the process
+            return results  # a custom function without differentiable results would crash the process
 
         def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
             xs = _listed(xs)
@@ -213,7 +214,7 @@ class MlxAutodiff(autodiff.Autodiff):
         inputs = autodiff.select(arrays, active)
 
         def pull(cotangents: list[Any]) -> list[Any]:
-            """Run the function again, because `mx.vjp` takes function and cotangents together."""
+            """Return the gradients. The function runs again, because `mx.vjp` includes the forward pass."""
 
             def smooth(*values: Any) -> list[Any]:
                 results = body(autodiff.substitute(list(map(self.prepare, arrays)), active, values))
@@ -223,7 +224,8 @@ class MlxAutodiff(autodiff.Autodiff):
 
             with self.replayed(state):
                 gradients = mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1]
-            # The vjp of an mx.custom_function may return an array that it keeps. A product has new memory.
+            # The vjp of an mx.custom_function may keep a reference to the array that it returns. Products are
+            # new arrays.
             return [g * 1 for g in gradients]
 
         return results, autodiff.Linear(pull, captured, arrays)

@@ -1,4 +1,4 @@
-"""Advice for objects that are not arrays, by their class and contents. It imports no other package."""
+"""Advice for objects that are not arrays, by their class and contents, without importing their packages."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _of_pyarrow(x: Any) -> Advice:
     if hasattr(x, "type") and hasattr(x, "null_count"):
         return advice_for_values(x)
     if hasattr(x, "as_py") and gives_numbers(x.as_py):
-        return Advice("make an array of it with {}", ("np.asarray({x}.as_py())",))
+        return Advice("convert it to an array with {}", ("np.asarray({x}.as_py())",))
     return _of_array_like(x) if has_method(x, "__array__") else _ANY_ARRAY
 
 

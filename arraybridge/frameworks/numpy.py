@@ -74,8 +74,8 @@ class NumpyFastPath(FastPath):
         return x.dtype, flags.writeable, layout
 
     def fast_export(self, x: np.ndarray) -> Any:
-        # Four times as fast as __array_interface__. It raises for read-only, strided and empty arrays, which
-        # then take the slow path.
+        # A ctypes buffer is four times as fast as __array_interface__. It raises for read-only, strided and
+        # empty arrays, which then take the slow path.
         first_byte = _first_byte(x)  # type: ignore[arg-type]  # an array is a buffer
         if ctypes.addressof(first_byte) % host_memory.ALIGNMENT:
             raise NotImplementedError
@@ -99,7 +99,7 @@ class NumpyBatching(IndexedBatching):
     """Functions that split and join NumPy arrays, including masked arrays and other subclasses."""
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """Join arrays without losing their class, mask or dtype, as NumPy's functions would."""
+        """Join arrays and preserve their class, mask and dtype, which NumPy's functions may change."""
         first = next((x for x in arrays if isinstance(x, np.ma.MaskedArray)), arrays[0])
         values = on_host(arrays, axis, dtype=first.dtype)
         if type(first) is np.ndarray:
@@ -139,10 +139,10 @@ class NumpyRuntime(Runtime):
 
 
 class NumpyFramework(Framework):
-    """NumPy, and its subclasses that have no mask.
+    """NumPy, including array subclasses without a mask, and the sparse arrays of SciPy.
 
     Attributes:
-        classes: The classes of arrays that have nothing but their values. Plug-ins may add theirs.
+        classes: The array classes that hold nothing but values. Plug-ins may add their own.
     """
 
     name = "numpy"
@@ -234,7 +234,7 @@ def has_attribute(x: Any, name: str) -> bool:
 def _advice_for_elements(x: Any) -> tuple[str, ...]:
     """Return the text and the expressions of the advice for elements that are not numbers.
 
-    ``x`` may be an array in a file, which is not read for this.
+    ``x`` may be an array in a file, whose elements are not read.
     """
     kind = x.dtype.kind
     names = x.dtype.names

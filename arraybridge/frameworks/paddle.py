@@ -29,7 +29,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-# Without uint16, because Paddle interprets its values as bfloat16.
+# uint16 is excluded, because Paddle interprets its values as bfloat16.
 _DTYPES = dtype_names.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # Dtypes that Paddle can cast, but neither slice nor sum.
 _NO_KERNELS = ("uint32", "uint64")
@@ -56,7 +56,7 @@ class PaddleInterchange(Interchange):
 
 
 class PaddleDevices(Devices):
-    """The devices of Paddle."""
+    """The CPU and the CUDA GPUs of Paddle."""
 
     def device_of(self, x: Any) -> Device:
         place = x.place
@@ -109,7 +109,7 @@ class PaddleMemory(Memory):
 
 
 class PaddleBatching(IndexedBatching):
-    """Functions that split tensors, also those with dtypes that Paddle cannot slice."""
+    """Functions that split tensors, including those with dtypes that Paddle cannot slice."""
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         if self.framework.dtype_name(x) not in _NO_KERNELS:
@@ -119,7 +119,7 @@ class PaddleBatching(IndexedBatching):
 
 
 class PaddleFramework(Framework):
-    """Paddle, with dense tensors."""
+    """PaddlePaddle. Only dense tensors are supported."""
 
     name = "paddle"
     modules = ("paddle",)
@@ -220,7 +220,7 @@ class PaddleAutodiff(autodiff.Autodiff):
         label = operation.label
         constant = [y for y in results if not self.is_differentiable(y)]
         inputs = _joined(arrays, operation.active)
-        # Passed as iterators, because PyLayer modifies tensors among its arguments.
+        # The results are passed as iterators, because PyLayer modifies tensors among its arguments.
         results = _AppliedLayer.apply(pull_back, iter(results), iter(constant), *inputs)
         for y in results:
             if not y.stop_gradient:
@@ -248,7 +248,7 @@ class PaddleAutodiff(autodiff.Autodiff):
 
 
 def _leaf(x: Any) -> Any:
-    """Return a tensor that shares the memory and starts a new graph."""
+    """Return a tensor that shares the memory of ``x`` and starts a new graph."""
     x = x.detach()
     x.stop_gradient = False
     return x
@@ -257,8 +257,8 @@ def _leaf(x: Any) -> Any:
 def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
     """Return the active arrays as one flat tensor per dtype.
 
-    These tensors represent them in Paddle's graph. A PyLayer does not know which of its arguments need
-    gradients, so `paddle.grad` fails for some of them. The gradient of `paddle.concat` knows it.
+    The flat tensors represent the arrays in Paddle's graph. A PyLayer does not know which of its arguments
+    need gradients, so `paddle.grad` fails if only some of them do. `paddle.concat` has this information.
     """
     groups: dict[Any, list[Any]] = {}
     for x in autodiff.select(arrays, active):
@@ -281,14 +281,16 @@ class _AppliedLayer(PyLayer):  # type: ignore[misc]  # paddle is Any here
         return tuple(ctx.pull_back(cotangents))
 
 
-# ``runs`` states whether a backward pass of Paddle currently runs another framework in this thread.
+# ``runs`` states whether a backward pass of Paddle is currently running code of another framework in this
+# thread.
 _engine = threading.local()
 
 
 def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[Any]) -> list[Any]:
-    """Return the gradients of ``inputs`` through the graph.
+    """Return the gradients of ``inputs`` from the graph of ``outputs``.
 
-    ``inner`` states whether the graph is part of one that is differentiated itself.
+    ``inner`` states whether this graph is part of another graph, so that the gradients may be differentiated
+    again.
     """
     sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad raises for a result that occurs twice
     for y, c in zip(outputs, cotangents, strict=True):
@@ -309,7 +311,7 @@ def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[A
     gradients = paddle.grad(
         outputs, inputs, cotangents, retain_graph=True, create_graph=create_graph, allow_unused=True
     )
-    # The backward of a PyLayer may return a tensor that it keeps.
+    # Gradients are copied, because the backward() of a PyLayer may keep a reference to its result.
     return [paddle.zeros_like(x) if g is None else g.clone() for x, g in zip(inputs, gradients, strict=True)]
 
 

@@ -42,7 +42,7 @@ def _of_frame(x: Any) -> Advice:
 
 
 def _of_column(column: Any) -> Advice:
-    """Return the advice for a column of a frame, which may convert as it is."""
+    """Return the advice for a column of a frame. If the column can be converted, the advice is to pass it."""
     if not _is_unsupported(column):
         return Advice("pass {}", ("{x}",))
     if _is_number(column.dtype) and hasattr(column.dtype, "numpy_dtype"):
@@ -51,7 +51,7 @@ def _of_column(column: Any) -> Advice:
 
 
 def _dense(x: Any) -> str:
-    """Return the expression of all values of a frame in one dtype."""
+    """Return an expression for an array of all values of a frame, in one common dtype."""
     common = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
     nan = ', na_value=float("nan")' if bool(x.isna().to_numpy().any()) else ""
     return f'{{x}}.to_numpy("{common}"{nan})'
@@ -68,7 +68,7 @@ def _of_sparse_frame(x: Any) -> Advice:
 
 
 def _columns(x: Any) -> Iterator[tuple[Any, str]]:
-    """Return the columns of a frame and their expressions: first those that convert, then other numbers."""
+    """Yield the columns of a frame and their expressions: first convertible columns, then other numbers."""
     places = range(len(x.columns))
     columns = [x.iloc[:, i] for i in places]
     for i in sorted(places, key=lambda i: (_is_unsupported(columns[i]), not _is_number(columns[i].dtype))):
@@ -76,7 +76,7 @@ def _columns(x: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _column(x: Any, i: int) -> str:
-    """Return the expression of a column, by its name if that is unique and can be written."""
+    """Return an expression for a column, by name if the name is unique and can be written as a literal."""
     name = x.columns[i]
     parts = name if type(name) is tuple else (name,)
     is_plain = all(type(part) in (str, int) for part in parts)
@@ -90,7 +90,7 @@ def _is_number(dtype: Any) -> bool:
 
 
 def _is_unsupported(column: Any) -> bool:
-    """Return whether a column does not convert as it is."""
+    """Return whether a column cannot be converted without changes."""
     dtype = column.dtype
     if isinstance(dtype, np.dtype):
         return dtype.kind not in NUMBER_KINDS
@@ -146,7 +146,7 @@ def _of_elements(x: Any) -> Advice:
     codes = '{x}.astype("category").cat.codes' if hasattr(x, "iloc") else '{x}.astype("category").codes'
     if family == "StringDtype" or can_evaluate(lambda: x.astype("category")):
         return Advice("it holds text or objects; pass the codes of its distinct values, {}", (codes,))
-    by_item = "it holds objects of Python; convert them with convert_tree(list(x), target)"
+    by_item = "it holds Python objects; convert them with convert_tree(list(x), target)"
     if gives_numbers(lambda: np.stack(list(x))):
         return Advice(f"{by_item}, or pass all of them in one array, {{}}", ("np.stack(list({x}))",))
     return Advice(by_item)

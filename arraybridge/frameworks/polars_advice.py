@@ -38,14 +38,14 @@ def _of_frame(x: Any) -> Advice:
 def _of_series(x: Any) -> Advice:
     kind = str(x.dtype).partition("(")[0]
     if kind == "Object":
-        return Advice("it holds objects of Python; convert them with convert_tree(x.to_list(), target)")
+        return Advice("it holds Python objects; convert them with convert_tree(x.to_list(), target)")
     code = _code_for(x)
     if code is None:
         return NO_NUMBERS
     texts = {
         "Struct": "its rows are structs; pass one of their fields, {}",
-        "String": "it holds text; pass the numbers of its distinct texts, {}",
-        "Binary": "it holds bytes; pass the numbers of its distinct values, {}",
+        "String": "it holds text; pass the rank of each string, {}",
+        "Binary": "it holds bytes; pass the rank of each value, {}",
     }
     if kind in texts:
         text = texts[kind]
@@ -54,25 +54,25 @@ def _of_series(x: Any) -> Advice:
     elif x.dtype.is_numeric():
         text = "pass {}, which rounds its numbers"
     else:
-        text = "pass the integers behind its values, {}"
+        text = "pass the integers that represent its values, {}"
     return Advice(text, (f"{{x}}{code}",))
 
 
 def _is_number(dtype: Any) -> bool:
-    """Return whether NumPy has a dtype for these numbers; it has none for integers of 128 bits."""
+    """Return whether NumPy has a dtype for these numbers; it has none for 128-bit integers."""
     name = str(dtype)
     return name == "Boolean" or ((dtype.is_integer() or dtype.is_float()) and "128" not in name)
 
 
 def _converts(x: Any) -> bool:
-    """Return whether a series converts: numbers without nulls, or arrays of such numbers."""
+    """Return whether a series can be converted: numbers without nulls, or arrays of such numbers."""
     while str(x.dtype).startswith("Array") and not x.null_count():
         x = x.explode()
     return _is_number(x.dtype) and not x.null_count()
 
 
 def _rank(column: Any) -> int:
-    """Return the order in which columns are named: those that convert, other numbers, all others."""
+    """Return a sort key for columns: first those that can be converted, then other numbers, then the rest."""
     if _converts(column):
         return 0
     return 1 if _is_number(column.dtype) else 2
@@ -93,7 +93,7 @@ def _code_for(x: Any) -> str | None:
 
 
 def _code_for_field(x: Any, code: str) -> str | None:
-    """Return the code for the first field of structs that has one."""
+    """Return the code for the first field of a struct series that can be converted; None if none can."""
     for name in x.struct.fields:
         more = _code_for(x.struct.field(name))
         if more is not None:

@@ -115,7 +115,7 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
     """Return the framework and the readable array for an object that supports an array protocol.
 
     Raises:
-        ArrayNotSupportedError: If no framework here can read its memory.
+        ArrayNotSupportedError: If no installed framework can read its memory.
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
@@ -185,7 +185,7 @@ def _reader_of(kind: int) -> Framework | None:
     return next((one for one in registry.loaded() if one.interchange.dlpack_device == kind), None)
 
 
-# -- producers on devices that no framework here reads ---------------------------------------------------
+# -- producers on devices that no installed framework reads ----------------------------------------------
 
 _HOST = (1, 0)
 # Keyword arguments of `__dlpack__`, the newest standard first: array API 2024, 2023, and producers that
@@ -201,8 +201,8 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
 def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
     """Return a copy of ``x`` in host memory, made by the producer's own library.
 
-    The request has ``copy=True``, because a producer with unified memory may otherwise share it. If the
-    capsule does not state that it holds a copy, its values are copied here.
+    The request has ``copy=True``, because a producer with unified memory may otherwise share its memory. If
+    the capsule does not state that it holds a copy, this function copies its values.
     """
     failed: Exception | None = None
     for request in _REQUESTS if offers(x, "__dlpack__") else ():
@@ -253,7 +253,7 @@ def check_readable_without_copy(x: Any, target: str) -> None:
 
 
 def _is_readable(kind: int) -> bool:
-    """Return whether a framework here reads memory of this DLPack device type."""
+    """Return whether an installed framework reads memory of this DLPack device type."""
     if kind not in _CUDA_TYPES:
         return _reader_of(kind) is not None
     readers = (registry.load_or_none(name) for name in _CUDA_READERS)
@@ -302,9 +302,11 @@ def _import_extended(x: Any) -> np.ndarray:
 
 
 def importer(opened: Callable[[Any], np.ndarray], target: Framework) -> Callable[[Any], Any] | None:
-    """Return a function that imports arrays of extended dtypes without a NumPy view; None if there is none.
+    """Return a function that imports arrays into ``target`` without a NumPy view; None if there is none.
 
-    The view takes as long as the import by PyTorch. The function raises `NotImplementedError` for others.
+    ``opened`` is the function that `opener` returned. An import function exists only for extended dtypes. It
+    saves the creation of the view, which takes as long as PyTorch's import, and it raises
+    `NotImplementedError` for other arrays.
     """
     import_from = target.fast_path.fast_import
     if opened is not _open_extended or import_from is None or not target.mutable or target.alignment > 1:

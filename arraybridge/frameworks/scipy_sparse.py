@@ -35,7 +35,7 @@ class ScipySparse(SparseArrays):
     def most_axes(self) -> int | None:
         _scipy()
         version = sys.modules["scipy"].__version__
-        # SciPy < 1.15 does not have more axes.
+        # SciPy < 1.15 supports at most two axes.
         return None if tuple(map(int, version.split(".")[:2])) >= (1, 15) else 2
 
     def layout(self, x: Any) -> str:
@@ -116,7 +116,7 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
     shape = x.shape
     count = int(pointers[-1])
     if len(indices) != count or len(values) != count:
-        # Space for more entries, which SciPy ignores and other frameworks would read.
+        # The arrays have space for more entries, which SciPy ignores and other frameworks would read.
         values = values[:count]
         indices = indices[:count]
     rows = shape[-1] if layout is Layout.CSC else shape[0]
@@ -124,7 +124,7 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
         rows = 1
     elif layout is Layout.BSR:
         rows //= values.shape[1]
-    # Such an array would crash the process in another framework.
+    # An array with parts that do not fit together would crash the process in another framework.
     if pointers.shape != (rows + 1,) or indices.shape != (count,) or len(values) != count:
         raise _inconsistent(x)
     if values.ndim != (3 if layout is Layout.BSR else 1):
@@ -136,7 +136,7 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
 
 def _inconsistent(x: Any) -> ArrayNotSupportedError:
     advice = "Find the cause with x.check_format()."
-    if x.format == "coo":  # which does not have this method
+    if x.format == "coo":  # COO arrays do not have check_format()
         advice = "Its data and each of its coords must be arrays of one axis and of the same length."
     return ArrayNotSupportedError(
         f"Cannot convert a sparse {x.format.upper()} array of scipy.sparse: its values, indices and shape do"

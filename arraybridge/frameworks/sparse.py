@@ -11,7 +11,7 @@ __all__ = ["NO_SPARSE_ARRAYS", "Expressions", "Layout", "SparseArrays", "SparseP
 
 
 class Layout(StrEnum):
-    """How a sparse array stores its entries."""
+    """The storage layout of a sparse array."""
 
     CSR = "csr"
     CSC = "csc"
@@ -23,7 +23,7 @@ class Layout(StrEnum):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its indices are those along one axis, and pointers to where each row or column begins."""
+        """Whether indices are stored for one axis only, with pointers to the start of each row or column."""
         return self in _COMPRESSED
 
     @property
@@ -35,8 +35,9 @@ class Layout(StrEnum):
 _COMPRESSED = frozenset((Layout.CSR, Layout.CSC, Layout.BSR, Layout.BSC))
 _BLOCKED = frozenset((Layout.BSR, Layout.BSC))
 
-#: Index dtypes of most compressed layouts, and of most COO arrays.
+#: The index dtypes of most compressed layouts.
 INT32_OR_INT64 = frozenset(("int32", "int64"))
+#: The index dtype of most COO arrays.
 INT64 = frozenset(("int64",))
 #: No restriction: any integer dtypes, which may differ between indices and pointers.
 ANY_DTYPE = frozenset[str]()
@@ -44,21 +45,22 @@ ANY_DTYPE = frozenset[str]()
 
 @dataclass(slots=True, eq=False)
 class SparseParts:
-    """A sparse array, taken apart.
+    """The dense arrays and metadata of which a sparse array consists.
 
     Attributes:
         layout: The layout.
         shape: The shape of the whole array.
-        values: The stored values: one row per entry, with the axes of blocks and dense axes behind it.
-        indices: Of a compressed layout, the indices and the pointers. Of COO, a matrix of entries × axes, or
+        values: The stored values: one row per entry, followed by the axes of blocks and by dense axes.
+        indices: For compressed layouts, the indices and the pointers. For COO, a matrix of entries × axes, or
             one array per axis.
-        is_sorted: Whether the array states that its indices are sorted, those of COO by the first axis first.
+        is_sorted: Whether the array states that its indices are sorted (COO: by the first axis, then by the
+            next).
         is_unique: Whether the array states that it has no duplicates.
         batch_axes: The number of leading axes over which there is a separate sparse array.
         dense_axes: The number of trailing axes along which every entry is dense.
-        padding: An expression of ``{x}`` that removes entries outside of the shape; ``""`` if the framework
+        padding: An expression with ``{x}`` that removes entries outside of the shape; ``""`` if the framework
             does not allow such entries.
-        count: The number of entries, if values and indices have space for more; otherwise None.
+        count: The number of entries if values and indices have space for more, otherwise None.
     """
 
     layout: Layout
@@ -84,14 +86,14 @@ class SparseParts:
 
 
 class Expressions(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
-    """Expressions of ``{x}``, a sparse array of one framework, for the advice in errors.
+    """Expressions for the advice in errors, in which ``{x}`` is a sparse array.
 
     Attributes:
-        values: The stored values, as a dense array.
-        layouts: Layout → the expression that converts to it, without densifying.
-        dense: The dense array.
-        plain: The same array without batch axes and dense axes; ``""`` if there is no such expression.
-        elements: The array that advice about dtypes and masks applies to; ``""`` for the sparse array itself.
+        values: Returns the stored values as a dense array.
+        layouts: Layout → the expression that converts ``{x}`` to it, without densifying.
+        dense: Returns the dense array.
+        plain: Returns the same array without batch axes and dense axes; ``""`` if no expression does so.
+        elements: Returns the array that advice about dtypes and masks applies to; ``""`` for ``{x}`` itself.
     """
 
     values: str
@@ -105,15 +107,16 @@ class SparseArrays:
     """Sparse arrays of a framework. The defaults are those of a framework without sparse arrays.
 
     Attributes:
-        layouts: Layout → index dtypes that it takes (`ANY_DTYPE`: all), the preferred layout first.
+        layouts: Supported layout → its index dtypes (`ANY_DTYPE`: all), the preferred layout first.
         dtypes: The dtypes of values; None for all dtypes of the framework.
         title: The name of the sparse arrays in messages, such as ``"scipy.sparse"``.
-        has_own_classes: Whether each class of arrays is either sparse or dense.
-        has_matrices: Whether some classes are matrices, which multiply in another way than arrays.
-        has_dense_axes: Whether COO may have dense trailing axes.
-        separates_axes: Whether COO has one index array per axis, instead of a matrix.
-        columns_first: Whether the matrix of COO is stored as axes × entries.
-        least_axes: The minimum number of axes of COO.
+        has_own_classes: Whether sparse arrays have separate classes, so that no class has both sparse and
+            dense arrays.
+        has_matrices: Whether some classes are matrices, which multiply differently from arrays.
+        has_dense_axes: Whether COO arrays may have dense trailing axes.
+        separates_axes: Whether COO arrays have one index array per axis, instead of a matrix.
+        columns_first: Whether the index matrix of COO arrays is stored as axes × entries.
+        least_axes: The minimum number of axes of COO arrays.
     """
 
     layouts: ClassVar[Mapping[Layout, frozenset[str]]] = {}
@@ -128,29 +131,31 @@ class SparseArrays:
 
     @property
     def most_axes(self) -> int | None:
-        """The maximum number of axes of COO; None for any number."""
+        """The maximum number of axes of COO arrays; None for any number."""
         return None
 
     def layout(self, x: Any) -> str:
-        """Return the layout of a sparse array, and ``""`` for a dense one; reads no values."""
+        """Return the layout of a sparse array, without reading values; ``""`` for a dense array."""
         return ""
 
     def take_apart(self, x: Any) -> SparseParts | None:
         """Return the parts of a sparse array, which share its memory if possible.
 
-        Return None for layouts that do not consist of arrays. Only called for arrays with a `layout`.
+        The result is None for layouts that do not consist of arrays. This method is only called for arrays
+        with a `layout`.
         """
         return None
 
     def put_together(self, parts: SparseParts, like: Any = None) -> Any:
         """Return a sparse array of these parts, which are arrays of the framework, without copying them.
 
-        ``like`` is a sparse array of the framework whose class decides if several classes have the layout.
+        If several classes have the layout, the class of ``like``, a sparse array of the framework, determines
+        the class of the result.
         """
         raise NotImplementedError
 
     def check_cast(self, x: Any, dtype: str) -> None:
-        """Raise `DtypeNotSupportedError` if a sparse array that does not consist of arrays lacks the cast."""
+        """Raise `DtypeNotSupportedError` if a sparse array that does not consist of arrays cannot be cast."""
 
     def expressions(self, x: Any) -> Expressions:
         """Return the expressions for advice about a sparse array."""

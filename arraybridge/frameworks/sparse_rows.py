@@ -1,4 +1,4 @@
-"""Split sparse arrays into rows (CSR) or columns (CSC), and join such parts, without densifying."""
+"""Functions that split sparse arrays by rows (CSR) or columns (CSC) and join the parts without densifying."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_INT32 = 2**31 - 1
 
 
 def slice_axis(framework: Framework, x: Any, axis: int, start: int, stop: int) -> Any:
-    """Return ``x[start:stop]`` along ``axis``, which shares values and indices if the framework has views.
+    """Return ``x[start:stop]`` along ``axis``, with shared values and indices if the framework has views.
 
     Raises:
         CannotSplitError: If the layout is not compressed along that axis.

@@ -57,12 +57,12 @@ from arraybridge.types import Device
 
 # If the axes are in another order in memory, JAX 0.7.1 imports wrong values, and JAX 0.7.2 raises.
 _RESPECTS_ORDER = jax.__version_info__ >= (0, 8)
-# jax >= 0.8 has jax.enable_x64, which is thread-local as a context manager.
+# jax >= 0.8 has jax.enable_x64, which affects only the current thread if used as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
-# A private function: the import takes 3 µs, and the public from_dlpack 25 µs (jax 0.10). The public function
-# queries a stream, which fails on the CPU, and canonicalizes the dtype, which narrows 64-bit dtypes if x64 is
-# off. If the private function is missing, the public one is called under enable_x64.
+# A private function: it imports a capsule in 3 µs, and the public from_dlpack in 25 µs (jax 0.10). The public
+# function queries a stream, which fails on the CPU, and canonicalizes the dtype, which narrows 64-bit dtypes
+# if x64 is off. If the private function is missing, the public one is called under enable_x64.
 try:
     from jax._src.lib import _jax
 
@@ -99,7 +99,7 @@ def _current_matmul_precision() -> Any:
 
 
 def _identifier(device: Any) -> int:
-    """Return the number of a JAX device."""
+    """Return the ID of a JAX device."""
     return int(device.id)
 
 
@@ -123,7 +123,7 @@ class JaxObservation(Observation):
 
 
 class JaxInterchange(Interchange):
-    """Exports and imports of JAX arrays."""
+    """Export and import of JAX arrays."""
 
     all_pickle = False  # if x64 is off, unpickling narrows 64-bit dtypes
     dlpack_device = 2
@@ -212,7 +212,7 @@ class JaxDevices(Devices):
         except AttributeError:
             if not is_sparse(x):
                 raise
-            # jax.tree.map puts any object in the place of the values.
+            # jax.tree.map can replace the values with any object.
             values = jax.tree_util.tree_leaves(x)[:1]
             return self.device_of(values[0]) if values and isinstance(values[0], jax.Array) else CPU
         return _as_device(min(devices, key=_identifier) if len(devices) > 1 else next(iter(devices)))
@@ -227,7 +227,8 @@ class JaxDevices(Devices):
         return tuple(sorted(map(_as_device, _local_devices()), key=_cpus_first))
 
     def accelerators(self) -> tuple[str, ...]:
-        # Both CUDA and ROCm have the platform "gpu", but different versions of the client.
+        # CUDA and ROCm devices both have the platform "gpu", but the version string of their client names the
+        # actual platform.
         versions = [f"{x.platform} {x.client.platform_version}".lower() for x in _local_devices()]
         kinds = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu", "metal": "mps", "oneapi": "xpu"}
         return tuple(kind for word, kind in kinds.items() if any(word in version for version in versions))
@@ -301,7 +302,7 @@ class JaxMemory(Memory):
     """Memory of XLA's allocators, and JAX's out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
-        # Older name: XlaRuntimeError, the same class in every supported release.
+        # XlaRuntimeError is an older name of the same class in every supported release.
         return isinstance(error, jax.errors.JaxRuntimeError) and self.is_oom_text(str(error))
 
     def is_oom_text(self, text: str) -> bool:
@@ -321,7 +322,8 @@ class JaxMemory(Memory):
     def synchronize(self) -> None:
         if not self.framework.devices.is_started():
             return
-        # JAX has no call that waits for all work. A device runs it in order, so a new computation ends last.
+        # JAX has no function that waits for all work. A device runs its work in order, so a new computation
+        # finishes last.
         jax.block_until_ready(
             [_jitted_add_one(jax.device_put(np.float32(0), device)) for device in _local_devices()]
         )
@@ -331,7 +333,7 @@ class JaxMemory(Memory):
         rows = []
         for device in _local_devices() if self.framework.devices.is_started() else ():
             stats = device.memory_stats()
-            if stats:  # a CPU has none
+            if stats:  # CPUs report none
                 used = stats["bytes_in_use"]
                 pool = stats.get("pool_bytes")
                 cached = None if pool is None else max(0, pool - used)
@@ -352,7 +354,7 @@ class JaxMemory(Memory):
 
 
 class JaxBatching(IndexedBatching):
-    """Split and join JAX arrays. The bits of NaNs are preserved."""
+    """Functions that split and join JAX arrays and preserve the bits of NaNs."""
 
     def slice_axis(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         if not _loses_nans(x):
@@ -380,15 +382,15 @@ class JaxFastPath(FastPath):
     """Fast conversions of JAX arrays on the CPU."""
 
     def fast_types(self) -> tuple[type, ...]:
-        # Not type(jnp.zeros(())): inside jax.jit, that is a tracer, and adds to the program. The other
-        # subclasses are keys of jax.random, which have no buffer.
+        # type(jnp.zeros(())) is not used, because inside jax.jit, the array would be a tracer and become part
+        # of the program. The other subclasses are keys of jax.random, which have no buffer.
         return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
     def plan_key(self, x: jax.Array, alignment: int) -> Hashable:
         if x.is_deleted():
             raise NotImplementedError
         if alignment > 1:
-            memoryview(x)  # raises for other orders of axes and for dtypes without a buffer format
+            memoryview(x)  # raises for other orders of the axes and for dtypes without a buffer format
         shape = x.shape
         is_shared_read_only = bool(read_only.exported_ranges) and read_only.is_shared_read_only(
             x.unsafe_buffer_pointer()
@@ -401,8 +403,9 @@ class JaxFastPath(FastPath):
         )
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
-        # Not np.asarray(x): if JAX has to copy (other orders of axes, GPUs), the array keeps a reference to
-        # the copy, and no public attribute distinguishes it from a view. In these cases, memoryview raises.
+        # If JAX has to copy (other orders of the axes, GPUs), the array keeps a reference to the result of
+        # np.asarray(x), and no public attribute distinguishes this copy from a view. In these cases,
+        # memoryview raises.
         return np.asarray(memoryview(x))
 
     def fast_export(self, x: jax.Array) -> Any:
@@ -475,14 +478,15 @@ class JaxFramework(Framework):
         try:
             return np.asarray(memoryview(x))  # seven times as fast as a capsule
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
-            # The axes are in another order in memory, for which np.asarray(x) would copy, or the dtype has no
-            # buffer format.
+            # Either the axes are in another order in memory, so that np.asarray(x) would copy, or the dtype
+            # has no buffer format.
             return dlpack_capsules.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
         if self.devices.device_of(x).kind == "cpu" and not self.interchange.copy_reason(x):
             return super().to_host(x)
-        # Not np.asarray(x): the array keeps a reference to that copy, so it must not be written to.
+        # np.asarray(x) would return a copy that must not be written to, because `x` keeps a reference to it.
+        # The array that to_device returns is new.
         return read_only.writable_alias(np.asarray(self.devices.to_device(x, CPU)))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
@@ -540,7 +544,10 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("axis", "size"))
 def _slice_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Array:
-    """Return ``size`` elements from ``start`` along ``axis``; compiled, so that XLA copies only these."""
+    """Return ``size`` elements from ``start`` along ``axis``.
+
+    The function is compiled, so that XLA copies only these elements.
+    """
     return _from_bits(jax.lax.dynamic_slice_in_dim(_bits(x), start, size, axis), x.dtype)
 
 
@@ -548,7 +555,7 @@ def _keep_for_jax(x: Any, imported: jax.Array, device: Any) -> None:
     """Keep ``x`` alive until JAX finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> jax.Array:
-        # Without it, the result would be a traced value inside jax.jit.
+        # Without compile-time evaluation, the result would be a traced value inside jax.jit.
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 

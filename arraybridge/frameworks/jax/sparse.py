@@ -74,14 +74,14 @@ class JaxSparse(SparseArrays):
     def expressions(self, x: Any) -> Expressions:
         is_rows = _layout_of(x) is Layout.CSR
         coo = "{x}.to_bcoo()" if is_rows else "{x}"
-        # This also removes the padding of batches.
         plain = f"{coo}.update_layout(n_batch=0, n_dense=0)" if hasattr(x, "n_batch") else ""
         if plain and x.n_batch:
+            # This also removes the entries outside of the shape with which batches are padded.
             plain = f"{plain}.sum_duplicates(remove_zeros=False)"
         return Expressions("{x}.data", _conversions(x), plain=plain)
 
 
-# How to remove entries outside of the shape, which JAX ignores. Duplicates are summed, too.
+# Expressions that remove entries outside of the shape, which JAX ignores. They also sum duplicates.
 _UNPADDED_COO = "{x}.sum_duplicates(remove_zeros=False)"
 _UNPADDED_CSR = f"{_MODULE}.BCSR.from_bcoo({{x}}.to_bcoo().sum_duplicates(remove_zeros=False))"
 
@@ -94,7 +94,7 @@ def _layout_of(x: Any) -> Layout | None:
 
 
 def _conversions(x: Any) -> dict[Layout, str]:
-    """Return the expressions that convert to other layouts, also from the older classes."""
+    """Return the expressions that convert ``x`` to other layouts, including those for the older classes."""
     rows = f"{_MODULE}.BCSR(({{x}}.data, {{x}}.indices, {{x}}.indptr), shape={{x}}.shape"
     match type(x).__name__:
         case "BCSR":
@@ -103,7 +103,7 @@ def _conversions(x: Any) -> dict[Layout, str]:
             return {Layout.CSR: f"{_MODULE}.BCSR.from_bcoo({{x}})"}
         case "CSR":
             return {Layout.CSR: f"{rows})", Layout.COO: f"{rows}).to_bcoo()"}
-        case "CSC":  # the rows of its transpose
+        case "CSC":  # its columns are the rows of the transpose
             return {Layout.COO: f"{rows}[::-1]).to_bcoo().T"}
         case "COO":
             pairs = "jax.numpy.stack([{x}.row, {x}.col], axis=1)"
@@ -112,7 +112,7 @@ def _conversions(x: Any) -> dict[Layout, str]:
 
 
 def _check_part(x: Any) -> None:
-    """Raise for a part that is not an array: ``jax.tree.map`` puts any object there."""
+    """Raise for a part that is not an array; ``jax.tree.map`` can replace parts with any object."""
     if not isinstance(x, jax.Array):
         raise ArrayNotSupportedError(
             f"Cannot convert a sparse array of jax with a {type(x).__qualname__} in place of an array.",
@@ -123,7 +123,10 @@ def _check_part(x: Any) -> None:
 
 
 def _count(indices: jax.Array, pointers: jax.Array) -> int | None:
-    """Return the number of entries, if there is space for more; None otherwise, and for traced values."""
+    """Return the number of entries, or None if the arrays have no space for more.
+
+    Traced and deleted arrays cannot be read, so their number of entries is None, too.
+    """
     if isinstance(pointers, jax.core.Tracer) or pointers.is_deleted() or not pointers.is_fully_addressable:
         return None
     count = int(np.asarray(pointers)[-1])

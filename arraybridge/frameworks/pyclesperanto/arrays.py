@@ -60,8 +60,8 @@ def installed_framework() -> ImageFramework:
 class ImageInterchange(Interchange):
     """Exchange of memory with pyclesperanto.
 
-    Memory is shared only with the CUDA backend. It is contiguous device memory, without a stream that other
-    frameworks could wait for.
+    Only the CUDA backend shares memory. Its arrays are contiguous device memory, and it has no stream that
+    other frameworks could wait for.
     """
 
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
@@ -154,7 +154,7 @@ class ImageBatching(Batching):
         return result
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        # Through the host, because the kernels for indexing compute in float32, which rounds int32.
+        # Slice on the host, because the indexing kernels compute in float32, which rounds int32.
         rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
         return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
 
@@ -166,7 +166,7 @@ class ImageBatching(Batching):
 
 
 class ImageMemory(Memory):
-    """pyclesperanto's devices and its out-of-memory errors."""
+    """Details and synchronization of pyclesperanto's devices, and its out-of-memory errors."""
 
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
@@ -204,8 +204,8 @@ class ImageFramework(Framework):
     """The package ``pyclesperanto``.
 
     Attributes:
-        kind: The kind in its device strings. With the CUDA backend, devices have the same numbers as in other
-            frameworks.
+        kind: The kind of its devices: ``"gpu"`` with the CUDA backend, whose devices have the same numbers as
+            in other frameworks, and ``"opencl"`` otherwise.
         natives: The package's own device objects, GPUs first.
         gpus: The number of GPUs among them.
     """
@@ -235,7 +235,7 @@ class ImageFramework(Framework):
         if cle.get_backend_name() == "cuda":
             self.kind, self.interchange.dlpack_device = "gpu", 2
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # raised if there are no devices of a kind
+            warnings.simplefilter("ignore", RuntimeWarning)  # issued if there are no devices of a kind
             gpus, cpus = (range(len(cle.list_available_devices(kind))) for kind in ("gpu", "cpu"))
         places = [*((i, "gpu") for i in gpus), *((i, "cpu") for i in cpus)]
         natives = [cle.select_device(*place) for place in places]
@@ -326,7 +326,7 @@ class PrototypeBatching(ImageBatching):
 
 
 class PrototypeInterchange(ImageInterchange):
-    """Images of ``pyclesperanto_prototype``, which waits for its OpenCL queue."""
+    """Exchange of memory with ``pyclesperanto_prototype``, whose arrays have an OpenCL queue to wait for."""
 
     def block_until_ready(self, x: Any) -> None:
         x.queue.finish()

@@ -1,6 +1,7 @@
 """OpenCL for pyclesperanto: drivers, devices, errors and import order.
 
-It imports pyopencl only to list devices, and neither of pyclesperanto's two packages.
+The module imports pyopencl only in functions that need it, and never imports either of pyclesperanto's two
+packages.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def use_pocl_wheel() -> str:
 def check_import_order() -> None:
     """Raise if loading a system-wide PoCL after TensorFlow would crash the process.
 
-    Both export symbols of LLVM. The PoCL wheel hides its LLVM and can be loaded in any order.
+    Both libraries export LLVM symbols. The PoCL wheel hides its LLVM symbols and can be loaded in any order.
 
     Raises:
         FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL (PoCL
@@ -107,7 +108,7 @@ def check_import_order() -> None:
 
 @cache
 def devices() -> list[Any]:
-    """Return OpenCL's devices from pyopencl, GPUs first, without opening any; empty without pyopencl."""
+    """Return the OpenCL devices, GPUs first, without opening them; ``[]`` if pyopencl is not installed."""
     try:
         import pyopencl as cl
     except ImportError:
@@ -122,7 +123,10 @@ def devices() -> list[Any]:
 
 @cache
 def queue_on(native: Any) -> Any:
-    """Return a queue on a device that is not the current one. Selecting it would create another context."""
+    """Return a command queue on a device, without making it pyclesperanto's current device.
+
+    Selecting the device would create another context.
+    """
     import pyopencl as cl
 
     return cl.CommandQueue(cl.Context([native]))

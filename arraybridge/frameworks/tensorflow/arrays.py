@@ -48,7 +48,7 @@ from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
 from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
-# TensorFlow supports neither DLPack nor bitcast nor buffers for float8, so it is converted through NumPy.
+# TensorFlow supports neither DLPack nor bitcast nor buffers for float8, so float8 is converted through NumPy.
 _FLOAT8 = tuple(f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"))
 _DTYPES = dtype_names.PLAIN | {"bfloat16", *_FLOAT8}
 
@@ -62,10 +62,10 @@ del _DLPACK_IDS[id(tf.complex128)]  # PyTorch needs it aligned to 16 bytes
 _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 _FLOAT8_COPIES = Cause(Reason.FLOAT8)
 
-# Not type(tf.constant(0)): it initializes every GPU, and TensorFlow then allocates all of their memory.
+# type(tf.constant(0)) would initialize every GPU, and TensorFlow would then allocate all of their memory.
 _EAGER = tf.__internal__.EagerTensor
 
-# The end of the name of the host's first device, in any cluster.
+# The end of the name of the first CPU device, regardless of the cluster.
 _CPU = "/device:CPU:0"
 _numpy = NumpyFramework()
 _to_dlpack = tf.experimental.dlpack.to_dlpack
@@ -100,12 +100,12 @@ class TensorflowObservation(Observation):
 
 
 class TensorflowInterchange(Interchange):
-    """Exports and imports of TensorFlow tensors."""
+    """Export and import of TensorFlow tensors."""
 
     dlpack_device = 2 if tf.test.is_built_with_cuda() else None
 
     def address(self, x: Any) -> int:
-        self.framework.check(x)  # a DLPack export of strings crashes the process
+        self.framework.check(x)  # a DLPack export of strings would crash the process
         return dlpack_capsules.capsule_address(x.__dlpack__())
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
@@ -128,7 +128,7 @@ class TensorflowInterchange(Interchange):
     def block_until_ready(self, x: Any) -> None:
         if isinstance(x, _EAGER) and "CPU" in x.device:
             if id(x.dtype) in _PLAIN_IDS:
-                memoryview(x)  # in asynchronous mode, only a read waits for one tensor
+                memoryview(x)  # in asynchronous mode, only reading a tensor waits for it
         elif self.framework.devices.device_of(x).kind != "cpu":
             tf.test.experimental.sync_devices()
 
@@ -183,7 +183,8 @@ class TensorflowDevices(Devices):
         return f"/device:{device.kind.upper()}:{device.index}"
 
     def is_started(self) -> bool:
-        # Device queries would initialize the devices. After initialization, this setting raises.
+        # Device queries would initialize the devices. Once they are initialized, setting the number of
+        # threads raises.
         threads = tf.config.threading.get_inter_op_parallelism_threads()
         try:
             tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
@@ -211,7 +212,7 @@ class TensorflowDevices(Devices):
 
 
 class TensorflowMemory(Memory):
-    """Memory of TensorFlow's allocators, and its out-of-memory errors."""
+    """TensorFlow's memory allocators and out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, tf.errors.ResourceExhaustedError):
@@ -248,7 +249,7 @@ class TensorflowMemory(Memory):
 
 
 class TensorflowBatching(IndexedBatching):
-    """Parts of TensorFlow tensors, on their device."""
+    """Functions that split and join TensorFlow tensors on their device."""
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
         # tf.concat and tf.stack support every dtype, unlike tf.experimental.numpy.
@@ -365,7 +366,7 @@ class TensorflowFramework(Framework):
         return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        # For other logical CPU devices, the base class ends in tf.identity, which shares the buffer.
+        # For other logical CPU devices, the base class calls `to_device`. Its tf.identity shares the buffer.
         if device.kind != "cpu" or device.index:
             return super().from_host(view, device)
         if view.dtype.isbuiltin == 2 and dtype_names.name_of(view.dtype) in _FLOAT8:
@@ -390,7 +391,7 @@ class TensorflowFramework(Framework):
         if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.devices.device_of(x).kind == "cpu":
             memory = self.host_view(x)
             if memory.size and host_memory.address(memory) % self.alignment:
-                x = self.copy(x)  # tf.cast crashes the process on misaligned memory
+                x = self.copy(x)  # tf.cast would crash the process on misaligned memory
         return tf.cast(x, dtype)
 
 
@@ -405,7 +406,7 @@ def _check_not_quantized(framework: Framework, x: Any) -> None:
 
 
 def _dtype_advice(x: Any) -> tuple[str, ...]:
-    """Return the advice for a dtype that other frameworks lack, and its expressions."""
+    """Return the text of the advice for a dtype that other frameworks lack, and the expressions in it."""
     dtype = x.dtype
     if dtype == tf.string:
         try:
@@ -425,7 +426,7 @@ def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:
     """Keep ``x`` alive until TensorFlow finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> Any:
-        with tf.init_scope(), tf.device(device):  # also inside tf.function
+        with tf.init_scope(), tf.device(device):  # runs eagerly, also inside tf.function
             return tf.zeros(()) + 1
 
     def wait(y: Any) -> None:
@@ -448,7 +449,7 @@ def _named_device(name: str) -> Device:
     return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
 
 
-@functools.cache  # after the first query, TensorFlow does not allow changes
+@functools.cache  # after the first query, TensorFlow does not allow changes to its devices
 def _devices() -> tuple[Device, ...]:
     return tuple(
         Device(kind, int(native.name.rpartition(":")[2]))

@@ -1,4 +1,4 @@
-"""Gradients through TensorFlow, as the framework that differentiates and as the framework of a function."""
+"""Gradients across frameworks, with TensorFlow as the caller or as the callee."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tensorflow.python import pywrap_tfe
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
-# A private name: no public function returns whether a tape watches a tensor. 0 means that none does.
+# A private name: no public function returns whether a tape watches a tensor. 0 means that no tape does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
 class TensorflowAutodiff(autodiff.Autodiff):
-    """TensorFlow's gradients, by ``tf.GradientTape``."""
+    """TensorFlow's gradients, computed by ``tf.GradientTape``."""
 
     def is_tracked(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
@@ -30,7 +30,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
         return _tensor(x)
 
     def plain_value(self, x: Any) -> Any:
-        # Such as keras.Variable: a tape would watch the tensor in it.
+        # For example, a tape would watch the tensor in a keras.Variable.
         return tf.convert_to_tensor(x) if hasattr(x, "__tf_tensor__") else x
 
     def span(self, x: Any) -> autodiff.Extent:
@@ -51,7 +51,8 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 " Jacobian, pass experimental_use_pfor=False.",
                 place=f"{operation.label}()",
             )
-        # Variables are replaced with their values. The conversion raises for ragged and sparse tensors.
+        # Variables are replaced with their values. The conversion to the callee raises for ragged and sparse
+        # tensors.
         tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
         results = _applied(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
@@ -104,7 +105,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
         if tf.executing_eagerly():  # otherwise, `predict` traces and checks the whole program
             try:
                 program = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
-            except _NOT_TRACED:  # without a program there is nothing to check
+            except _NOT_TRACED:  # without a program, there is nothing to check
                 return
             _check_draws_nothing(program, label)
 
@@ -121,7 +122,7 @@ _NOT_TRACED = (
 
 
 def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
-    """Return a concrete function with the results of ``body``."""
+    """Return a concrete function that TensorFlow traces from ``body``."""
 
     def results(*arrays: Any) -> list[Any]:
         return [_tensor(y) for y in body(list(arrays))]
@@ -134,13 +135,13 @@ def _follows(tensors: list[Any]) -> bool:
 
 
 def _tensor(x: Any) -> tf.Tensor:
-    """Return a tensor, a variable or the slices of a gradient as a tensor."""
+    """Return ``x``, which may be a tensor, a variable or an ``IndexedSlices`` gradient, as a tensor."""
     # tf.convert_to_tensor is slow for tensors.
     return x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
 
 
 def _copied(x: tf.Tensor) -> tf.Tensor:
-    """Return a tensor in new memory, or the same one if it is differentiated itself."""
+    """Return a copy of a tensor, or the tensor itself if it may be differentiated again."""
     # tf.identity shares memory, and DeepCopy has no derivative.
     return x if _follows([x]) else tf.raw_ops.DeepCopy(x=x)
 
@@ -151,7 +152,7 @@ def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def _captured(variables: Sequence[Any]) -> str:
-    """Describe the first of the differentiable variables; "" if there is none."""
+    """Return a description of the first differentiable variable; ``""`` if there is none."""
     names = [v.name for v in variables if AUTODIFF.is_differentiable(v)]
     if not names:
         return ""
@@ -170,7 +171,7 @@ def _check_draws_nothing(program: Any, label: str) -> None:
         )
 
 
-#: TensorFlow reads the signature at each call. Computing it takes a sixth of a call.
+#: TensorFlow reads the signature at each call. Computing it each time would take a sixth of the call's time.
 _SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: ARG005
 
 

@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _look_up(name: str, own: Sequence[ModuleType], of_numpy: ModuleType) -> Any:
-    """Return the attribute of TensorFlow if it conforms to the standard, and that of NumPy otherwise."""
+    """Return TensorFlow's attribute of this name if it conforms to the standard, and NumPy's otherwise."""
     module = next(
         (module for module in own if hasattr(module, name) and name not in _DIFFERENT_IN_TENSORFLOW), None
     )
@@ -44,7 +44,7 @@ def _look_up(name: str, own: Sequence[ModuleType], of_numpy: ModuleType) -> Any:
 
 
 def _through_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a NumPy function that accepts and returns tensors and TensorFlow's dtypes."""
+    """Wrap a NumPy function so that it accepts tensors and TensorFlow's dtypes, and returns tensors."""
 
     @wraps(fn)
     def run(*args: Any, **options: Any) -> Any:
@@ -82,14 +82,14 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
-    """Return the arrays joined along an axis; flattened first if ``axis`` is None."""
+    """Return the arrays joined along an axis. If ``axis`` is None, they are flattened first."""
     if axis is None:
         return _np.concatenate([tf.reshape(x, [-1]) for x in arrays], 0)
     return _np.concatenate(arrays, axis)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
-    """Return a tensor of an array in host memory, which shares its memory if possible."""
+    """Return a tensor with the values of an array in host memory. It shares the memory if possible."""
     framework = registry.framework("tensorflow")
     view = dlpack_capsules.from_dlpack(x)
     objection = as_cause(framework.cannot_view(view))

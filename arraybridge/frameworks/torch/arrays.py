@@ -65,16 +65,16 @@ _REAL_DTYPES = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.
 #: NumPy dtypes that PyTorch views at any alignment.
 _VIEWABLE_DTYPES = frozenset(map(np.dtype, dtype_names.PLAIN - {"complex128"}))
 
-#: Integer dtypes of the same size that export bfloat16 and float8, which neither NumPy nor CUDA's array
-#: interface can name.
+#: Maps bfloat16 and float8 dtypes to integer dtypes of the same size. Exports use the integers, because
+#: neither NumPy nor CUDA's array interface has names for bfloat16 and float8.
 _EXPORT_DTYPES = {
     dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
     for name, dtype in DTYPES.items()
     if name in dtype_names.EXTENDED
 }
 
-# No operating system maps memory below this address. A view into a freed storage has its offset as its
-# address, so a cheap comparison detects it (FSDP frees storages this way).
+# Tensors in memory have higher addresses. A view of a storage that was resized to 0 bytes, which is how FSDP
+# frees memory, reports only its offset as its address, so one comparison detects such a view.
 _LOWEST_ADDRESS = 1 << 32
 
 # Quantized dtypes whose elements are smaller than one byte.
@@ -92,7 +92,7 @@ _OOM = re.compile(
     r" (?:out of memory|\w+_ALLOC(?:ATION)?_FAILED)"
     r"|(?:CUDA error: |cusparse error: )?CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
     r"|CUDA error: resource allocation failed"
-    # The allocator's report fails in NVML. It is only made when memory has run out.
+    # The CUDA allocator queries NVML only to report that memory has run out. Here, that query failed.
     r'|NVML_SUCCESS == r INTERNAL ASSERT FAILED at "[^"]*CUDACachingAllocator\.cpp"'
     r"|Native API failed\. Native API returns: -?\d+ \(\w+_OUT_OF_(?:DEVICE|HOST)_MEMORY\)"
     r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: above the limit of one buffer, but a part may fit
@@ -125,7 +125,7 @@ _DLPACK_DEVICE = _dlpack_device()
 
 
 def _dtype_advice(dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the advice for a dtype that other frameworks lack, and its expressions."""
+    """Return the text of the advice for a dtype that other frameworks lack, and the expressions in it."""
     if dtype is torch.complex32:
         return "pass {}, which holds every value", "{x}.to(torch.complex64)"
     # PyTorch casts neither sub-byte integers nor bits nor packed float4.
@@ -133,7 +133,7 @@ def _dtype_advice(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
-    """Raise an error for a subclass that wraps another tensor, with the expression that unwraps it."""
+    """Raise an error if the class of ``x`` wraps another tensor, with the expression that unwraps it."""
     methods = {
         "MaskedTensor": (
             "its mask would be lost. Pass {}, with a fill value of your choice",
@@ -149,7 +149,7 @@ def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
 
 
 class TorchInterchange(Interchange):
-    """Exports and imports of PyTorch's tensors."""
+    """Export and import of PyTorch tensors."""
 
     dlpack_device = _DLPACK_DEVICE
 
@@ -193,8 +193,8 @@ class TorchInterchange(Interchange):
         if not hasattr(type(x), "__dlpack__"):
             return _from_interface(x, self.framework.streams)
         if source.interchange.dlpack_device is None and self.framework.streams.has_streams:
-            # An array of an unknown library. Some libraries, such as CuPy, export in the order of the current
-            # device's stream, and create a context on that device.
+            # The array comes from an unknown library. Some libraries order the export after the stream of the
+            # current device and create a context on that device, as CuPy does.
             with on_device(int(x.__dlpack_device__()[1])):
                 return torch.from_dlpack(x)
         if device.kind != "gpu" or source.interchange.dlpack_device is None:
@@ -202,7 +202,8 @@ class TorchInterchange(Interchange):
         if not self.framework.streams.has_streams:
             return torch.from_dlpack(x)
         gpu_memory.release()
-        # CuPy orders the consumer after its stream on the current GPU, even if the array is on another GPU.
+        # CuPy makes the consumer wait for CuPy's stream on the current GPU, even if the array is on another
+        # GPU.
         with source.devices.selected(device), on_device(device.index):
             # PyTorch passes its current stream on this device to the producer.
             imported = torch.from_dlpack(source.interchange.export(x, device))
@@ -257,7 +258,8 @@ class TorchDevices(Devices):
     def available(self) -> tuple[Device, ...]:
         if _CUDA and _is_driver_uninitialized() and len(listed := self.visible_devices()) > 1:
             return listed
-        # Counting initializes the driver. Before that, it is only needed if NVML lists no GPU, as on Jetson.
+        # Counting initializes the driver. If it is not yet initialized, counting is only necessary if NVML
+        # lists no GPU, as on Jetson.
         return self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -266,7 +268,7 @@ class TorchDevices(Devices):
         return (CPU, *(Device("gpu", gpu.index) for gpu in hardware.gpus_for(_CUDA)))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the CPU and the accelerators that PyTorch counts. Initializes CUDA's driver."""
+        """Return the CPU and the accelerators that PyTorch counts. This initializes CUDA's driver."""
         if not torch.accelerator.is_available():
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
@@ -298,8 +300,8 @@ class TorchDevices(Devices):
         return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, device.index)
 
     def is_started(self) -> bool:
-        # Not is_available() on CUDA and ROCm builds: it initializes the driver, and then this process cannot
-        # be forked.
+        # CUDA and ROCm builds do not call is_available(), which initializes the driver. Afterwards, this
+        # process could not be forked.
         has_others = torch.version.cuda is None and torch.version.hip is None
         return torch.cuda.is_initialized() or (has_others and torch.accelerator.is_available())
 
@@ -320,7 +322,7 @@ class TorchDevices(Devices):
 
 
 class TorchMemory(Memory):
-    """Memory of PyTorch's allocators, and its out-of-memory errors."""
+    """PyTorch's memory allocators and out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, torch.OutOfMemoryError):
@@ -383,7 +385,7 @@ class TorchMemory(Memory):
 
 
 class TorchBatching(IndexedBatching):
-    """Parts and output buffers of PyTorch's tensors."""
+    """Functions that split PyTorch tensors, join the parts, and allocate output buffers."""
 
     def output_buffer(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
         plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
@@ -392,13 +394,14 @@ class TorchBatching(IndexedBatching):
         return torch.empty(shape, dtype=part.dtype, device=part.device)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
-        with torch.inference_mode(False):  # inference tensors cannot be written to outside of that mode
+        with torch.inference_mode(False):  # inference tensors cannot be modified outside of inference mode
             return torch.empty(
                 shape, dtype=DTYPES[dtype], device=self.framework.devices.native_device(device)
             )
 
     def reinterpret(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        # Autograd does not see a view here, so operations on one tensor do not affect the other.
+        # Autograd does not treat the result as a view of `memory`, although they share memory. In-place
+        # operations on one tensor therefore change neither the graph nor the version of the other.
         with torch.inference_mode(False):
             if isinstance(memory, np.ndarray):  # host memory
                 return self.framework.from_host(np.ndarray(shape, dtype_names.np_dtype(dtype), memory), CPU)
@@ -425,16 +428,17 @@ class TorchFastPath(FastPath):
         return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, misalignment
 
     def fast_view(self, x: torch.Tensor) -> np.ndarray:
-        # .numpy() raises for other devices, other layouts and lazy bits. Such an error costs as much as 20
-        # calls, so complex and extended dtypes are rejected first. For tensors that require grad, it raises
-        # only while gradients are recorded. For tensors of torch.func.functionalize, it reads invalid memory.
+        # .numpy() raises for other devices, other layouts, and lazy conjugation or negation. Such an error
+        # takes as long as 20 successful calls, so complex and extended dtypes are rejected first. For tensors
+        # that require grad, .numpy() raises only while gradients are recorded. For tensors of
+        # torch.func.functionalize, it reads invalid memory.
         if x.dtype not in _REAL_DTYPES or x.requires_grad or x.data_ptr() < _LOWEST_ADDRESS:
             raise NotImplementedError
         return x.numpy()
 
     def fast_from_view(self, view: np.ndarray) -> torch.Tensor:
-        # These checks cost less than an error of PyTorch. They reject read-only arrays, reversed arrays and
-        # other dtypes, including complex128, whose alignment matters.
+        # These checks take less time than an exception from PyTorch. They reject read-only arrays, negative
+        # strides and other dtypes, including complex128, which must be aligned.
         flags = view.flags
         if not flags.carray and (not flags.writeable or min(view.strides) < 0):
             raise NotImplementedError
@@ -529,7 +533,8 @@ class TorchFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        # Not from_numpy: it rejects some strides along axes of length 1, and some equivalent C types.
+        # from_numpy would reject some strides along axes of length 1, and some C types that are equivalent to
+        # those it supports.
         return torch_dlpack.from_dlpack(dlpack_capsules.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
@@ -539,7 +544,7 @@ class TorchFramework(Framework):
         return super().cannot_view(view)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
+        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch would crash the process
             raise _freed_storage_error(self)
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
@@ -551,7 +556,7 @@ class TorchFramework(Framework):
         return x.clone(memory_format=torch.contiguous_format)
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
-        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
+        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch would crash the process
             raise _freed_storage_error(self)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: the cast would crash the process
@@ -573,13 +578,14 @@ class TorchFramework(Framework):
 def _is_driver_uninitialized() -> bool:
     """Return whether this is a CUDA build and CUDA's driver has not been initialized.
 
-    After initialization, this process cannot be forked. Most queries initialize it, such as ``is_available``.
+    After initialization, this process cannot be forked. Most queries, such as ``is_available``, initialize
+    the driver.
     """
     return _CUDA > 0 and not gpu_memory.is_driver_initialized()
 
 
 def _gpu_numbers(device: Device | None = None) -> list[int]:
-    """Return the numbers of all GPUs, or of one device; none if PyTorch has not initialized CUDA."""
+    """Return the indices of all GPUs, or of ``device`` only; ``[]`` if PyTorch has not initialized CUDA."""
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     return [i for i in range(count) if device is None or device == Device("gpu", i)]
 
@@ -648,7 +654,7 @@ def _freed_storage_error(framework: Framework) -> Exception:
 def _with_keep_alive(
     imported: torch.Tensor, exporter: Streams, importer: Streams, device: Device
 ) -> torch.Tensor:
-    """Return a tensor that shares the memory and releases it in stream order when freed."""
+    """Return a tensor that shares the memory of ``imported`` and releases it in stream order when freed."""
     if not imported.numel():
         return imported
     named = imported.view(_EXPORT_DTYPES.get(imported.dtype, imported.dtype))
@@ -665,18 +671,19 @@ def _with_keep_alive(
 
 
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
-    """Return a tensor of the memory of ``__cuda_array_interface__``, whose stream PyTorch ignores.
+    """Return a tensor that shares the memory of an object with ``__cuda_array_interface__``.
 
-    Read-only memory is copied, because PyTorch has no read-only tensors and would raise.
+    PyTorch ignores the stream in the interface, so this function orders the streams. Read-only memory is
+    copied, because PyTorch has no read-only tensors and would raise.
     """
     interface = x.__cuda_array_interface__
     address, is_read_only = interface["data"]
     writable = protocols.Exported(x, __cuda_array_interface__={**interface, "data": (address, False)})
     index = gpu_memory.device_at(address)
-    # Name the device of the memory: PyTorch copies to another one, and without a device, it creates a context
-    # on the current one.
+    # Pass the device that the memory is on. PyTorch would copy the memory to any other device, and without a
+    # device, it would create a context on the current one.
     tensor = torch.as_tensor(writable, device=None if index is None else f"cuda:{index}")
     stream = interface.get("stream")
-    if stream is not None:  # 1 is the default stream
+    if stream is not None:  # 1 denotes the default stream
         streams.wait_for(Device("gpu", tensor.device.index), 0 if stream == 1 else int(stream))
     return tensor.clone() if is_read_only else tensor

@@ -1,4 +1,4 @@
-"""Gradients through PyTorch, as the framework that differentiates and as the framework of a function."""
+"""Gradients across frameworks, with PyTorch as the caller or as the callee."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from torch.autograd import forward_ad
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
-# A private name: no public function returns whether a transform of torch.func follows a tensor (torch 2.14).
+# A private name: no public function returns whether a torch.func transform tracks a tensor (torch 2.14).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
-# A private name: is_grads_batched=True passes batched tensors of an older implementation of vmap.
+# A private name: it recognizes the tensors that is_grads_batched=True passes, which belong to an older
+# implementation of vmap.
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001
 
 
 class TorchAutodiff(autodiff.Autodiff):
-    """PyTorch's gradients, by ``torch.autograd``."""
+    """PyTorch's gradients, computed by ``torch.autograd``."""
 
     def requires_grad(self, x: torch.Tensor) -> bool:
         return x.requires_grad
@@ -109,9 +110,9 @@ class TorchAutodiff(autodiff.Autodiff):
 
 @functools.cache
 def _shape_prediction() -> type:
-    """Return the class that runs functions on tensors without values, and records random draws."""
-    # A private module, because torch.device("meta") does not apply to constants. Imported late, because it
-    # imports Triton, which crashes the process if TensorFlow is imported first.
+    """Return the class of modes in which functions run on tensors without values."""
+    # This module is private, but torch.device("meta") would not apply to constants. The import is late,
+    # because the module imports Triton, which crashes the process if TensorFlow is imported first.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class ShapePrediction(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
@@ -153,7 +154,7 @@ def _pull(
     inner: bool,
     cotangents: list[torch.Tensor | None],
 ) -> list[torch.Tensor]:
-    """Return gradients by the graph of ``outputs``; ``inner`` if that graph is differentiated again."""
+    """Return the gradients of ``inputs``. If ``inner`` is true, they can be differentiated again."""
     # A cotangent comes from the device of the caller's arrays, which may not be the device of the result.
     pairs = [
         (y, c.to(y.device))
@@ -184,7 +185,7 @@ def _unshared(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
-    """Describe a trainable tensor in the graph that is not an argument; "" if there is none."""
+    """Return a description of a captured trainable tensor (not an argument); ``""`` if there is none."""
     nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
     leaves = [y for y in outputs if y.requires_grad and y.grad_fn is None]
     seen = set()
@@ -228,7 +229,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
             results, linear = operation.linearize(arrays)
         # Detached tensors share the version counters of the results, which count writes.
         read_again = [y.detach() for y in operation.read_again(results, linear)]
-        # An empty tensor with attributes, so that PyTorch keeps and frees them with the graph.
+        # PyTorch keeps and frees this empty tensor, and thus its attributes, with the graph.
         holder = torch.empty(0)
         holder.linear = linear
         holder.spans = [AUTODIFF.span(x) for x in (*arrays, *read_again)]
@@ -269,12 +270,12 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         raise _vmap_error(operation.label)
 
 
-# PyTorch reads the signature at each call. Computing it takes a third of a call.
+# PyTorch reads the signature at each call. Computing it each time would take a third of the call's time.
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)  # type: ignore[attr-defined]
 
 
 def _saved_values(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
-    """Return the saved pullback; None if saved-tensor hooks replaced its tensors."""
+    """Return the saved derivative; None if saved-tensor hooks replaced the tensors that it reads."""
     *read, holder = saved
     valid = getattr(holder, "spans", None) == [AUTODIFF.span(x) for x in read]
     return holder.linear if valid else None

@@ -1,4 +1,4 @@
-"""Reads PyTorch tensors for traces, around calls of other libraries."""
+"""Properties of PyTorch tensors that traces read before and after calls of other libraries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from arraybridge.types import Device
 if TYPE_CHECKING:
     from arraybridge.frameworks.base import Framework
 
-# A private name: no public context reads a tensor without calling `__torch_function__` of its class or the
-# function modes of the program. PyTorch's guide to subclasses uses a similar one.
+# A private name: within any public context manager, reading a tensor may call `__torch_function__` of its
+# class or the program's function modes. PyTorch's guide to subclasses uses a similar private name.
 _unseen = getattr(getattr(torch, "_C", None), "DisableTorchFunction", nullcontext)
 
 
@@ -31,7 +31,7 @@ class TorchObservation(Observation):
         return x.dtype, nbytes, address, owner.devices.device_of(x)
 
     def is_idle(self) -> bool:
-        # No CPU work is pending, and reading the tensor would take 3 µs.
+        # PyTorch computes synchronously on the CPU. Finding out the device of a tensor would take 3 µs.
         return not torch.cuda.is_initialized()
 
     def unobserved(self) -> AbstractContextManager[Any]:

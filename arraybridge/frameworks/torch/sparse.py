@@ -1,4 +1,4 @@
-"""Sparse tensors of PyTorch."""
+"""Sparse PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROWS = (Layout.CSR, Layout.BSR)
 
 
 class TorchSparse(SparseArrays):
-    """CSR, CSC, COO, BSR and BSC, some of them with batches and dense axes."""
+    """PyTorch's CSR, CSC, COO, BSR and BSC tensors, which may have dense axes and, except COO, batch axes."""
 
     layouts: ClassVar = {
         Layout.CSR: INT32_OR_INT64,
@@ -78,7 +78,7 @@ class TorchSparse(SparseArrays):
         )
 
     def put_together(self, parts: SparseParts, like: Any = None) -> torch.Tensor:
-        # Passed explicitly, because PyTorch warns if this option is not set.
+        # Pass the current setting explicitly, because PyTorch warns if the argument is missing.
         check = torch.sparse.check_sparse_tensor_invariants.is_enabled()
         if parts.layout is Layout.COO:
             coalesced = True if parts.is_sorted and parts.is_unique else None
@@ -103,11 +103,11 @@ class TorchSparse(SparseArrays):
         layout = _NAMES.get(x.layout)
         layouts = {Layout.COO: "{x}.to_sparse_coo()"}
         if x.ndim == 2:
-            # PyTorch converts blocks to other compressed layouts only through COO.
+            # PyTorch converts block layouts to other compressed layouts only through COO.
             through = "" if layout is None or not layout.has_blocks else ".to_sparse_coo()"
             layouts[Layout.CSR] = f"{{x}}{through}.to_sparse_csr()"
             layouts[Layout.CSC] = f"{{x}}{through}.to_sparse_csc()"
         values = "{x}.coalesce().values()" if layout is Layout.COO else "{x}.values()"
-        # PyTorch has no call that makes dense axes sparse.
+        # PyTorch has no function that makes dense axes sparse.
         has_dense_axes = layout is not None and x.dense_dim() > 0
         return Expressions(values, layouts, "{x}.to_dense()", "" if has_dense_axes else "{x}.to_sparse_coo()")

@@ -46,14 +46,14 @@ class TorchStreams(Streams):
 
     @contextmanager
     def _side_stream(self, index: int) -> Iterator[None]:
-        """Run the context on this thread's side stream of a GPU, ordered with the current stream."""
+        """Queue work on this thread's side stream within the context, ordered with the current stream."""
         own: dict[Any, Any] = self._own.__dict__  # GPU number → stream
         if index not in own:
             own[index] = torch.cuda.Stream(index)
         side = own[index]
         outer = torch.cuda.current_stream(index)
-        # The waits order both streams at each change. Otherwise, memory that is freed on one stream could be
-        # reused while the other stream still reads it.
+        # The waits order the two streams at each switch. Otherwise, memory that is freed on one stream could
+        # be reused while the other stream still reads it.
         side.wait_stream(outer)
         try:
             # On exit, `torch.cuda.stream` alone would select the previous device and create a context on it.
