@@ -26,8 +26,8 @@ def array_namespace(*xs: Any) -> Any:
         *xs: Arrays of one framework. Python scalars and None are ignored.
 
     Returns:
-        A module. Without arrays, it is the namespace of NumPy for the CPU, and for a GPU that of CuPy,
-        PyTorch or JAX, the first one that is installed and has the device.
+        A module. Without arrays, it is the namespace of NumPy if the default device is the CPU. If it is a
+        GPU, it is that of the first of CuPy, PyTorch and JAX that is installed and has the device.
 
     Raises:
         TypeError: If the arrays belong to several frameworks.
