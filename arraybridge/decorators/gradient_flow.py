@@ -38,10 +38,10 @@ _HOLE = object()
 
 @dataclass(slots=True, eq=False)
 class _Argument:
-    """One of the values in the arguments of a call, outside or inside containers.
+    """A value in the arguments of a call, inside or outside containers.
 
     Attributes:
-        value: The array, or anything else.
+        value: An array or any other object.
         owner: The framework of an array; None for other values.
         is_tracked: Whether a graph, tape or tracer of its framework tracks it.
         is_sparse: Whether it is a sparse array, which is a constant.
@@ -73,7 +73,7 @@ class Flow(autodiff.Function):
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
         #: The call if no array is differentiated.
         self.call_without_gradients = decorated_call.ConvertingCall(fn, bare)
-        #: The call if only arrays of its own framework are differentiated.
+        #: The call if only arrays of the function's own framework are differentiated.
         self.call_with_own_gradients = decorated_call.ConvertingCall(
             fn, replace(bare, grad="error", output_type=self.name)
         )
@@ -227,7 +227,7 @@ class Flow(autodiff.Function):
 
 
 class FlowingCall(decorated_call.DecoratedCall):
-    """A decorated function with gradients of other frameworks. The results are arrays of the caller."""
+    """A decorated function that other frameworks can differentiate. Its results are arrays of the caller."""
 
     __slots__ = ("flow",)
 
@@ -283,7 +283,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class CallOperation(autodiff.Operation):
-    """A pure function of the callee, on arrays of the caller.
+    """A pure function of the callee, applied to arrays of the caller.
 
     Args:
         call: The function, with its other arguments, which have no gradient and are not written to.
