@@ -127,7 +127,7 @@ class Cast(NamedTuple):
         return Advice(f'Pass dtype="{self.dtype}"{self._others} to ask for a cast{self._loss}.')
 
     def by_decorator(self, name: str) -> Advice:
-        """Return the advice for an argument of a function that is decorated with the decorator ``name``."""
+        """Return the advice for an argument of a function that has the decorator ``name``."""
         option = f'@{name}(dtype="{self.dtype}")'
         return Advice(f"Pass dtype= to the decorator to ask for a cast: {option}{self._others}{self._loss}.")
 

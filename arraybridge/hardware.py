@@ -238,7 +238,7 @@ def _select(visible: str, usable: list[Gpu], candidates: list[Gpu]) -> list[Gpu]
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes: in total, and available without swapping."""
+    """Host memory in bytes: the total, and the amount that is available without swapping."""
 
     total: int
     available: int
@@ -246,7 +246,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Host memory of a process in bytes: used now, and its peak so far."""
+    """Host memory of a process in bytes: the current use, and the peak so far."""
 
     used: int
     peak: int

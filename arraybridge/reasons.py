@@ -154,7 +154,7 @@ def _text_with_details(cause: Cause) -> str:
 
 
 def as_cause(objection: Cause | str | None) -> Cause | None:
-    """Return the reason of a framework or a carrier as a `Cause`, also if a plug-in returned it as text."""
+    """Return the reason that a framework or carrier gave as a `Cause`. Plug-ins may give it as text."""
     if not objection:
         return None
     return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection

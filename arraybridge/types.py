@@ -209,7 +209,7 @@ _caches: list[dict[Any, Any]] = []
 
 
 def new_cache() -> dict[Any, Any]:
-    """Return a dict for cached results. It is emptied when a framework or carrier is added or removed.
+    """Return a dict for cached results. It is emptied whenever the known frameworks or carriers change.
 
     It is a plain dict, because lookups in a subclass of dict are slower.
 

@@ -289,7 +289,9 @@ class ConvertingCall(DecoratedCall):
     # -- the arguments -----------------------------------------------------------------------------
 
     def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs]:
-        """Return the arguments with their arrays converted, except for ``self`` and `fixed` values.
+        """Return the arguments with their arrays converted, except for ``self``.
+
+        Values in `fixed` are converted as well if the batch can be split, because `fixed` is then unwrapped.
 
         Raises:
             MemoryConversionError: If an array cannot be converted. The message names the argument.

@@ -61,7 +61,7 @@ class _Argument:
 
 
 class Flow(autodiff.Function):
-    """A function of one framework that other frameworks call. It holds no objects of a framework."""
+    """A function of one framework that other frameworks can differentiate."""
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         _check(fn, options)
@@ -135,7 +135,7 @@ class Flow(autodiff.Function):
         return differentiated.refill(iter(results))
 
     def _check_constant(self, given: _Argument) -> None:
-        """Raise for a sparse array that is differentiated."""
+        """Raise `GradientError` for a sparse array that another framework differentiates."""
         owner = given.owner
         if owner is None:
             return
@@ -190,7 +190,7 @@ class Flow(autodiff.Function):
         return arrays
 
     def _check_result(self, x: Any) -> None:
-        """Raise for a sparse result, which has no gradient."""
+        """Raise `ArrayNotSupportedError` for a sparse result, which has no gradient."""
         owner = registry.find_owner(x)
         if owner is not None and owner.sparse.layout(x):
             raise ArrayNotSupportedError(
@@ -322,7 +322,7 @@ class CallOperation(autodiff.Operation):
         return results, linear
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Return the results as NumPy arrays, while a program of the caller occupies its thread.
+        """Return the results as NumPy arrays, for a callback of a compiled program of the caller.
 
         ``states`` has the random state before the first run. It is empty for the first run, and for functions
         that draw no random numbers.

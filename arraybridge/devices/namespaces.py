@@ -33,7 +33,7 @@ def array_namespace(*xs: Any) -> Any:
         TypeError: If the arrays belong to several frameworks.
         ArrayNotSupportedError: If their framework has no namespace (pyclesperanto).
         UnknownArrayError: If an argument is not an array.
-        DeviceNotFoundError: If no framework with a namespace has the default device.
+        DeviceNotFoundError: If none of these frameworks has the default device.
 
     Example:
         >>> import numpy as np
@@ -68,8 +68,8 @@ def _framework_for(device: Device) -> str:
     if chosen_device() is None:
         return "numpy"  # the user did not choose this GPU, and no installed framework supports it
     raise DeviceNotFoundError(
-        f"None of {', '.join(registry.numpy_like_names())} is installed with a device {device}, and other"
-        " frameworks have no namespace.",
+        f"There is no array API namespace for {device}: none of {', '.join(registry.numpy_like_names())} is"
+        " installed with support for this device.",
         reason=f"no array namespace for {device}",
         advice="Install one of them for this device, or call use_device('cpu').",
     )

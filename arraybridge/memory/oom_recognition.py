@@ -83,7 +83,10 @@ def is_oom_error(error: BaseException) -> bool:
 
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
-    """Return `is_oom_error`, but ignore ``before``, an error that was being handled before the attempt."""
+    """Return whether an error means that memory ran out, as `is_oom_error` does, but ignore ``before``.
+
+    ``before`` is an error that was already being handled when the attempt began.
+    """
     return any(_is_oom_itself(one) for one in chain(error, before))
 
 

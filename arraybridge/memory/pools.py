@@ -247,7 +247,7 @@ cleanup.own_caches.append(_drop_idle)
 def _parse_request(
     framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None
 ) -> tuple[Framework, tuple[int, ...], str, Device]:
-    """Return the arguments of `BufferPool.take` in checked form: framework, shape, dtype name and device."""
+    """Check the arguments of `BufferPool.take`; return the framework, shape, dtype name and device."""
     owner = registry.framework(framework)
     if not owner.mutable:
         raise ValueError(
