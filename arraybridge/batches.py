@@ -583,7 +583,7 @@ def _snapshot_entry(x: Any) -> Any:
         return x
     try:
         return copy.deepcopy(x)
-    except Exception:  # noqa: BLE001  # __deepcopy__ may raise anything, and memoryview has none
+    except Exception:  # noqa: BLE001  # __deepcopy__ may raise anything; memoryview cannot be copied
         return x
 
 
