@@ -160,11 +160,11 @@ __all__ = [
 
 __version__ = "1.0.0"
 
-# A later `import pyclesperanto` then finds the OpenCL driver of the PoCL wheel.
+# This makes the OpenCL driver of the PoCL wheel available to a later `import pyclesperanto`.
 _use_pocl_wheel()
 
-# Loaded on first access, since these modules take three times as long to import as those above. Names
-# that are not in `__all__` are types of results, or rarely needed.
+# These names are loaded on first access, because their modules take three times as long to import as those
+# above. Names that are not in `__all__` are types of results or rarely needed.
 _MODULES = {
     "batches": "fixed",
     "carriers.chunks": "chunks",
@@ -199,7 +199,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
     value = getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
-    setattr(_importlib.import_module("arraybridge"), name, value)  # so that this function is called once
+    setattr(_importlib.import_module("arraybridge"), name, value)  # so that this is called once per name
     return value
 
 

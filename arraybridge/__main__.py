@@ -1,4 +1,4 @@
-"""``python -m arraybridge`` is the command ``arraybridge``."""
+"""The entry point of ``python -m arraybridge``, which runs the command ``arraybridge``."""
 
 from arraybridge.cli import main
 

@@ -1,10 +1,11 @@
 """Split nested arrays with a common row axis into parts, and join the results of the parts.
 
-Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
-parts are concatenated. The exception is a list of arrays that each have one row per row of their part. Such
-lists are joined entry by entry; see `_RowList`. Any other value that is not an array must be the same object
-or an equal string in every part. A number in a result must be a number of the batch. Other numbers raise an
-error, since only the function's author knows whether to add, average or list them.
+Containers of the same type, keys and length are joined entry by entry. A list with one entry per row in every
+part is a row list: its parts are concatenated. The exception is a list of arrays that each have one row per
+row of their part. Such lists are joined entry by entry; see `_RowList`. Any other value that is not an array
+must be the same object or an equal string in every part. A number in a result must be one of the numbers in
+the batch. Other numbers raise an error, because only the function's author knows whether to add, average or
+list them.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ def _value(x: Any) -> Any:
 
 
 def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "") -> Any:
-    """Return rows ``start`` to ``stop`` of each array and row list of ``count`` rows, everything else whole.
+    """Return the tree with rows ``start`` to ``stop`` of each array and row list that has ``count`` rows.
 
-    ``place`` is where the tree is in a larger one, for messages.
+    Everything else is returned whole, without `fixed`. ``place`` is the path of the tree in a larger one, for
+    messages.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
     if kind is ARRAY:
@@ -154,7 +156,7 @@ def _has_rows(array: Any, axis: int, count: int) -> bool:
 def _is_row_list(tree: Any, axis: int, count: int) -> bool:
     """Return whether a container is a list of non-arrays with one entry per row of the batch.
 
-    A list of containers with arrays of that many rows is a structure of the batch instead.
+    If a list of containers contains arrays with that many rows, the arrays are split, and not the list.
     """
     if not issubclass(type(tree), list) or len(tree) != count or count == 0:
         return False
@@ -170,7 +172,7 @@ def _is_row_list(tree: Any, axis: int, count: int) -> bool:
 class Joined:
     """The results of the parts of a batch, joined into one result.
 
-    Arrays are copied into one output array, which is allocated for the first part. A function may therefore
+    Arrays are copied into one output array, which is allocated with the first part. A function may therefore
     reuse a buffer for the next part. Arrays of frameworks that never modify arrays in place, sparse arrays,
     and arrays with a gradient are stored per part and concatenated at the end.
 
@@ -232,7 +234,7 @@ class Joined:
         return _Structure(self, first, count, place)
 
     def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
-        """Return the framework of an array, the array, and the properties that all parts have in common."""
+        """Return the framework of an array, the array, and the properties that must be equal in all parts."""
         owner, data = source_of(x)
         shape = owner.shape(data)
         axis = self.axis
@@ -244,9 +246,8 @@ class Joined:
             data,
             {
                 "frameworks": owner.name,
-                "classes": type(
-                    data
-                ).__name__,  # joined with a plain array, a masked array would lose its mask
+                # A masked array would lose its mask if it were joined with a plain array.
+                "classes": type(data).__name__,
                 "layouts": owner.sparse.layout(data),
                 "dtypes": owner.dtype_name(data),
                 "devices": owner.devices.device_of(data),
@@ -318,7 +319,7 @@ class _Value(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         value = self.value
         same = x is value or (type(x) is type(value) and issubclass(type(x), str) and x == value)
-        if _is_number(value):  # small integers are cached objects
+        if _is_number(value):  # `is` is not enough, because Python caches small integers
             same = same and any(x is y for y in leaves_of(self.of.batch))
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
@@ -335,7 +336,7 @@ def _is_number(x: Any) -> bool:
 
 
 class _Column(_Node):
-    """The arrays at one position: in one output array, or stored per part by the part's first row."""
+    """The arrays at one position, either in one output array or in a dict by the first row of each part."""
 
     __slots__ = ("buffer", "parts", "properties")
 
@@ -380,10 +381,10 @@ class _Column(_Node):
 
 
 class _Attributes:
-    """The attributes of a container in addition to its children, which must be the same in every part.
+    """The attributes of a container other than its children. They must be the same in every part.
 
-    Attributes that refer to a child follow it. If the children are rows, which differ between parts, these
-    attributes are compared like the others.
+    Attributes that refer to a child are an exception: in the result, they refer to the joined child. If the
+    children are rows, which differ between parts, these attributes are compared like the others.
     """
 
     __slots__ = ("aliases", "are_rows", "of", "place", "values")
@@ -401,7 +402,7 @@ class _Attributes:
         }
 
     def put(self, x: Any, opened: Container) -> None:
-        """Compare the attributes of the container of another part."""
+        """Compare with the attributes of the container in another part; raise an error if they differ."""
         if not self.are_rows and aliases(x, opened) != self.aliases:
             raise self.of.error(self.place, "attributes that refer to different items")
         values = additional_attributes(x, opened, with_aliases=self.are_rows)
@@ -440,11 +441,12 @@ class _Structure(_Node):
 
 
 class _RowList(_Node):
-    """Lists that had one entry per row in every part so far.
+    """Lists that have had one entry per row in every part so far.
 
-    As soon as one does not, they are joined entry by entry. So are lists whose entries are all arrays batched
-    along the axis. Other lists that can be joined in both ways are rejected at the end. Only structure and
-    row counts decide, so that no result depends on values by chance.
+    As soon as one list does not, all are joined entry by entry instead of being concatenated. Lists of
+    arrays that each have one row per row of their part are also joined entry by entry. Any other lists that
+    could be joined in both ways are rejected at the end. The decision depends only on structures and row
+    counts, so that values cannot change it by chance.
 
     The fields of the lists are joined, and their attributes are compared, like those of structures.
     """
@@ -456,7 +458,7 @@ class _RowList(_Node):
         opened = open_container(first)
         self.extra_attributes = _Attributes(of, first, opened, place, are_rows=True)
         self.fields = {at: of.node(value, count, place + at) for at, value in opened.fields().items()}
-        #: The list and its number of rows, by the first row of the part.
+        #: The list of each part and its number of rows, by the first row of the part.
         self.parts: dict[int, tuple[Any, int]] = {}
         self.structure: _Node | None = None
 
@@ -478,7 +480,7 @@ class _RowList(_Node):
         return all(type(before) is type(x) for before, _ in self.parts.values())
 
     def _by_entry(self) -> _Node:
-        """Join the lists so far as structures instead."""
+        """Return a node that joins the lists so far entry by entry."""
         first, count = next(iter(self.parts.values()))
         structure = self.of.node(first, count, self.place, as_rows=False)
         for start, (x, rows) in self.parts.items():
@@ -573,15 +575,15 @@ def _named(x: Any) -> str:
 
 
 def _snapshot_entry(x: Any) -> Any:
-    """Return an entry of a row list that later writes to its buffers do not change."""
+    """Return an entry of a row list, copied if later writes to its buffers could change it."""
     _, data = source_of(x)
     if carrier_of(x) is None:
         return snapshot(x) if data is x else x
-    if registry.find_owner(data) is None:  # an image or a file, which is read later
+    if registry.find_owner(data) is None:  # an image or a file, whose values are read later
         return x
     try:
         return copy.deepcopy(x)
-    except Exception:  # noqa: BLE001  # __deepcopy__ of any class, which memoryview does not support
+    except Exception:  # noqa: BLE001  # __deepcopy__ may raise anything; memoryview cannot be copied
         return x
 
 
@@ -590,5 +592,5 @@ def snapshot(x: Any) -> Any:
     owner, data = source_of(x)
     if owner.mutable:
         return data if owner.autodiff.requires_grad(data) else owner.copy(data)
-    # For a tf.Variable, its current value, as recorded by the gradient tape.
+    # This returns the current value of a tf.Variable, as recorded by the gradient tape.
     return owner.autodiff.prepare(data)

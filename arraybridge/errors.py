@@ -16,7 +16,7 @@ from arraybridge.types import hooks
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Return ``" (did you mean 'torch'?)"`` for a misspelled name, or an empty string."""
+    """Return a hint such as ``" (did you mean 'torch'?)"``, or an empty string if no name is similar."""
     import difflib  # takes 5 ms, and only errors need it
 
     close = difflib.get_close_matches(word.lower(), list(names), n=1)
@@ -60,13 +60,13 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
-    """A sentence that states what to do instead, with the expressions that it names.
+    """A sentence that states what to do instead, with the expressions that it contains.
 
     Attributes:
         text: The sentence, with ``{}`` in the place of each expression.
-        expressions: Python expressions, with ``{x}`` in the place of the rejected object. Each gives an
-            object that converts. Braces of the expression itself are doubled, see `literal`.
-        subject: The rejected object as an expression of ``{x}``, the object that the user passed.
+        expressions: Python expressions, with ``{x}`` in the place of the rejected object. The value
+            of each can be converted. Braces of the expression itself are doubled, see `literal`.
+        subject: The rejected object as an expression in ``{x}``, the object that the user passed.
 
     >>> advice = Advice("pass {} or {}", ("{x}.filled(0)", "{x}.data"))
     >>> print(advice)
@@ -83,7 +83,7 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
         return self.text.format(*self.code()) if self.expressions else self.text
 
     def code(self) -> tuple[str, ...]:
-        """Return the expressions as Python code about ``x``."""
+        """Return the expressions as Python code in which ``x`` is the object that the user passed."""
         subject = self.subject.format(x="x")
         return tuple(one.format(x=subject) for one in self.expressions)
 
@@ -93,7 +93,7 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
 
 
 def literal(text: str) -> str:
-    """Return text, such as the name of a column, for an expression of an `Advice`.
+    """Return text, such as the name of a column, escaped for an expression of an `Advice`.
 
     >>> Advice("pass {}", ("{x}[" + literal(repr("{a}")) + "]",)).code()
     ("x['{a}']",)
@@ -102,11 +102,11 @@ def literal(text: str) -> str:
 
 
 class Cast(NamedTuple):
-    """A cast with which a conversion succeeds, and how to ask for it.
+    """A cast with which a conversion succeeds, and the advice to request it.
 
     Attributes:
-        dtype: The dtype that is closest.
-        others: Other dtypes of the same kind.
+        dtype: The suggested dtype: the closest supported one.
+        others: Other supported dtypes of the same kind.
         keeps_values: Whether ``dtype`` holds every value of the array.
     """
 
@@ -127,7 +127,7 @@ class Cast(NamedTuple):
         return Advice(f'Pass dtype="{self.dtype}"{self._others} to ask for a cast{self._loss}.')
 
     def by_decorator(self, name: str) -> Advice:
-        """Return the advice for an argument of a function that is decorated with the decorator ``name``."""
+        """Return the advice for an argument of a function that has the decorator ``name``."""
         option = f'@{name}(dtype="{self.dtype}")'
         return Advice(f"Pass dtype= to the decorator to ask for a cast: {option}{self._others}{self._loss}.")
 
@@ -149,8 +149,8 @@ class MemoryConversionError(Exception):
         reason: The cause, without the advice.
         code: The cause as a `Reason`, or None.
         advice: A sentence that states what to do instead; ``""`` if there is no advice.
-        expressions: The expressions in the advice. Each is Python code about ``x``, the rejected object, and
-            its value can be converted.
+        expressions: The expressions in the advice. Each is Python code in which ``x`` is the object that was
+            passed. The value of each can be converted.
         place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or its path in
             a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
         cast: A cast with which the conversion succeeds, or None.
@@ -178,7 +178,7 @@ class MemoryConversionError(Exception):
         cast: Cast | None = None,
         place: str = "",
     ) -> None:
-        # arraybridge 0.2 to 0.5 passes source, target, method and reason by position or by keyword.
+        # Code for arraybridge 0.2 to 0.5 passes source, target, method and reason by position or by keyword.
         if parts:
             source_type, target_type, method, reason = (problem, *parts)
             problem = ""
@@ -246,12 +246,12 @@ class MemoryConversionError(Exception):
         self._calls = (call, *self._calls)
 
     def is_in(self, call: str) -> bool:
-        """Return whether the outermost function call of the place is this one."""
+        """Return whether ``call`` is the outermost function call of the place."""
         return self._calls[:1] == (call,)
 
 
 def _sentences(problem: str, advice: str) -> str:
-    """Join a problem and its advice. A problem without a period goes on with the advice in one sentence."""
+    """Return a problem and its advice as text; a problem without a final period is joined with a colon."""
     if not advice:
         return problem
     return f"{problem} {advice}" if problem.endswith(".") else f"{problem}: {advice}"
@@ -260,7 +260,7 @@ def _sentences(problem: str, advice: str) -> str:
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """The framework is not installed, or its import failed.
 
-    Also an ``ImportError``. The message has the command that installs it, or the error of the import.
+    Also an ``ImportError``. The message contains the command that installs it, or the error of its import.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -289,9 +289,9 @@ class DeviceNotFoundError(MemoryConversionError, ValueError):
 
 
 class DtypeNotSupportedError(MemoryConversionError, TypeError):
-    """The target does not have the dtype of the array; pass ``dtype`` to cast.
+    """The target does not support the dtype of the array; pass ``dtype`` to cast.
 
-    Also a ``TypeError``. ``error.cast`` has a dtype with which the conversion succeeds.
+    Also a ``TypeError``. ``error.cast`` is a cast with which the conversion succeeds, or None.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -303,9 +303,9 @@ class DtypeNotSupportedError(MemoryConversionError, TypeError):
 
 
 class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
-    """The target cannot represent the array without a loss, regardless of dtype.
+    """The target cannot represent the array without loss, regardless of dtype.
 
-    Raised for masked, quantized, ragged, meta and traced arrays, and for more axes than the target has.
+    Raised for masked, quantized, ragged, meta and traced arrays, and for more axes than the target supports.
     Also a ``TypeError`` and a ``ValueError``.
 
     Example:
@@ -398,7 +398,7 @@ class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
 
 
 class UnknownFrameworkError(MemoryConversionError, ValueError):
-    """No framework has that name; the message lists the known names and the nearest one.
+    """No framework has that name; the message lists the known names and suggests the nearest one.
 
     Also a ``ValueError``.
 

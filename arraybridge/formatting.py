@@ -120,7 +120,7 @@ class Table:
 def page(title: str, *parts: str) -> str:
     """Return a complete HTML page with the given title, which is also its heading.
 
-    The page is a single file that uses no network, fits a phone 400 pixels wide, and supports dark mode.
+    The page is a single file that uses no network, fits a screen 400 pixels wide, and supports dark mode.
 
     Args:
         title: The title as text.
@@ -174,7 +174,7 @@ def plot_axes(
         width: The width in inches.
         height: The height in inches.
         path: The file, whose suffix sets the format; None to save nothing.
-        instead: More advice for a suffix that is not an image format.
+        instead: Further advice for the error message if the suffix is not an image format.
 
     Yields:
         The figure and the axes.

@@ -69,7 +69,7 @@ class Driver:
     Attributes:
         version: The driver version, or ``""`` if no driver is installed or it does not respond.
         cuda: The newest CUDA version that the driver supports, as (major, minor).
-        reason: Why there is no version.
+        reason: Why the driver cannot be used; ``""`` if it can.
         is_silent: True if a driver is installed but does not respond.
     """
 
@@ -83,7 +83,7 @@ class Driver:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows to this process.
+    """Return the GPUs that CUDA makes visible to this process.
 
     The numbers follow the current values of ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. (CUDA reads
     them once, when the first framework uses a GPU.) By default, CUDA numbers the fastest GPU first, by a rule
@@ -99,7 +99,7 @@ def gpus() -> tuple[Gpu, ...]:
 def gpus_for(cuda: int) -> tuple[Gpu, ...]:
     """Return the GPUs, numbered as in `gpus`, that programs built for this CUDA major version can use.
 
-    The result is empty if the driver is older, because CUDA then finds no GPU.
+    The result is empty if the driver is too old for that version, because CUDA then finds no GPU.
     """
     newest = driver().cuda
     return () if newest is not None and newest[0] < cuda else gpus()
@@ -140,7 +140,7 @@ def driver() -> Driver:
 
 @dataclass(frozen=True, slots=True)
 class _Nvml:
-    """NVIDIA's management library (NVML), or the reason why it does not start."""
+    """NVIDIA's management library (NVML), or the reason why it could not be initialized."""
 
     library: ModuleType | None
     reason: str = ""
@@ -150,7 +150,7 @@ class _Nvml:
 
 @cache
 def _nvml() -> _Nvml:
-    """Initialize NVML once per process."""
+    """Return NVML, which is initialized once per process."""
     import pynvml
 
     try:
@@ -163,7 +163,7 @@ def _nvml() -> _Nvml:
 
 
 def _query(function: str, *arguments: Any, field: str = "") -> Any:
-    """Call an NVML function and return its result, or the named field of it.
+    """Call an NVML function and return its result, or one field of the result.
 
     Returns:
         The value, or None if the GPU does not report it, the driver is too old, or an argument is None.
@@ -180,7 +180,7 @@ def _query(function: str, *arguments: Any, field: str = "") -> Any:
 
 @cache
 def _visible_gpus(visible: str | None, order: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows under these values of the two environment variables."""
+    """Return the GPUs that CUDA makes visible for these values of the two environment variables."""
     groups = list(filter(None, map(_gpu_with_slices, range(_query("nvmlDeviceGetCount") or 0))))
     # NVML numbers GPUs by PCI address. CUDA does the same for GPUs of the same model, which are equally fast.
     if order != "PCI_BUS_ID" and len({gpu.name for gpu, *_ in groups}) > 1:
@@ -211,7 +211,7 @@ def _gpu_with_slices(index: int) -> list[Gpu]:
 
 
 def _speed(group: list[Gpu]) -> int:
-    """Return cores times clock rate, the order that CUDA uses as far as is known."""
+    """Return the number of cores times the clock rate, by which CUDA orders GPUs as far as is known."""
     handle = _query("nvmlDeviceGetHandleByUUID", group[0].uuid)
     cores = _query("nvmlDeviceGetNumGpuCores", handle)
     clock = _query("nvmlDeviceGetMaxClockInfo", handle, 1)
@@ -230,7 +230,7 @@ def _select(visible: str, usable: list[Gpu], candidates: list[Gpu]) -> list[Gpu]
         if len(matches) != 1:
             break
         chosen += matches
-    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA shows no GPU if an entry is repeated
+    return chosen if len(set(chosen)) == len(chosen) else []  # no GPU is visible if an entry is repeated
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _select(visible: str, usable: list[Gpu], candidates: list[Gpu]) -> list[Gpu]
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes: in total, and available without swapping."""
+    """Host memory in bytes: the total, and the amount that is available without swapping."""
 
     total: int
     available: int
@@ -246,7 +246,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Host memory of a process in bytes: used now, and its peak so far."""
+    """Host memory of a process in bytes: the current use, and the peak so far."""
 
     used: int
     peak: int
@@ -261,7 +261,7 @@ def host_memory() -> HostMemory:
 
 
 def process_memory() -> ProcessMemory:
-    """Return the host memory of this process."""
+    """Return the current and the peak host memory of this process."""
     import psutil
 
     now = psutil.Process().memory_info()

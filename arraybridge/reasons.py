@@ -1,6 +1,6 @@
 """Reasons why an array is shared, copied or rejected, and their texts.
 
-Code decides by the `code` of a `Cause`. Its `text` is for people, and may change at any time.
+Programs compare the `code` of a `Cause`. Its `text` is for people and may change at any time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Reason(StrEnum):
     NO_SHARED_MEMORY = auto()
     OTHER_DEVICE = auto()
     SEPARATE_MEMORY = auto()
-    #: No framework here reads memory of this kind.
+    #: No framework that is installed here can read memory of this kind.
     UNREADABLE_DEVICE = auto()
 
     # -- the object that carries the array
@@ -81,10 +81,10 @@ class Reason(StrEnum):
     NO_DEVICE = auto()
 
     # -- the parts of a sparse array
-    #: One array of coordinates per axis, where the other framework has a matrix.
+    #: One framework stores an array of coordinates per axis, the other one a matrix of coordinates.
     SEPARATE_COORDINATES = auto()
     INDEX_DTYPE = auto()
-    #: Entries after the last row pointer, which are omitted.
+    #: There are entries after the last row pointer, which are omitted.
     SPARE_ENTRIES = auto()
 
     #: A text that a plug-in provides.
@@ -94,7 +94,7 @@ class Reason(StrEnum):
     __hash__ = str.__hash__
 
 
-#: Reasons whose advice names the layout of the array.
+#: Reasons whose advice depends on the layout of the array.
 DEPENDS_ON_LAYOUT = frozenset(
     (
         Reason.NOT_C_CONTIGUOUS,
@@ -109,7 +109,7 @@ DEPENDS_ON_LAYOUT = frozenset(
 
 
 class Cause(NamedTuple):  # a frozen dataclass of ten fields takes five times as long to make
-    """A reason with the details that its text names.
+    """A reason with the details that its text contains.
 
     Attributes:
         code: The kind of reason.
@@ -154,7 +154,7 @@ def _text_with_details(cause: Cause) -> str:
 
 
 def as_cause(objection: Cause | str | None) -> Cause | None:
-    """Return the reason of a framework or a carrier as a `Cause`, also if a plug-in returned it as text."""
+    """Return the reason that a framework or carrier gave as a `Cause`. Plug-ins may give it as text."""
     if not objection:
         return None
     return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection
@@ -174,8 +174,8 @@ def _read_only_file_map(cause: Cause) -> str:
 
 
 def _other_device(cause: Cause) -> str:
-    than = f" than {cause.source_device}" if cause.source_device else ""
-    return f"{cause.device} is another device{than}"
+    source = f" from {cause.source_device}" if cause.source_device else ""
+    return f"{cause.device} is a different device{source}"
 
 
 #: The text of each reason: a template that is formatted with its `Cause`, or a function of it.
@@ -194,14 +194,14 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.STRIDE_MULTIPLES: "its strides are not multiples of the element size",
     Reason.MISALIGNED: "its memory is not aligned to {0.alignment} bytes",
     Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
-    Reason.BYTE_ORDER: "it is in the other byte order",
+    Reason.BYTE_ORDER: "it has non-native byte order",
     Reason.READ_ONLY: _read_only,
     Reason.READ_ONLY_FILE_MAP: _read_only_file_map,
     Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
     Reason.REPLICATED: "it is replicated over several devices, and {0.framework} could write to one replica",
     Reason.LAZY_VALUES: "its conj or neg bit is set",
-    Reason.FLOAT8: "TensorFlow imports float8 only by a copy",
-    Reason.COPIES_ONLY: "{0.framework} imports host memory only by a copy",
+    Reason.FLOAT8: "TensorFlow imports float8 only by copying",
+    Reason.COPIES_ONLY: "{0.framework} imports host memory only by copying",
     Reason.MANAGED_MEMORY: "it is in managed memory",
     Reason.SEVERAL_SHARDS: "it is sharded over several devices",
     Reason.NO_SHARED_MEMORY: (
@@ -226,7 +226,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.INDEX_DTYPE: "{0.framework} stores the indices of this layout as {0.dtype}",
     Reason.SPARE_ENTRIES: "{0.source} has space for more entries than are used",
     Reason.REQUIRES_GRAD: "it requires grad",
-    Reason.OTHER_SOURCE: "the declared source is {0.framework}, but the array is of {0.source}",
+    Reason.OTHER_SOURCE: "the declared source is {0.framework}, but the array belongs to {0.source}",
     Reason.NO_DEVICE: "{0.framework} has no device",
     Reason.OTHER: "{0.words}",
 }

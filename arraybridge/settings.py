@@ -18,14 +18,14 @@ _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gp
 
 
 def missing_gpu() -> MissingGpu:
-    """Return the setting for a missing GPU in this thread or task."""
+    """Return the ``missing_gpu`` setting of this thread or task."""
     chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
     checked: MissingGpu = _check_missing_gpu(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
     return checked
 
 
 def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
-    if not isinstance(value, (str, NoneType)) or value not in choices:  # arrays compare elementwise
+    if not isinstance(value, (str, NoneType)) or value not in choices:  # arrays would compare elementwise
         *others, last = map(repr, choices)
         raise ValueError(f"{name}={value!r} must be {', '.join(others)} or {last}.")
     return value
@@ -41,10 +41,10 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
             ``ARRAYBRIDGE_MISSING_GPU``, otherwise to ``"error"``.
         annotate: The profiler that shows conversions, decorated calls, stages and items under the names that
             `trace` uses: ``"torch"`` (``torch.profiler``), ``"jax"`` (``jax.profiler``) or ``"nvtx"``
-            (Nsight Systems). Defaults to none.
+            (Nsight Systems). Defaults to None: no profiler.
 
     Raises:
-        ValueError: An option has another value.
+        ValueError: An option has a value that is not listed above.
         FrameworkNotInstalledError: The package of the profiler is not installed.
 
     >>> import arraybridge
@@ -58,7 +58,7 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
         with nullcontext() if annotate is None else hooks.annotate(annotate):
             yield
     finally:
-        with suppress(ValueError):  # closed in another thread or task, which keeps its setting
+        with suppress(ValueError):  # the block ends in another thread or task, which keeps its setting
             _missing_gpu.reset(token)
 
 

@@ -24,15 +24,16 @@ V = TypeVar("V")
 
 
 class Hooks:
-    """Functions of higher layers that lower layers call, since imports go down only.
+    """Functions of higher layers that lower layers call, because lower layers do not import higher ones.
 
-    The module that defines a function sets the attribute when it is imported.
+    A module that defines one of the functions sets the attribute when the module is imported.
 
     Attributes:
-        native_device: Returns the object of a framework for a device. Set in frameworks/registry.py.
-        read_device: Returns the device of an object of a framework; None for other objects. Set in
-            frameworks/registry.py.
-        user_line: Returns the file and line of the user's code. Set in tracing/events.py.
+        native_device: Returns a framework's own object for a `Device`. Set in frameworks/registry.py.
+        read_device: Returns the `Device` that a framework's own device object denotes; None for other
+            objects. Set in frameworks/registry.py.
+        user_line: Returns the file and line of the user's code that called this package. Set in
+            tracing/events.py.
         annotate: Opens a context in which a profiler shows the names of operations. Set in
             tracing/trace_log.py.
         decorator_of: Returns the decorator of a framework. Set in decorators/framework_decorators.py.
@@ -82,7 +83,7 @@ class Device:
     Devices are equal if kind and index are equal. A device also equals its device string.
 
     Raises:
-        ValueError: ``kind`` is none of these, or ``index`` is not an int of at least 0.
+        ValueError: ``kind`` is none of these, or ``index`` is negative or not an int.
 
     >>> Device.parse("cuda:1"), Device.parse("cpu")
     (Device('gpu:1'), Device('cpu'))
@@ -105,7 +106,7 @@ class Device:
             )
         index = self.index
         if index.__class__ is not int or index < 0:
-            # A plain int, because device strings contain it.
+            # NumPy integers are accepted, too, and stored as int.
             index = int(index) if isinstance(index, np.integer) else index
             object.__setattr__(self, "index", whole_number("index", index, least=0, type_error=ValueError))
 
@@ -114,10 +115,10 @@ class Device:
         """Return the device that a device string or a device object of a framework names.
 
         Args:
-            device: ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"``, ``"opencl:0"``, or a name of TensorFlow's,
-                such as ``"/device:GPU:0"``. ``"cuda"``, ``"rocm"``, ``"mps"``, ``"xpu"`` and ``"tpu"``, with
-                or without a number, name an accelerator of that kind. Also a `Device` or a device object of
-                a framework, such as ``torch.device("cuda:1")``.
+            device: ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"``, ``"opencl:0"``, or a TensorFlow device
+                name, such as ``"/device:GPU:0"``. ``"cuda"``, ``"rocm"``, ``"mps"``, ``"xpu"`` and ``"tpu"``,
+                with or without a number, name an accelerator of that kind. A `Device` or a device object of a
+                framework, such as ``torch.device("cuda:1")``, is accepted as well.
 
         Raises:
             ValueError: ``device`` is not a device.
@@ -173,7 +174,7 @@ class Device:
         return hash(str(self))
 
 
-@functools.lru_cache(maxsize=64)  # calls with a device string parse it twice, which takes 2 µs each
+@functools.lru_cache(maxsize=64)  # calls with a device string parse it twice, at 2 µs each
 def _device_of_string(text: str) -> Device | None:
     """Return the device that a device string names; None for other text."""
     match = re.fullmatch(_DEVICE_STRING, text) or re.fullmatch(_TENSORFLOW_NAME, text)
@@ -201,15 +202,16 @@ FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
 
 
-#: The maximum number of entries in a cache, since classes may be created in a loop.
+#: The maximum number of entries in a cache. A program that creates classes in a loop would otherwise fill the
+#: memory with entries.
 MOST_ENTRIES = 512
 _caches: list[dict[Any, Any]] = []
 
 
 def new_cache() -> dict[Any, Any]:
-    """Return a dict for cached findings, which is emptied whenever a framework is added or removed.
+    """Return a dict for cached results. It is emptied whenever the known frameworks or carriers change.
 
-    It is a plain dict, since lookups in a subclass of dict are slower.
+    It is a plain dict, because lookups in a subclass of dict are slower.
 
     >>> sizes: dict[type, int] = new_cache()
     >>> remember(sizes, float, 8), sizes
@@ -228,13 +230,13 @@ def remember(cache: dict[K, V], key: K, value: V) -> V:
 
 
 def empty_caches() -> None:
-    """Empty all caches of `new_cache`."""
+    """Empty all caches that `new_cache` returned."""
     for cache in _caches:
         cache.clear()
 
 
 def exact_key(value: Any) -> Any:
-    """Return a cache key that differs for 0.0 and -0.0 and for 1, 1.0 and True, and that matches NaN."""
+    """Return a cache key that differs for 0.0 and -0.0 and for 1, 1.0 and True, and is equal for two NaNs."""
     if issubclass(type(value), np.generic):
         return type(value), value.dtype.str, value.tobytes()
     if issubclass(type(value), float):

@@ -8,17 +8,17 @@ from typing import Any
 def whole_number(
     option: str, value: Any, *, least: int | None = None, type_error: type[Exception] = TypeError
 ) -> int:
-    """Return the value of an option that must be an int and not a bool.
+    """Check that the value of an option is an int and not a bool, and return it.
 
     Args:
         option: The name of the option, for messages.
         value: The value that the caller passed.
         least: The smallest valid value. Defaults to None, which allows every int.
         type_error: The exception for values that are not ints. Functions that document `ValueError` for every
-            invalid value pass it.
+            invalid value pass ``ValueError``.
 
     Raises:
-        TypeError: The value is not an int.
+        TypeError: The value is not an int (or the exception ``type_error``, if it is passed).
         ValueError: The value is less than ``least``.
 
     >>> whole_number("depth", 2, least=1)

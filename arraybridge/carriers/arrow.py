@@ -91,7 +91,7 @@ def _is_boolean(kind: Any) -> bool:
 
 
 def _list_types(kind: Any) -> list[Any]:
-    """Return the types of the fixed-size lists of a type, from the outermost to the innermost."""
+    """Return the nested types of fixed-size lists in a type, from the outermost to the innermost."""
     found = []
     while sys.modules["pyarrow"].types.is_fixed_size_list(kind):
         found.append(kind)
@@ -132,12 +132,12 @@ def _shared_view(parts: list[list[Any]], shape: tuple[int, ...]) -> np.ndarray |
 
 
 def _chunks(column: Any) -> list[Any]:
-    """Return the arrays of a column that have rows."""
+    """Return the chunks of a column that are not empty."""
     return [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
 
 
 def _levels(array: Any) -> list[Any]:
-    """Return an array, the elements of its lists, their elements, and so on.
+    """Return an array, then the elements of its lists, then the elements of nested lists, and so on.
 
     ``flatten`` respects a slice of the array and omits its null lists. ``values`` does neither but is faster.
     It is used, with the same slice, if there are no null lists.
@@ -192,7 +192,7 @@ def _adjacent(columns: list[np.ndarray]) -> np.ndarray | None:
 
 
 def _nested(elements: Any, kind: Any, rows: int) -> Any:
-    """Return the elements in lists of a type, with its names, nullability and metadata."""
+    """Return the elements in nested lists, with the sizes, names, nullability and metadata of a list type."""
     pyarrow = sys.modules["pyarrow"]
     lists = _list_types(kind)
     for depth in reversed(range(len(lists))):

@@ -15,9 +15,10 @@ __all__ = ["Carrier"]
 
 
 class Carrier:
-    """The interface for objects that wrap one array; `register_carrier` adds a subclass.
+    """The interface for objects that wrap one array; `register_carrier` registers an instance of a subclass.
 
-    A subclass defines `carries`, `array`, and `rebuild` if results are to be restored as such objects.
+    A subclass defines `carries` and `array`. It also defines `rebuild` if results are to be restored as such
+    objects.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -39,7 +40,7 @@ class Carrier:
         'Ada'
     """
 
-    #: Python code that gives the carried array of an object ``{x}``, for the advice in error messages.
+    #: Python code that returns the array of the carrier ``{x}``, for the advice in error messages.
     expression: ClassVar[str] = ""
 
     def carries(self, x: Any) -> bool:
@@ -50,7 +51,7 @@ class Carrier:
         raise NotImplementedError
 
     def array(self, x: Any) -> Any:
-        """Return the array that ``x`` carries, of any framework, if ``x`` keeps its memory alive.
+        """Return the array that ``x`` carries, of any framework, if ``x`` keeps the array's memory alive.
 
         Otherwise, if the values have to be copied, return a pair. Its first item is a NumPy array, or an
         object with ``shape``, ``dtype``, ``nbytes`` and slicing, such as a file, which is read later. The
@@ -68,7 +69,7 @@ class Carrier:
 
 
 class Unread:
-    """Values that ``read`` returns when they are needed, for `Carrier.array`."""
+    """The values of a carrier, for `Carrier.array`. They are read with ``read`` when they are needed."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
         self.shape = shape
@@ -94,7 +95,7 @@ def is_of(x: Any, package: str, *names: str) -> bool:
 def unsupported_contents_error(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
     """Return the error for an object whose contents cannot be converted exactly.
 
-    ``instead`` is the advice, with ``{}`` for each of the expressions. In these, ``{x}`` is the object.
+    ``instead`` is the advice, with ``{}`` for each expression. In the expressions, ``{x}`` is the object.
     """
     advice = Advice(instead, expressions)
     return ArrayNotSupportedError(f"{what} cannot be converted", reason=what, advice=advice)

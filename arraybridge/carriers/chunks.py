@@ -11,15 +11,15 @@ from arraybridge.carriers.files import Files
 
 __all__ = ["chunks"]
 
-# The size of slices of files without chunks.
+# The size in bytes of the slices that are read from a file without chunks.
 _NBYTES = 16 * 2**20
 
 
 def chunks(file: Any) -> Iterator[np.ndarray]:
-    """Yield slices of an array in a file along its first axis, each of whole chunks.
+    """Yield slices of an array in a file along its first axis. Each consists of whole chunks.
 
-    Each chunk, or each shard of a sharded file, is read once, when its slice is needed. Use the slices with
-    `prefetch` and `device_map` if the file is larger than memory.
+    Each chunk, or each shard of a sharded file, is read once, when its slice is requested. Use the slices
+    with `prefetch` and `device_map` if the file is larger than memory.
 
     Args:
         file: A zarr array or an h5py dataset with at least one axis. Without chunks, slices of about 16 MiB

@@ -63,7 +63,9 @@ class Pillow(Carrier):
 
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
-            instead = "its values are color indices; pass {}, its colors, or {}, its indices (such as labels)"
+            instead = (
+                "its values are color indices; pass {} for its colors, or {} for its indices (such as labels)"
+            )
             raise unsupported_contents_error(
                 f"a mode-{x.mode} image", instead, '{x}.convert("RGB")', "np.asarray({x})"
             )

@@ -24,7 +24,7 @@ class Xarray(Carrier):
         if x.chunks is not None:
             instead = "pass {}, or process its blocks with arraybridge.dask.map_blocks(fn, x.data)"
             raise unsupported_contents_error(
-                "an xarray object over Dask, which is lazy,", instead, "{x}.compute()"
+                "a lazy xarray object (backed by Dask)", instead, "{x}.compute()"
             )
         variable = getattr(x, "variable", x)
         if _is_unread(variable):
@@ -34,14 +34,14 @@ class Xarray(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         like = x.copy(deep=False, data=array)
-        like.encoding = {}  # the encoding of the old values in a file; xarray arithmetic drops it, too
+        like.encoding = {}  # it describes how a file stores the old values; xarray arithmetic drops it, too
         return like
 
 
 def _is_unread(variable: Any) -> bool:
     """Return whether an xarray variable has not read its values from a file yet.
 
-    ``data`` would read the file, and xarray 2026.9 has no public attribute for it.
+    This uses private attributes: ``data`` would read the file, and xarray 2026.9 has no public alternative.
     """
     contents = getattr(variable, "_data", None)
     is_of_xarray = type(contents).__module__.partition(".")[0] == "xarray"

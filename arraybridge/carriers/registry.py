@@ -127,7 +127,7 @@ def _load_entry_point(root: str) -> Carrier | None:
 
 
 def why_not_recognized(x: Any) -> Exception | None:
-    """Return the error that kept ``x`` from being recognized as a carrier."""
+    """Return the error that kept ``x`` from being recognized as a carrier, or None if there was none."""
     for carrier in _by_type.get(type(x), ()):
         try:
             carrier.carries(x)

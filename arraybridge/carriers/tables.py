@@ -55,7 +55,7 @@ class Pandas(Carrier):
 
 
 def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
-    """Return a table of the values, in pandas' own dtype if the columns of ``like`` have it."""
+    """Return the values as a table like ``like``, in its extension dtype if that matches the values."""
     dtype = like.dtypes.iloc[0]
     if not _has_own(dtype, array):
         return pandas.DataFrame(array, index=like.index, columns=like.columns)
@@ -66,12 +66,12 @@ def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
 
 
 def _has_own(dtype: Any, array: np.ndarray) -> bool:
-    """Return whether ``dtype`` is pandas' own (such as ``Int64``) and matches the dtype of ``array``."""
+    """Return whether ``dtype`` is a pandas extension dtype (such as ``Int64``) that matches ``array``."""
     return not isinstance(dtype, np.dtype) and bool(dtype.numpy_dtype == array.dtype)
 
 
 def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
-    """Return the values as an extension array of pandas if ``dtype`` matches theirs; NaN stays NaN.
+    """Return the values as a pandas extension array if ``dtype`` matches their dtype; NaN stays NaN.
 
     ``astype`` and the functions of pandas that create such arrays would convert NaN to nulls.
     """
@@ -85,7 +85,7 @@ def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
 
 
 def _is_number(dtype: Any) -> bool:
-    """Return whether a dtype is numeric; pandas' own dtypes must have a NumPy equivalent."""
+    """Return whether a dtype is numeric; pandas extension dtypes must have a NumPy equivalent."""
     own = not isinstance(dtype, np.dtype)
     return getattr(dtype, "kind", "O") in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
 
@@ -99,7 +99,7 @@ _NUMBERS = {
 
 
 class Polars(Carrier):
-    """A carrier for polars series of numbers or of arrays of numbers, and tables of one numeric dtype."""
+    """A carrier for polars series of numbers or of arrays of numbers, and for tables of one numeric dtype."""
 
     expression = "{x}.to_numpy()"
 
@@ -164,7 +164,7 @@ def _check_nulls(x: Any) -> None:
 
 
 def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
-    """Raise the error for nulls in an ``Array`` column, whose ``null_count`` only counts rows."""
+    """Raise `ArrayNotSupportedError` for null rows in an ``Array`` column, and for nulls inside its rows."""
     shape = _array_shape(x.dtype)
     has_elements = len(x) > 0 and all(shape)
     if not has_null_rows and not (has_elements and x.reshape((-1,)).null_count()):

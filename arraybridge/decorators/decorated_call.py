@@ -120,11 +120,11 @@ class DecoratedCall:
             return self.restore_result(result, args, kwargs)
 
     async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
-        """Call a coroutine function."""
+        """Call a coroutine function, and return its awaited result for the caller."""
         with trace_log.span("call", self.label, annotate=False) or nullcontext():
             return self.restore_result(await self.run(args, kwargs), args, kwargs)
 
-    # -- its parts ---------------------------------------------------------------------------------
+    # -- steps of a call ---------------------------------------------------------------------------
 
     def run(self, args: Args, kwargs: Kwargs) -> Any:
         """Return the result of the function. With recovery, call it again if memory runs out."""
@@ -164,7 +164,7 @@ class DecoratedCall:
     # -- recovery ----------------------------------------------------------------------------------
 
     def _recovered(self, args: Args, kwargs: Kwargs) -> Any:
-        """Call again, or in parts, if memory runs out, including in the conversion of arguments."""
+        """Convert the arguments and call the function; if memory runs out, try again or continue in parts."""
         options = self.options
         splits = self.splits
         gpu: Any = None
@@ -289,7 +289,9 @@ class ConvertingCall(DecoratedCall):
     # -- the arguments -----------------------------------------------------------------------------
 
     def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs]:
-        """Return the arguments with their arrays converted, except for ``self`` and `fixed` values.
+        """Return the arguments with their arrays converted, except for ``self``.
+
+        Values in `fixed` are converted as well if the batch can be split, because `fixed` is then unwrapped.
 
         Raises:
             MemoryConversionError: If an array cannot be converted. The message names the argument.
@@ -317,7 +319,7 @@ class ConvertingCall(DecoratedCall):
                     has_other = True
                     original = plain(value) if self.splits else value
                     converted = map_arrays(original, convert)
-                    # A new container has a converted array. In the same one, there may be native arrays.
+                    # A new container has a converted array. An unchanged one may still have native arrays.
                     has_array = has_array or converted is not original
                     values.append(converted)
         except MemoryConversionError as error:
@@ -336,7 +338,7 @@ class ConvertingCall(DecoratedCall):
         return first[: self_argument.count(first)]
 
     def _describe(self, error: MemoryConversionError, args: Args, kwargs: Kwargs, place: int) -> None:
-        """Add the argument that cannot be converted to an error, and advice for decorators."""
+        """Add the name of the argument that cannot be converted, and advice for decorators, to an error."""
         if isinstance(error, FrameworkNotInstalledError):
             return  # the framework is missing for all arguments
         error.add_call(_argument(self.fn, args, kwargs, place))
@@ -348,7 +350,9 @@ class ConvertingCall(DecoratedCall):
         """Return whether there is an array, including arrays in containers.
 
         Raises:
-            UnknownArrayError: If there is none, or with ``strict``, and an object has ``__array__``.
+            UnknownArrayError: If there is no array or ``strict`` is true, and an object that is not an array
+                has ``__array__``.
+            ArrayNotSupportedError: If ``strict`` is true, and an array inside an object was not converted.
         """
         has_array = has_array or first_array(values[skip:]) is not None
         if self.options.strict or not has_array:
@@ -424,7 +428,7 @@ class ConvertingCall(DecoratedCall):
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
     def _restored(self, result: Any, first: Any) -> Any:
-        """Return one array, converted for a caller whose first array argument is ``first``, or None."""
+        """Return an array for the caller, whose first array argument is ``first`` (None without one)."""
         if type(result) is type(first) and _are_together(result, first):
             return result
         return self._deliver_to(first)(result)
@@ -500,7 +504,7 @@ class ArrayConverter:
         self.signature = target if signature == plan_cache.signature_of_call(None, target) else signature
 
     def convert(self, x: Any) -> Any:
-        """Convert an array and return it, on the device of the options if that is a CPU."""
+        """Convert an array with the options and return it. If they name an accelerator, use `current`."""
         if not open_logs:
             try:
                 return plans_by_signature[self.signature][type(x)](x)
@@ -511,7 +515,7 @@ class ArrayConverter:
         )
 
     def current(self) -> Change:
-        """Return the conversion for one call, to the accelerator or the device of the worker."""
+        """Return the function that converts arrays in one call, to the accelerator or the worker's device."""
         device = None
         if self.uses_accelerator:
             device = self.placement.resolve(registry.framework(self.target))
@@ -627,7 +631,7 @@ def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args
     """Call ``fn`` on a separate stream of this thread, on the device of ``array``.
 
     The separate stream first waits for the caller's stream. After the call, the caller's stream waits for the
-    separate one, so that the results can be read and freed on it. The arguments stay alive until then.
+    separate one, so that it can read and free the results. The arguments stay alive until then.
     """
     with framework.streams.stream(framework.devices.device_of(array)):
         result = fn(*args, **kwargs)

@@ -5,17 +5,17 @@ The rule for each pair of dtypes:
 ==================  ==========================================================================
 floating → integer  ``round((x - min) / (max - min) * (hi - lo) + lo)``: scales the range of the
                     data, ``min`` to ``max``, to the range of the dtype, ``lo`` to ``hi``. Rounds
-                    to the nearest integer, and halves to the even one. If all values are equal,
-                    all become ``lo``.
+                    to the nearest integer, and halves to the nearest even integer. If all values
+                    are equal, they all become ``lo``.
 integer → integer   Keeps the values. Raises `ArrayNotSupportedError` for values outside the range
                     of the dtype. Bool counts as an integer dtype with the values 0 and 1.
 any → floating      Casts as the framework of the array does.
 floating → bool     Raises `DtypeNotSupportedError`, and so does complex to any real dtype.
 ==================  ==========================================================================
 
-Arrays that have the dtype already are unchanged. NaN and infinity cannot become integers and raise
-`ArrayNotSupportedError`. NumPy scales values to integers on the host, in float64; the result returns to the
-device of the array. Casts run on that device.
+Arrays that already have the dtype are unchanged. NaN and infinity cannot become integers and raise
+`ArrayNotSupportedError`. NumPy scales values to integers on the host, in float64; the result is copied back
+to the device of the array. Casts run on that device.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.ndarray:
-    """Return integers with the same values, and floating-point values scaled to the range of the dtype."""
+    """Return an array of an integer dtype; floating-point values are scaled to the range of the dtype."""
     lo, hi = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     values = x if _is_integer(source) else x.astype(np.float64)
     least = values.min().item()

@@ -23,7 +23,7 @@ __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperan
 class FrameworkDecorator:
     """A decorator that runs a function in one framework and accepts arrays of any framework.
 
-    Used without options, ``@torch``, or with options, ``@torch(gpu_id=0)``. See `__call__`.
+    It is used without options, as ``@torch``, or with options, as ``@torch(gpu_id=0)``. See `__call__`.
 
     >>> import numpy as np, arraybridge
     >>> @arraybridge.torch(output_type="input")

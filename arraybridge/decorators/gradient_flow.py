@@ -38,10 +38,10 @@ _HOLE = object()
 
 @dataclass(slots=True, eq=False)
 class _Argument:
-    """One of the values in the arguments of a call, outside or inside containers.
+    """A value in the arguments of a call, inside or outside containers.
 
     Attributes:
-        value: The array, or anything else.
+        value: An array or any other object.
         owner: The framework of an array; None for other values.
         is_tracked: Whether a graph, tape or tracer of its framework tracks it.
         is_sparse: Whether it is a sparse array, which is a constant.
@@ -61,7 +61,7 @@ class _Argument:
 
 
 class Flow(autodiff.Function):
-    """A function of one framework that other frameworks call. It holds no objects of a framework."""
+    """A function of one framework that other frameworks can differentiate."""
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         _check(fn, options)
@@ -73,7 +73,7 @@ class Flow(autodiff.Function):
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
         #: The call if no array is differentiated.
         self.call_without_gradients = decorated_call.ConvertingCall(fn, bare)
-        #: The call if only arrays of its own framework are differentiated.
+        #: The call if only arrays of the function's own framework are differentiated.
         self.call_with_own_gradients = decorated_call.ConvertingCall(
             fn, replace(bare, grad="error", output_type=self.name)
         )
@@ -135,7 +135,7 @@ class Flow(autodiff.Function):
         return differentiated.refill(iter(results))
 
     def _check_constant(self, given: _Argument) -> None:
-        """Raise for a sparse array that is differentiated."""
+        """Raise `GradientError` for a sparse array that another framework differentiates."""
         owner = given.owner
         if owner is None:
             return
@@ -190,7 +190,7 @@ class Flow(autodiff.Function):
         return arrays
 
     def _check_result(self, x: Any) -> None:
-        """Raise for a sparse result, which has no gradient."""
+        """Raise `ArrayNotSupportedError` for a sparse result, which has no gradient."""
         owner = registry.find_owner(x)
         if owner is not None and owner.sparse.layout(x):
             raise ArrayNotSupportedError(
@@ -227,7 +227,7 @@ class Flow(autodiff.Function):
 
 
 class FlowingCall(decorated_call.DecoratedCall):
-    """A decorated function with gradients of other frameworks. The results are arrays of the caller."""
+    """A decorated function that other frameworks can differentiate. Its results are arrays of the caller."""
 
     __slots__ = ("flow",)
 
@@ -283,7 +283,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class CallOperation(autodiff.Operation):
-    """A pure function of the callee, on arrays of the caller.
+    """A pure function of the callee, applied to arrays of the caller.
 
     Args:
         call: The function, with its other arguments, which have no gradient and are not written to.
@@ -322,7 +322,7 @@ class CallOperation(autodiff.Operation):
         return results, linear
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Return the results as NumPy arrays, while a program of the caller occupies its thread.
+        """Return the results as NumPy arrays, for a callback of a compiled program of the caller.
 
         ``states`` has the random state before the first run. It is empty for the first run, and for functions
         that draw no random numbers.

@@ -30,7 +30,7 @@ class DecoratorKeywords(TypedDict, total=False):
     #: The device to run on instead: a device string such as ``"cpu:1"``, or the device object of a framework.
     #: Defaults to ``None``.
     device: DeviceLike | None
-    #: The expected framework of the arguments, readable as ``input_memory_type``. Defaults to ``None``.
+    #: The expected framework of the arguments, available as ``input_memory_type``. Defaults to ``None``.
     input_type: FrameworkLike | None
     #: Whether arrays of frameworks other than ``input_type`` raise an error. Defaults to ``False``.
     strict: bool
@@ -101,7 +101,7 @@ class DecoratorOptions:
 
     @property
     def required_source(self) -> str | None:
-        """The framework that all array arguments must be of; None for any."""
+        """The framework that all array arguments must belong to; None for any."""
         return self.input_type if self.strict else None
 
     @property
@@ -200,7 +200,7 @@ def _check_dtype(option: str, value: Any) -> str:
 
 
 def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
-    """Return a member for itself, its name (``"preserve_input"``, ``"uint8"``) or its value."""
+    """Return the member that a member, a name (``"preserve_input"``, ``"uint8"``) or a value denotes."""
     if not isinstance(value, (DtypeConversion, str)):
         raise TypeError(
             f"{option} expects a DtypeConversion or its name, got {type(value).__name__}."
@@ -229,7 +229,7 @@ def _check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> Any:
     """Return the value if it is one of the choices.
 
     Raises:
-        ValueError: If it is not one of them, but has the type of one.
+        ValueError: If it is not one of them, but has the type of one of them.
         TypeError: If it has another type.
     """
     types = {type(choice) for choice in choices}

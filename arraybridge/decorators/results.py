@@ -37,7 +37,7 @@ class Restoration:
         self.writable = writable
         self.framework = framework
         self.device = framework.devices.device_of(array)
-        # Only types that no framework owns have carriers; they have no fixed kind.
+        # An object has a carrier only if no framework owns it. The kind of its type is then DEPENDS (0).
         self.carrier = None if kinds.get(type(first)) else carrier_of(first)
         self.shape = None if self.carrier is None else framework.shape(array)
 
@@ -74,7 +74,7 @@ class ResultConversion:
     """A conversion of the arrays in a result, including those in containers, and of NumPy scalars.
 
     Carriers that the function returns stay unchanged. NumPy scalars stay scalars if they would become NumPy
-    arrays, or if the other framework does not have such arrays.
+    arrays, or if the framework of the results does not support them as arrays.
 
     Args:
         deliver: A function that converts one array.

@@ -58,7 +58,7 @@ def _check_stack(shape: tuple[int, ...]) -> None:
 
 
 def _planes_of(stack: Any, framework: Framework) -> list[Any]:
-    """Return the planes of a stack; raise `ArrayNotSupportedError` if it is sparse and has no such views."""
+    """Return the planes of a stack; raise `ArrayNotSupportedError` if it is sparse and cannot be split."""
     try:
         return framework.batching.unstack(stack)
     except conversion_errors(framework) as error:
@@ -128,10 +128,11 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     """Call ``fn(plane, *args, **kwargs)`` for each plane of a 3-D array and stack the results.
 
     Args:
-        array: An array of shape ``(n, height, width)``, of any framework. The planes are of the same one.
-        fn: A function of one plane. Its results may have another framework and another shape, but all the
-            same. It may write them to a buffer that it reuses, unless it exports the buffer to JAX or
-            TensorFlow.
+        array: An array of shape ``(n, height, width)``, of any framework. The planes belong to the
+            same framework.
+        fn: A function of one plane. Its results may have another framework and another shape, which must be
+            the same for all planes. It may write them to a buffer that it reuses, unless it exports the
+            buffer to JAX or TensorFlow.
         *args: Further arguments of every call.
         **kwargs: Further keyword arguments of every call.
 
@@ -202,7 +203,7 @@ def _number_of_planes(counts: Sequence[int]) -> int:
     """Return the number of planes that all stacks have.
 
     Raises:
-        ValueError: If the numbers differ, or it is 0.
+        ValueError: If the numbers differ or are 0.
     """
     if len(set(counts)) > 1:
         raise ValueError(

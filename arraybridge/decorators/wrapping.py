@@ -1,4 +1,4 @@
-"""Wrappers that keep the kind, name, docstring and signature of the decorated function."""
+"""Wrappers that preserve the kind, name, docstring and signature of the decorated function."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ class SelfArgument:
             for attribute in vars(base).values():
                 if self._is_function(attribute):
                     return not isinstance(attribute, staticmethod)
-        # Other objects may call it, such as a property. Then the class is recognized by its name.
+        # Another object in the class may call the function, such as a property. The class is then recognized
+        # by its name.
         names = [(base.__module__, base.__qualname__) for base in cls.__mro__]
         return (self.module, self.class_name) in names
 
@@ -167,7 +168,7 @@ class SelfArgument:
 
 
 def kind_of_function(fn: Any) -> str:
-    """Return ``"function"``, ``"coroutine"`` or ``"generator"``, also for asynchronous generators."""
+    """Return ``"function"``, ``"coroutine"`` or ``"generator"`` (for asynchronous generators as well)."""
     called = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__
     if inspect.iscoroutinefunction(called):
         return "coroutine"
@@ -188,7 +189,7 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
         run: The callable object that replaces it.
 
     Raises:
-        ValueError: If ``fn`` is a generator.
+        ValueError: If ``fn`` is a generator function.
     """
     kind = kind_of_function(fn)
     if kind == "generator":
@@ -207,7 +208,8 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
 
     wrapper: Any = awaited if kind == "coroutine" else called
     functools.update_wrapper(wrapper, fn, updated=())
-    # Names with an underscore are not the user's: torch.compile runs the function that it finds under one.
+    # Attributes with a leading underscore are not copied, because libraries set them: torch.compile would run
+    # the function in `_torchdynamo_inline` instead of the wrapper.
     vars(wrapper).update({name: x for name, x in getattr(fn, "__dict__", {}).items() if name[0] != "_"})
     if not hasattr(fn, "__name__"):  # a partial or a callable object
         wrapper.__name__ = name_of(fn)

@@ -36,11 +36,11 @@ def set_device(device: DeviceLike | None) -> None:
 def get_device() -> Device:
     """Return the default device of this thread or task.
 
-    The first of these that applies:
+    It is the first of these that applies:
 
     1. the device of `set_device` or `use_device`;
     2. in a worker of `device_map`, the device of that worker;
-    3. the environment variable ``ARRAYBRIDGE_DEVICE``, which is for all threads of the process;
+    3. the environment variable ``ARRAYBRIDGE_DEVICE``, which applies to all threads of the process;
     4. ``gpu:0`` if there is a GPU, otherwise ``cpu``.
 
     Returns:

@@ -11,7 +11,7 @@ __all__ = ["FoundDevice"]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FoundDevice(Device):
-    """A device of this machine, as `devices` reports it. It prints and compares as any `Device`.
+    """A device of this machine, as `devices` reports it. It prints and compares like any `Device`.
 
     Attributes:
         kind: As for `Device`.

@@ -32,8 +32,8 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     """Return the devices that frameworks can use on this machine.
 
     Accelerators are not opened, except by frameworks that cannot list them otherwise (pyclesperanto with
-    OpenCL). CUDA devices have the numbers of ``CUDA_VISIBLE_DEVICES``, which mean the same GPU in every
-    framework.
+    OpenCL). CUDA devices are numbered according to ``CUDA_VISIBLE_DEVICES``, so that a number means the
+    same GPU in every framework.
 
     Args:
         framework: A framework, or a sequence of frameworks, which are imported; or ``"all"`` for every
@@ -62,7 +62,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
-    # OpenCL reports the PCI address only.
+    # OpenCL reports only the PCI address of a GPU, and no UUID.
     readings |= {gpu.pci: readings[f"gpu:{gpu.index}"] for gpu in hardware.gpus()}
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl

@@ -26,14 +26,14 @@ def array_namespace(*xs: Any) -> Any:
         *xs: Arrays of one framework. Python scalars and None are ignored.
 
     Returns:
-        A module. Without arrays, it is the namespace of NumPy for the CPU, and for a GPU that of CuPy,
-        PyTorch or JAX, the first one that is installed and has the device.
+        A module. Without arrays, it is the namespace of NumPy if the default device is the CPU. If it is a
+        GPU, it is that of the first of CuPy, PyTorch and JAX that is installed and has the device.
 
     Raises:
         TypeError: If the arrays belong to several frameworks.
         ArrayNotSupportedError: If their framework has no namespace (pyclesperanto).
         UnknownArrayError: If an argument is not an array.
-        DeviceNotFoundError: If no framework with a namespace has the default device.
+        DeviceNotFoundError: If none of these frameworks has the default device.
 
     Example:
         >>> import numpy as np
@@ -68,8 +68,8 @@ def _framework_for(device: Device) -> str:
     if chosen_device() is None:
         return "numpy"  # the user did not choose this GPU, and no installed framework supports it
     raise DeviceNotFoundError(
-        f"None of {', '.join(registry.numpy_like_names())} is installed with a device {device}, and other"
-        " frameworks have no namespace.",
+        f"There is no array API namespace for {device}: none of {', '.join(registry.numpy_like_names())} is"
+        " installed with support for this device.",
         reason=f"no array namespace for {device}",
         advice="Install one of them for this device, or call use_device('cpu').",
     )

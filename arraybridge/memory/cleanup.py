@@ -51,9 +51,10 @@ def free_memory(
     Args:
         framework: The only framework whose caches are freed. It is not imported. Defaults to None: all
             loaded frameworks.
-        gpu_id: The number of the accelerator, as each framework counts. Defaults to None: all accelerators.
-        compiled: Whether to drop compiled programs as well: those of JAX, and CuPy's plans of Fourier
-            transforms. The next calls compile again. Defaults to False.
+        gpu_id: The number of the accelerator, as each framework numbers them. Defaults to None: all
+            accelerators.
+        compiled: Whether to drop compiled programs as well: those of JAX, and CuPy's plans for Fourier
+            transforms. The next calls compile them again. Defaults to False.
 
     Returns:
         The number of bytes freed.
@@ -76,7 +77,7 @@ def free_memory(
 
 
 def _freed(framework: str | None, gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """Call `free_memory` as in arraybridge 0.2 to 0.5: a ``device_id`` without a device frees nothing."""
+    """Call `free_memory` as in arraybridge 0.2 to 0.5: return 0 if no device has the ``device_id``."""
     if device_id is None:
         return free_memory(framework, gpu_id)
     try:
@@ -107,16 +108,19 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
 
 
 def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
-    """Return the number of an accelerator, or None, for functions that act on one or on all of them.
+    """Check the ``gpu_id`` of a function that acts on one or on all accelerators, and return it.
 
     Args:
         caller: The name of the function, for the message.
-        gpu_id: The number, or None.
+        gpu_id: The number of the accelerator, or None for all.
+
+    Returns:
+        The number as an int, or None.
 
     Raises:
         ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
     """
-    with suppress(ValueError):  # its message suggests "auto"
+    with suppress(ValueError):  # the message of this error suggests "auto"
         index = check_gpu_id(gpu_id)
         if not isinstance(index, str):
             return index

@@ -18,7 +18,7 @@ __all__ = ["Coexistence", "SharedPoolError", "coexist", "coexistence", "share_gp
 
 
 class SharedPoolError(MemoryConversionError, RuntimeError):
-    """CuPy holds memory of its own pool, so it cannot use PyTorch's pool.
+    """CuPy still holds memory from its own pool, so it cannot switch to PyTorch's pool.
 
     Also a ``RuntimeError``. Call `share_gpu_memory` before the first CuPy array::
 
@@ -30,7 +30,7 @@ class SharedPoolError(MemoryConversionError, RuntimeError):
 def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
     """Make CuPy allocate from PyTorch's pool, so that each can use the memory that the other frees.
 
-    It applies to the whole process, from this call on. PyTorch's allocator reuses each block only on
+    The change applies to the whole process, from this call on. PyTorch's allocator reuses each block only on
     the stream on which CuPy requested it, as CuPy's own pool does.
 
     Args:
@@ -94,7 +94,7 @@ class Coexistence(NamedTuple):
 
 
 def coexistence(fraction: float | None = None) -> dict[str, str]:
-    """Return the environment variables that `coexist` sets."""
+    """Return the environment variables that `coexist` sets, with their values."""
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if fraction is not None:
         if isinstance(fraction, bool) or not isinstance(fraction, Real):

@@ -37,7 +37,7 @@ _EXCEPTION_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>(?s:.*))|
 
 # Class names in printed tracebacks that mean out of memory, regardless of their message.
 _MEMORY_ERRORS = frozenset({"MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "OutOfMemoryError"})
-# Class names of errors that are out of memory only if their message matches.
+# Class names of errors that mean out of memory only if their message matches.
 _GENERAL_ERRORS = frozenset(
     {
         *("RuntimeError", "AcceleratorError", "JaxRuntimeError", "XlaRuntimeError"),
@@ -83,7 +83,10 @@ def is_oom_error(error: BaseException) -> bool:
 
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
-    """Apply `is_oom_error`, but skip ``before``, an error that was already handled when the attempt began."""
+    """Return whether an error means that memory ran out, as `is_oom_error` does, but ignore ``before``.
+
+    ``before`` is an error that was already being handled when the attempt began.
+    """
     return any(_is_oom_itself(one) for one in chain(error, before))
 
 
@@ -120,7 +123,7 @@ def _ray_cause(error: BaseException) -> BaseException | None:
 
 
 def _is_oom_itself(error: BaseException) -> bool:
-    """Return whether this error is out of memory, regardless of its chain."""
+    """Return whether this error itself means that memory ran out, regardless of its chain."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
@@ -153,7 +156,7 @@ def _is_known(error: BaseException) -> bool:
 
 
 def _is_oom_report(report: _Report, error: BaseException) -> bool:
-    """Return whether an error quoted by a wrapper is out of memory."""
+    """Return whether an error that a wrapper quotes means that memory ran out."""
     kind = type(error).__name__ if report.kind is None else report.kind
     if kind in _MEMORY_ERRORS:
         return True
@@ -172,7 +175,7 @@ def _unwrapped(text: str) -> list[_Report]:
     while waiting:
         one = waiting.pop()
         inner = _inner(one)
-        # Wrappers around wrappers: a Keras layer in a DataLoader worker.
+        # Wrappers may be nested, such as a Keras layer in a DataLoader worker.
         waiting.extend(inner)
         if not inner and one.text is not text:
             reports.append(one)
@@ -180,7 +183,7 @@ def _unwrapped(text: str) -> list[_Report]:
 
 
 def _inner(report: _Report) -> list[_Report]:
-    """Remove one wrapper."""
+    """Return the errors that the outermost wrapper quotes; an empty list if there is no wrapper."""
     keras = _KERAS.match(report.text)
     if keras:
         return [_Report(report.kind, _ANSI.sub("", report.text[keras.end() :]))]

@@ -155,7 +155,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         batch: An array; or a tuple of arguments, for ``fn(*arguments)``; or a dict, for ``fn(**arguments)``.
             The first array among them has the batch's length along ``axis``. Every array of that length is
             split, also in containers, and so is every list of non-arrays with one entry per row. All other
-            arguments are passed whole to each part. Wrap an argument that has that length by chance in
+            arguments are passed whole to every call. Wrap an argument that has that length by chance in
             `fixed`. An exception raised in a part has a note that names the split arguments.
         axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
             to 0.
@@ -258,14 +258,14 @@ _waits: dict[type, Callable[[Any], object] | None] = new_cache()
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
-    # Not isinstance, which reads __class__: that of a proxy may raise.
+    # Not isinstance, because it reads __class__, which may raise for a proxy.
     if issubclass(type(result), dict):
         return remember(_waits, type(result), _wait_for_values)
     if issubclass(type(result), (tuple, list)):
         return remember(_waits, type(result), _wait_for_all)
     try:
         owner = registry.find_owner(result)
-    except FrameworkNotInstalledError:  # an object of a framework that is broken in this environment
+    except FrameworkNotInstalledError:  # the framework of the object is broken in this environment
         owner = None
     wait = None if owner is None else owner.runtime.late_errors(type(result))
     return remember(_waits, type(result), wait)
@@ -331,7 +331,7 @@ def recovered(
 
 @dataclass(slots=True, eq=False)
 class _Recovery:
-    """A call that is retried until it succeeds.
+    """A call with the state and the options of its retries.
 
     Attributes:
         fn: The function.
@@ -405,8 +405,8 @@ class _Recovery:
         return self._join(joined.result)
 
     def _attempt(self, rows: Any, start: int, count: Any) -> Any:
-        """Call the function on ``count`` of the rows; both are None if the rows were not counted."""
-        for fault in tuple(faults):  # another thread may end its simulation
+        """Call the function on ``count`` of ``rows`` rows; both are None if the rows were not counted."""
+        for fault in tuple(faults):  # a copy, because another thread may remove its fault
             fault(count)
         if count == rows:
             args, kwargs = self.batch
@@ -420,7 +420,7 @@ class _Recovery:
 
     def _note_part(self, error: Exception, rows: int, start: int, count: int) -> None:
         """Add a note that names the split arguments, because one of them may have been split by mistake."""
-        with suppress(Exception):  # shapes and containers of third parties; the user's error matters more
+        with suppress(Exception):  # third-party objects may raise; the user's error matters more
             batch = cast("Batch", self.batch[0]) if self.packed else self.batch
             names = _names_of_split(self.named or self.fn, batch, self.axis, rows)
             part = f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
@@ -472,7 +472,7 @@ class _Recovery:
         raise self.failure
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
-        """Release the objects of the failed attempt, free caches, and report both."""
+        """Release the objects of the failed attempt, free caches, and report the step."""
         obstacle = _read_once(self.batch)
         if obstacle:
             self._give_up(obstacle)
@@ -543,7 +543,7 @@ def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) 
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return names for positional arguments: those of the parameters if the signature has them."""
+    """Return names for positional arguments: parameter names as far as the signature has them."""
     import inspect  # takes a few ms, and only errors need it
 
     names = [f"argument {i}" for i in range(count)]

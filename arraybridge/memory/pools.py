@@ -51,7 +51,8 @@ class _Buffer(NamedTuple):
         place: The key of interchangeable buffers: buffers of the same place differ only in size.
         nbytes: The size in bytes.
         owner: The framework for which it was allocated.
-        memory: Contiguous bytes; None while the array itself is in use.
+        memory: Contiguous bytes, of which the pool returns views, or an idle array; None if the array itself
+            is in use.
     """
 
     place: tuple[Any, ...]
@@ -61,18 +62,18 @@ class _Buffer(NamedTuple):
 
 
 class BufferPool:
-    """A pool of reusable arrays, which avoids the cost of allocating memory and of touching it first.
+    """A pool of reusable arrays. Reuse saves the cost of allocating memory and of touching new pages.
 
     `take` returns a new array over the beginning of an idle buffer: the smallest one that is large enough and
     at most twice as large. NumPy and PyTorch share the same host buffers.
 
     A pool is thread-safe. Its limit covers both the arrays in use and the idle buffers. To stay within the
-    limit, the pool drops idle buffers, the one that was returned first before the others. `free_memory` and
-    every recovery from OOM drop all idle buffers. An array that is deleted instead of returned is no longer
+    limit, the pool drops idle buffers, starting with the one that was returned first. `free_memory` and every
+    recovery from OOM drop all idle buffers. An array that is deleted instead of returned is no longer
     counted.
 
     Args:
-        max_bytes: The limit of all memory, in use and idle, in bytes. Defaults to 1 GiB.
+        max_bytes: The limit on all memory, in use and idle, in bytes. Defaults to 1 GiB.
 
     Raises:
         ValueError: If ``max_bytes`` is not a positive int.
@@ -228,7 +229,7 @@ class BufferPool:
 
 
 def _forget(taken: dict[int, Any], identity: int, _: object) -> None:
-    """Remove an array, and its buffer, that the caller deleted instead of returning it."""
+    """Remove the entry and the buffer of an array that the caller deleted instead of returning it."""
     taken.pop(identity, None)
 
 
@@ -236,7 +237,7 @@ _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
 def _drop_idle(device: Device | None, name: str | None) -> int:
-    """Drop the idle buffers of that framework on that device in all pools, and return their bytes."""
+    """Drop the idle buffers of that framework on that device in all pools, and return their size in bytes."""
     return sum(pool.drop_idle(device, name) for pool in list(_pools))
 
 
@@ -246,7 +247,7 @@ cleanup.own_caches.append(_drop_idle)
 def _parse_request(
     framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None
 ) -> tuple[Framework, tuple[int, ...], str, Device]:
-    """Return the arguments of `BufferPool.take` in checked form: framework, shape, dtype name and device."""
+    """Check the arguments of `BufferPool.take`; return the framework, shape, dtype name and device."""
     owner = registry.framework(framework)
     if not owner.mutable:
         raise ValueError(
@@ -254,7 +255,7 @@ def _parse_request(
             " 'torch' or 'cupy'."
         )
     extents = host_memory.parse_shape(shape)
-    with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
+    with suppress(TypeError):  # torch.float32, or bfloat16 before ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     _check_dtype(owner, name, extents)
@@ -324,9 +325,9 @@ def pinned(x: Any) -> Any:
 def page_locked_copy(x: Any, target: Framework) -> Any:
     """Return a copy of a host array in page-locked memory that ``target`` allocates, for one transfer.
 
-    ``x`` itself is returned if it is page-locked already, if there is no page-locked memory, and if it is not
-    a plain, dense, C-contiguous host array. A conversion keeps the subclass, the gradient, the layout or the
-    error of such an array. NumPy and PyTorch arrays are copied.
+    Only plain, dense, C-contiguous host arrays of NumPy and PyTorch are copied. The conversion of any other
+    array depends on its subclass, gradient or layout, which the copy would not have. ``x`` itself is returned
+    in this case, if it is page-locked already, or if no page-locked memory is available.
     """
     owner = registry.find_owner(x)
     nbytes = 0 if owner is None else _pageable_bytes(owner, x)

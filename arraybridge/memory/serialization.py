@@ -65,7 +65,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (np.ndarray, np.memmap) and obj.nbytes > Exchange.LARGE and not obj.dtype.hasobject:
-            # NumPy's own reduction copies other layouts, and dtypes without a buffer, into the pickle.
+            # NumPy's own reduction copies arrays into the pickle if they are not contiguous or have a dtype
+            # without the buffer protocol.
             order: Any = "F" if obj.flags.fnc else "C"
             flat: Any = np.asarray(obj, order=order).reshape(-1, order=order).view(np.uint8)
             return np.ndarray, (obj.shape, obj.dtype, pickle.PickleBuffer(flat), 0, None, order)
@@ -75,7 +76,7 @@ class _Pickler(pickle.Pickler):
         owner = None if isinstance(obj, np.ndarray) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented
-        # A leaf of PyTorch or Paddle has no graph behind it.
+        # A leaf tensor of PyTorch or Paddle has no graph behind it.
         if owner.autodiff.is_tracked(obj) and not getattr(obj, "is_leaf", False):
             raise GradientError(
                 f"Cannot send an array of {owner.name} that is part of an autograd graph: its graph stays in"
@@ -94,7 +95,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
-    """Return a reduction that transfers a GPU array by CUDA IPC of PyTorch, or None if that is impossible.
+    """Return a reduction that transfers a GPU array through PyTorch's CUDA IPC, or None if it cannot.
 
     PyTorch keeps the memory until the other process has released it. It can export only memory that it
     allocated itself, so arrays of CuPy and JAX are copied to PyTorch on their GPU first.
@@ -110,7 +111,7 @@ def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
 
 
 def _from_its_gpu(data: bytes, name: str, sender: int) -> Any:
-    """Return the array, sharing memory with the parent process; a copy if another process sent it."""
+    """Return the array that was sent. It shares memory only if the parent process sent it."""
     copy = None if sender == os.getppid() else True
     return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # our own process
 

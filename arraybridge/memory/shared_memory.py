@@ -1,8 +1,9 @@
 """Arrays in memory that processes share, and the segments behind them.
 
 On Linux, a segment is an anonymous file (``memfd_create``). The kernel frees it when the last process that
-maps it ends, even by a crash. Another process opens it through ``/proc`` while the sender maps it. On other
-systems, a segment is a `multiprocessing.shared_memory` block, whose name Python's resource tracker removes.
+maps it ends, even if it crashes. Another process opens it through ``/proc`` while the sender maps it. On
+other systems, a segment is a `multiprocessing.shared_memory` block, whose name Python's resource tracker
+removes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
 
     Example:
         >>> import pickle
-        >>> location = pickle.dumps(shared((100, 100), "float32"))  # nothing keeps the array
+        >>> location = pickle.dumps(shared((100, 100), "float32"))  # no variable keeps the array alive
         >>> pickle.loads(location)
         Traceback (most recent call last):
             ...
@@ -111,7 +112,10 @@ def make_segment(size: int) -> Segment:
 
 
 def _found(machine: str, process: int, key: str) -> Segment:
-    """Return the segment of another process, mapped into this one, where others can open it from now on."""
+    """Map the segment of another process into this one, and return it.
+
+    Further processes can then open the segment through this process.
+    """
     if (segment := _segments.get(key)) is not None:
         return segment
     try:
@@ -127,7 +131,7 @@ def _found(machine: str, process: int, key: str) -> Segment:
 
 
 def _mapped_memory(process: int, key: str) -> Any:
-    """Map the memory of that key, which the other process has mapped."""
+    """Map the memory that has this key in the other process into this one, and return it."""
     if not _ANONYMOUS:
         # Python < 3.13: the resource tracker removes the name when a process tree that opened it ends.
         # That is too early for processes that open it later, but harmless to those that have mapped it.
@@ -157,7 +161,7 @@ class Exchange:
     LARGE = 1 << 17
     #: The number of unused segments that are cached.
     SPARE = 3
-    #: The largest number of imported segments in use. Buffers beyond it are copied, so that an array that the
+    #: The largest number of imported segments in use. Further buffers are copied, so that an array that the
     #: caller stores does not keep the other arrays of its message alive.
     IN_USE = 8
 
@@ -194,7 +198,7 @@ class Exchange:
         return segment, places
 
     def import_exported(self, segment: Segment | None, places: list[Any]) -> list[Any]:
-        """Return the buffers, writable. The segment is free again when all views of them are deleted."""
+        """Return writable buffers. The segment is free again when all views of them are deleted."""
         if segment is None:
             return places
         memory = np.asarray(segment)
@@ -259,7 +263,7 @@ def _rebuild(segment: Segment, writeable: bool, offset: int, shape: Any, strides
 
 
 def _call_and_unwrap(array: SharedArray, method: str, *args: Any, **options: Any) -> Any:
-    """Call a method of `numpy.ndarray`, and return an ordinary array unless it is in a segment."""
+    """Return the result of a `numpy.ndarray` method, as an ordinary array unless it is in a segment."""
     result = getattr(np.ndarray, method)(array, *args, **options)
     is_copy = isinstance(result, SharedArray) and result.segment is None
     return result.view(np.ndarray) if is_copy else result
@@ -275,8 +279,8 @@ NumpyFramework.classes.append(SharedArray)
 def keep_until_arrival(x: SharedArray) -> None:
     """Keep the memory of an array that a worker sends until another process has mapped it.
 
-    Only picklers that send to other processes call this. `pickle.dumps` also serves hashes and caches, whose
-    pickles never arrive anywhere.
+    Only picklers that send to other processes call this. `pickle.dumps` is also used for hashes and
+    caches, which send the pickle to no process.
     """
     segment = x.segment
     if segment is None or not x.size or multiprocessing.parent_process() is None:
@@ -291,7 +295,8 @@ def _reduce_to_send(x: SharedArray) -> Any:
     return x.__reduce_ex__(4)  # protocol 5 has separate buffers, which these picklers do not support
 
 
-# Picklers of results and messages. A joblib worker imports the pickler of loky before this module.
+# These picklers send results and messages to other processes. A joblib worker imports the pickler of loky
+# before this module.
 ForkingPickler.register(SharedArray, _reduce_to_send)
 for _name in ("joblib.externals.loky.backend.reduction", "loky.backend.reduction"):
     if (_module := sys.modules.get(_name)) is not None:

@@ -113,7 +113,7 @@ class MemoryStats(Table):
 def holdings() -> list[Holding]:
     """Return the memory of this process on the host, and of each framework on each device that it has opened.
 
-    Opens no device. The call is cheap enough for frequent sampling.
+    The call opens no device, and is cheap enough for frequent sampling.
     """
     process = hardware.process_memory()
     own = Holding("cpu", "this process", process.used, peak=process.peak)
@@ -267,7 +267,7 @@ _PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
 
 
 class PeakRow(NamedTuple):
-    """The bytes that a holder used before a `memory_peak` block and at most within it."""
+    """The bytes that a holder used before a `memory_peak` block, and the most that it used within it."""
 
     device: str
     holder: str
@@ -304,7 +304,7 @@ class MemoryPeak(Table):
     """The peak memory use of a `memory_peak` block so far: all ``rows``, or one such as ``m["torch"]``."""
 
     def __init__(self) -> None:
-        #: By device and holder.
+        #: The measured bytes, by device and holder.
         self._watched: dict[tuple[str, str], _Watched] = {}
         for one in holdings():
             if one.used is not None:
@@ -322,7 +322,8 @@ class MemoryPeak(Table):
         """Return the row of a framework on its first device, or of ``"this process"`` on the host.
 
         Raises:
-            KeyError: If the holder has no row: it is not loaded, has opened no device, or does not count.
+            KeyError: If the holder has no row: it is not loaded, has opened no device, or does not count its
+                memory.
         """
         for row in self.rows:
             if row.holder == holder:
@@ -401,8 +402,8 @@ class MemoryCollector:
 
     Each reading is one line per holder and device: ``time`` (seconds since 1970), ``device``, ``holder``,
     ``used``, ``cached`` and ``peak`` (bytes of the holder), ``free`` and ``total`` (bytes of the device), and
-    for GPUs that report them, ``load`` (percent) and ``temperature`` (degrees Celsius). An existing file is
-    continued.
+    for GPUs that report them, ``load`` (percent) and ``temperature`` (degrees Celsius). Readings
+    are appended to an existing file.
 
     Args:
         path: The file. Its suffix determines the format: ``.csv``, or ``.jsonl`` for one JSON object per
@@ -410,7 +411,7 @@ class MemoryCollector:
         interval: The seconds between two readings. Defaults to 1.
 
     Raises:
-        ValueError: If the suffix is another one, or the interval is not positive.
+        ValueError: If the file has another suffix, or the interval is not positive.
 
     Example:
         >>> import tempfile, pathlib
@@ -432,7 +433,7 @@ class MemoryCollector:
         self._interval = interval
 
     def __enter__(self) -> Self:
-        self.write()  # a file that cannot be written raises here
+        self.write()  # raises an error here if the file cannot be written
         self._writing = _repeated(self.write, self._interval)
         self._writing.__enter__()
         return self

@@ -26,8 +26,8 @@ def test_trace_records_cupy_transfers() -> None:
     assert [(e.name, e.nbytes, e.file) for e in log.events] == [(name, MIB, __file__) for name in names]
     assert [e.device for e in log.events] == ["gpu:0", "cpu", "cpu", "gpu:0"]
     assert {e.reason for e in log.events} == {
-        "gpu:0 is another device than cpu",
-        "cpu is another device than gpu:0",
+        "gpu:0 is a different device from cpu",
+        "cpu is a different device from gpu:0",
     }
     assert cupy.ndarray.get is get
 
@@ -64,7 +64,7 @@ def test_trace_records_dlpack_imports_of_cupy() -> None:
     assert shared.data.ptr == x.data.ptr
     assert [(e.name, e.source, e.target, e.device, e.nbytes, e.reason) for e in log.events] == [
         ("cupy.from_dlpack", "capsule", "cupy", "gpu:0", 0, "both use the same memory"),
-        ("np.from_dlpack", "cupy", "numpy", "cpu", MIB, "cpu is another device than gpu:0"),
+        ("np.from_dlpack", "cupy", "numpy", "cpu", MIB, "cpu is a different device from gpu:0"),
     ]
     assert {e.file for e in log.events} == {__file__}
     assert cupy.from_dlpack is from_dlpack

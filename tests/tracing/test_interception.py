@@ -177,7 +177,11 @@ def test_repeated_conversions_of_one_array_get_their_own_advice() -> None:
 def test_moves_between_jax_devices_are_recorded() -> None:
     x = jnp.ones((512, 512))
     (event,) = foreign_events(lambda: jax.device_put(x, jax.devices("cpu")[1]))
-    assert (event.nbytes, event.device, event.reason) == (MIB, "cpu:1", "cpu:1 is another device than cpu")
+    assert (event.nbytes, event.device, event.reason) == (
+        MIB,
+        "cpu:1",
+        "cpu:1 is a different device from cpu",
+    )
     host = aligned()
     (event,) = foreign_events(lambda: jax.device_put(host, jax.devices("cpu")[1]))
     assert (event.nbytes, event.device, event.reason) == (0, "cpu:1", "both use the same memory")
