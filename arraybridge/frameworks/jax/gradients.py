@@ -23,6 +23,9 @@ _64_BIT_DTYPES = (np.dtype("float64"), np.dtype("complex128"))
 class JaxAutodiff(autodiff.Autodiff):
     """JAX's gradients, by ``jax.vjp`` and ``jax.custom_vjp``."""
 
+    constant_advice = "use jax.lax.stop_gradient(w) in the function"
+    argument_advice = 'to_jax(w, grad="detach"), and list its position in argnums= of jax.grad'
+
     def is_tracked(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
@@ -54,7 +57,7 @@ class JaxAutodiff(autodiff.Autodiff):
                 return compiled
         results, vjp = _vjp(body, arrays, active)
         captures = not traced and _are_traced(results)
-        captured = "a differentiated or traced array that is not an argument" if captures else ""
+        captured = "a differentiated or traced array" if captures else ""
         return results, _linear(_eager_pull, results, vjp, captured)
 
     def check_argument(self, x: Any, label: str) -> None:
