@@ -257,7 +257,9 @@ class Joined:
     def error(self, place: str, cause: str, fix: str = "") -> CannotSplitError:
         """Return the error for results that cannot be joined."""
         at = f" at {place}" if place else ""
-        fix = fix or "Return one row per input row, or fixed(value) for a value that all parts share."
+        fix = fix or (
+            "Return one row per input row, or arraybridge.fixed(value) for a value that all parts share."
+        )
         parts = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
         return CannotSplitError(
             f"the results of the {parts} cannot be joined{at}: {cause}.",
@@ -323,7 +325,11 @@ class _Value(_Node):
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
                 cause = f"a separate number in each part, such as {reprlib.repr(x)}"
-                raise self.of.error(self.place, cause)
+                fix = (
+                    "Return one row per input row and reduce the joined rows, or return"
+                    " arraybridge.fixed(value) if all are equal."
+                )
+                raise self.of.error(self.place, cause, fix)
             raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
 
     def result(self) -> Any:

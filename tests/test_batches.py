@@ -610,7 +610,10 @@ def test_a_number_in_a_field_raises(run: Callable[..., Any]) -> None:
         names.extend("ab"[: len(part)])
         return names
 
-    with pytest.raises(CannotSplitError, match=r"at \.language: a separate number in each part, such as 2"):
+    with pytest.raises(
+        CannotSplitError,
+        match=r"at \.language: a separate number in each part, such as 2.* and reduce the joined rows",
+    ):
         run(fn, numbered(8))
 
 

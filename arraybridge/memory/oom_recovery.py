@@ -121,7 +121,7 @@ def run_with_oom_recovery(
         return result
     if split is not True:
         raise TypeError(
-            f"split={split!r} must be True or False. To exclude an argument, wrap it in fixed(x)."
+            f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
         )
     whole_number("split_axis", split_axis)
     _check_min_split(min_split)
@@ -428,7 +428,7 @@ class _Recovery:
                 f"arraybridge: raised for {part} of a batch of {rows} rows,"
                 f" split along axis {self.axis}. Split arguments: "
                 + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
-                + ". If one of them has that many rows only by chance, pass it as fixed(argument)."
+                + ". If one of them has that many rows only by chance, pass arraybridge.fixed(argument)."
             )
             note_on(error, note)
 
@@ -442,8 +442,8 @@ class _Recovery:
             raise CannotSplitError(
                 f"Memory ran out, and the batch cannot be split along axis {self.axis}: {_described(error)}.",
                 reason=f"the batch cannot be split along axis {self.axis}",
-                advice="Pass arrays that can be sliced, or wrap"
-                " arrays that every part needs whole in fixed(array).",
+                advice="Pass arrays that can be sliced, or wrap arrays that every part needs whole in"
+                " arraybridge.fixed(array).",
             ) from error
 
     def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:

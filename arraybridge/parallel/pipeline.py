@@ -219,14 +219,15 @@ class Pipeline:
             if not -rank <= self.axis < rank:
                 fix = f"Pass an axis from {-rank} to {rank - 1} to Pipeline, wrap" if rank else "Wrap"
                 raise ValueError(
-                    f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in fixed() to"
-                    " pass it whole to every part, or pass single items to pipeline.map(items)."
+                    f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in"
+                    " arraybridge.fixed() to pass it whole to every part, or pass single items to"
+                    " pipeline.map(items)."
                 )
             counts.append(shape[self.axis])
         if len(set(counts)) > 1:
             raise ValueError(
                 f"The arrays of the batch have {counts} rows along axis {self.axis}. Pass arrays with equal"
-                " numbers of rows, or wrap those that every part needs whole in fixed()."
+                " numbers of rows, or wrap those that every part needs whole in arraybridge.fixed()."
             )
         return counts[0]
 
