@@ -168,10 +168,20 @@ def dtype_name(dtype: Any) -> str:
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
-        f"dtype={dtype!r} is not a supported dtype{nearest(name, _DTYPES)}.",
+        f"dtype={dtype!r} is not a supported dtype{_nearest_dtype(name)}.",
         advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
+
+
+def _nearest_dtype(name: str) -> str:
+    """Return ``" (did you mean 'complex128'?)"``: the widest dtype of the kind if ``name`` is wider."""
+    kind = name.rstrip("0123456789")
+    bits = [int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one]
+    width = name.removeprefix(kind)
+    if bits and width and int(width) > max(bits):
+        return f" (did you mean '{kind}{max(bits)}'?)"
+    return nearest(name, _DTYPES)
 
 
 def is_dtype(x: Any) -> bool:

@@ -27,6 +27,7 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
     UnknownArrayError,
+    nearest,
 )
 from arraybridge.frameworks import registry
 from arraybridge.parallel.function_devices import decorated, placement
@@ -366,6 +367,10 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     return da.from_array(array, chunks=blocks, name=name, asarray=False)
 
 
+#: The keywords of `convert_memory` that `from_dask` passes on.
+_CONVERSION_OPTIONS = ("copy", "grad", "dtype", "device")
+
+
 def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **options: Any) -> Any:
     """Compute a Dask array, and return it as an array of a framework.
 
@@ -373,13 +378,13 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
         array: A Dask array. It must fit into memory, temporarily twice.
         framework: As for `convert_memory`.
         gpu_id: As for `convert_memory`.
-        **options: ``copy``, ``dtype`` and ``device``, as for `convert_memory`.
+        **options: ``copy``, ``grad``, ``dtype`` and ``device``, as for `convert_memory`.
 
     Returns:
         An array of the framework, of the shape and dtype of ``array``.
 
     Raises:
-        TypeError: If ``array`` is not a Dask array.
+        TypeError: If ``array`` is not a Dask array, or an option does not exist.
         MemoryConversionError: As for `convert_memory`.
 
     >>> import numpy as np
@@ -391,4 +396,10 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
             f"from_dask() expected a Dask array, got {type(array).__name__}. For other arrays, use"
             " convert_memory()."
         )
+    for option in options:
+        if option not in _CONVERSION_OPTIONS:
+            raise TypeError(
+                f"from_dask() has no option {option!r}{nearest(option, _CONVERSION_OPTIONS)}. Its options are"
+                f" gpu_id, {', '.join(_CONVERSION_OPTIONS)}."
+            )
     return convert_memory(array.compute(), framework, gpu_id=gpu_id, **options)

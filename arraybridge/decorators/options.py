@@ -14,7 +14,7 @@ from arraybridge.errors import Advice, UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 
 class DecoratorKeywords(TypedDict, total=False):
@@ -157,7 +157,7 @@ def _check_output_type(option: str, value: Any) -> str:
     if isinstance(value, str) and value == "input":
         return "input"
     try:
-        return registry.framework_name(value)
+        return registry.framework_name(value, option)
     except UnknownFrameworkError as error:
         error.advise(Advice(f"It may also be 'input'{nearest(value, ['input'])}."))
         raise
@@ -172,11 +172,11 @@ def _check_device(option: str, value: Any) -> Device:
 
 
 def _check_framework(option: str, value: Any) -> str:
-    return registry.framework_name(value)
+    return registry.framework_name(value, option)
 
 
 def _check_bool(option: str, value: Any) -> bool:
-    return bool(_check_choice(option, value, (True, False)))
+    return bool(bool_option(option, value))
 
 
 def _check_oom_recovery(option: str, value: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from arraybridge import hardware
+from arraybridge.errors import nearest
 from arraybridge.formatting import Contents, Table, format_bytes
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.accelerators import Holding
@@ -86,7 +87,8 @@ class MemoryStats(Table):
         for one in self.devices:
             if one.device == str(device):
                 return one
-        raise KeyError(f"no device {device}. Available: {', '.join(d.device for d in self.devices)}.")
+        names = [one.device for one in self.devices]
+        raise KeyError(f"no device {device!r}{nearest(str(device), names)}. Pass one of {', '.join(names)}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reading as dicts, lists, strings and numbers, ready for JSON."""
@@ -327,8 +329,13 @@ class MemoryPeak(Table):
         for row in self.rows:
             if row.holder == holder:
                 return row
-        holders = ", ".join(row.holder for row in self.rows) or "none"
-        raise KeyError(f"no row for {holder}. Available: {holders}.")
+        holders = list(dict.fromkeys(row.holder for row in self.rows))
+        known = registry.framework_names()
+        if holder in known:
+            cause = f"{holder} has opened no device, or its memory is not counted."
+        else:
+            cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
+        raise KeyError(f"no row for {holder!r}: {cause} Pass one of {', '.join(map(repr, holders))}.")
 
     def _table(self) -> Contents:
         rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]

@@ -123,7 +123,7 @@ def _check_backend(backend: FrameworkLike) -> str:
     """Return the name of a framework that runs NumPy-style functions on a GPU."""
     names = registry.numpy_like_names()
     try:
-        name = registry.framework_name(backend)
+        name = registry.framework_name(backend, "backend")
     except UnknownFrameworkError:
         raise UnknownFrameworkError(
             f"backend={backend!r} is not a known framework{nearest(backend, names)}. Pass one of"

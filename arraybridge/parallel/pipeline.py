@@ -23,7 +23,7 @@ from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.workers import Enter, ItemTime, Run, Shown, Work, Worker, nothing
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
@@ -101,7 +101,7 @@ class Pipeline:
         self.microbatches = microbatches
         self.queue_size = queue_size
         self.axis = axis
-        self.processes = processes
+        self.processes: bool = bool_option("processes", processes)
         self._last: Run | None = None
 
     def __call__(self, batch: Any = _MISSING, *_more: Any, **_named: Any) -> Any:

@@ -176,3 +176,15 @@ def test_invalid_recordings_raise(tmp_path: Path) -> None:
         MemoryCollector(tmp_path / "memory.csv", interval=0)
     with pytest.raises(FileNotFoundError), MemoryCollector(tmp_path / "missing" / "memory.csv"):
         pass
+
+
+def test_a_misspelled_device_or_holder_gets_a_suggestion() -> None:
+    with pytest.raises(KeyError, match=r"no device 'cpo' \(did you mean 'cpu'\?\)\. Pass one of cpu"):
+        memory_stats()["cpo"]
+    with (
+        memory_peak() as peak,
+        pytest.raises(KeyError, match=r"no row for 'tochr': .* \(did you mean 'torch'\?\)"),
+    ):
+        peak["tochr"]
+    with pytest.raises(KeyError, match=r"no row for 'pyclesperanto': pyclesperanto has opened no device, or"):
+        peak["pyclesperanto"]
