@@ -279,6 +279,10 @@ class Joined:
         return issubclass(type(x), list) and _contains(self.batch, x)
 
 
+#: The fix if the results of the parts differ in more than their rows.
+_SAME_STRUCTURE = "Return the same structure for every part, such as a dict with the same keys."
+
+
 def _has_entry_per_row(x: Any, count: int) -> bool:
     return issubclass(type(x), list) and len(x) == count and kind_of(x) is TREE
 
@@ -357,11 +361,13 @@ class _Column(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         of = self.of
         if (kinds.get(type(x)) or kind_of(x)) is not ARRAY:
-            raise of.error(self.place, f"different values (an array and {_named(x)})")
+            cause = f"different values (an array and {_named(x)})"
+            raise of.error(self.place, cause, _SAME_STRUCTURE)
         owner, data, properties = of.metadata(x, self.place)
         for what, value in properties.items():
             if value != self.properties[what]:
-                raise of.error(self.place, f"different {what} ({self.properties[what]} and {value})")
+                cause = f"different {what} ({self.properties[what]} and {value})"
+                raise of.error(self.place, cause, f"Return arrays of the same {what} for every part.")
         rows = owner.shape(data)[of.axis]
         if rows != count and of.row_by_row:
             raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
@@ -409,7 +415,7 @@ class _Attributes:
     def put(self, x: Any, opened: Container) -> None:
         """Compare the attributes of the container of another part."""
         if not self.are_rows and aliases(x, opened) != self.aliases:
-            raise self.of.error(self.place, "attributes that refer to different items")
+            raise self.of.error(self.place, "attributes that refer to different items", _SAME_STRUCTURE)
         values = additional_attributes(x, opened, with_aliases=self.are_rows)
         different = sorted(map(str, values.keys() ^ self.values.keys()))
         if different:
@@ -436,7 +442,8 @@ class _Structure(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         opened = open_container(x) if kind_of(x) is TREE else None
         if opened is None or _common_properties(x, opened) != _common_properties(self.first, self.opened):
-            raise self.of.error(self.place, f"different structures ({difference(self.first, x)})")
+            cause = f"different structures ({difference(self.first, x)})"
+            raise self.of.error(self.place, cause, _SAME_STRUCTURE)
         self.extra_attributes.put(x, opened)
         for name, child in zip(opened.names, opened.children, strict=True):
             self.nodes[name].put(child, start, count)

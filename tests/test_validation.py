@@ -46,6 +46,17 @@ def test_other_values_of_a_bool_option_raise_an_error_that_names_option_and_valu
         bool_option("gpus", 1, optional=True)
 
 
+def test_an_unknown_option_of_gpu_gets_a_suggestion() -> None:
+    with pytest.raises(TypeError) as caught:
+        ab.gpu(backends="torch")
+    assert str(caught.value) == (
+        "@gpu has no option 'backends' (did you mean 'backend'?). Its options are gpu_id, backend and"
+        " split_axis."
+    )
+    with pytest.raises(TypeError, match=r"Select the GPU by its number, as in gpu_id=0\.$"):
+        ab.gpu(device="gpu:0")
+
+
 @pytest.mark.parametrize(
     ("option", "call"),
     [

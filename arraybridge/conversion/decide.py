@@ -30,6 +30,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
 from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.frameworks.graph_breaks import break_graph
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
@@ -52,6 +53,7 @@ def decide(data: Any, request: Request) -> Decision:
         MemoryConversionError: If an exact conversion is impossible; one of its subclasses.
         ValueError: If an option is invalid.
     """
+    break_graph()
     request = check_options(request)
     if not isinstance(request.target, str) and issubclass(type(data), str):
         raise TypeError(

@@ -29,7 +29,7 @@ from arraybridge.errors import (
     UnknownArrayError,
     nearest,
 )
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import dtype_names, registry
 from arraybridge.parallel.function_devices import decorated, placement
 from arraybridge.types import FrameworkLike, GpuId
 
@@ -321,6 +321,8 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
             expected = f"as {conversion} declares"
+    else:
+        dtype = dtype_names.dtype_of(dtype)
     # Dask has no public name for the meta array.
     meta = array._meta if meta is None else meta  # noqa: SLF001
     empty = meta_from_array(meta, dtype=dtype)
@@ -358,6 +360,8 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
     try:
         blocks = da.core.normalize_chunks(chunks, array.shape, dtype=array.dtype)
+        if any(size < 0 for sizes in blocks for size in sizes):
+            raise ValueError("a size is negative")
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
             f"chunks={chunks!r} is not valid for the shape {array.shape}. Pass a positive block size, one per"

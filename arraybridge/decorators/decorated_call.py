@@ -33,6 +33,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, take_over
+from arraybridge.frameworks.graph_breaks import NO_FULL_GRAPH, break_graph
 from arraybridge.frameworks.non_array_advice import has_method
 from arraybridge.frameworks.protocol_producers import unknown_array_error
 from arraybridge.memory.oom_recovery import recovered
@@ -58,17 +59,6 @@ Kwargs = dict[str, Any]
 Change = Callable[[Any], Any]
 #: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created at the first use.
 _untraced: list[Callable[..., Any]] = []
-#: The reason of torch.compile's graph break at a decorated function, which its error quotes.
-_NO_FULL_GRAPH = (
-    "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True, or write"
-    " @torch.compile below the decorator."
-)
-
-
-def _break_graph() -> None:
-    """Break the graph that torch.compile traces. With ``fullgraph=True``, its error quotes the reason."""
-    with suppress(TypeError):  # early releases have no msg=
-        sys.modules["torch._dynamo"].graph_break(msg=_NO_FULL_GRAPH)
 
 
 class DecoratedCall:
@@ -115,9 +105,9 @@ class DecoratedCall:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
             # torch.compile cannot trace conversions, since traced tensors have no memory.
             if not _untraced:
-                _break_graph()
+                break_graph()
                 torch: Any = registry.framework("torch")
-                _untraced.append(torch.untraced(DecoratedCall.__call__, _NO_FULL_GRAPH))
+                _untraced.append(torch.untraced(DecoratedCall.__call__, NO_FULL_GRAPH))
             return _untraced[0](self, args, kwargs)
         if not open_logs:
             # The body of `run`, inlined.

@@ -263,7 +263,8 @@ def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
     for option, (allowed, fix) in _ALLOWED.items():
         value = getattr(options, option)
         if value not in allowed:
-            raise ValueError(f"{what} cannot be combined with {option}={value!r}. {fix}")
+            shown = value.value if isinstance(value, DtypeConversion) else value
+            raise ValueError(f"{what} cannot be combined with {option}={shown!r}. {fix}")
 
 
 #: Built-in frameworks without automatic differentiation.

@@ -156,6 +156,11 @@ def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool 
 def _check_output_type(option: str, value: Any) -> str:
     if isinstance(value, str) and value == "input":
         return "input"
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{option} expects a framework name, got {type(value).__name__}. Pass a string such as 'torch',"
+            " pass 'input' for the framework of the first argument, or omit the option."
+        )
     try:
         return registry.framework_name(value, option)
     except UnknownFrameworkError as error:

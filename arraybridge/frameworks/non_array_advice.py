@@ -38,6 +38,8 @@ def _of_other(x: Any) -> Advice:
     for classes, find in _BY_CLASS:
         if issubclass(type(x), classes):
             return find(x)
+    if type(x).__name__ == "PyCapsule":
+        return Advice("if it is a DLPack capsule, pass the array whose __dlpack__() returned it")
     if _is_buffer(x):
         return _of_buffer(x)
     if has_method(x, "__array__"):

@@ -12,6 +12,7 @@ from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError
 from arraybridge.frameworks.accelerators import Streams
 from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.base import Component, Framework, component
+from arraybridge.frameworks.graph_breaks import break_graph
 from arraybridge.frameworks.installation import can_find, how_to_install, is_imported
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
 from arraybridge.frameworks.missing_gpu import find_device_or_host
@@ -388,6 +389,7 @@ def framework(name: FrameworkLike) -> Framework:
 
 def _load(name: str) -> Framework:
     """Import a built-in framework or a framework of another package."""
+    break_graph()
     try:
         offered = _class_of(name) if name in BUILT_IN else _plugins()[name].load()
         instance = offered if isinstance(offered, Framework) else offered()

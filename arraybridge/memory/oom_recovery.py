@@ -437,6 +437,8 @@ class _Recovery:
         try:
             return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
         except conversion_errors(*loaded()) as error:
+            if isinstance(error, CannotSplitError):
+                self._check_parts(rows, start, count)  # raises the same error with the name of the argument
             if isinstance(error, CannotSplitError) or is_oom_error(error):
                 raise
             raise CannotSplitError(
@@ -445,6 +447,16 @@ class _Recovery:
                 advice="Pass arrays that can be sliced, or wrap arrays that every part needs whole in"
                 " arraybridge.fixed(array).",
             ) from error
+
+    def _check_parts(self, rows: int, start: int, count: int) -> None:
+        """Raise the error of the first argument that cannot be split, with the name of the argument."""
+        batch = cast("Batch", self.batch[0]) if self.packed else self.batch
+        for name, value in _named_arguments(self.named or self.fn, batch):
+            try:
+                batches.part(value, self.axis, rows, start, start + count)
+            except CannotSplitError as error:
+                error.add_call(name if name.startswith("argument ") else f"argument {name!r}")
+                raise
 
     def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
         """Return the result of the first attempt that succeeds; None, with `failure` set, if none does."""
@@ -537,9 +549,14 @@ def _too_large_a_part(size: int, rows: int, least: int) -> str:
 
 def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) -> list[str]:
     """Return the names of the split arguments, with their positions in containers."""
-    args, kwargs = batch
-    arguments = [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
+    arguments = _named_arguments(fn, batch)
     return [name + place for name, value in arguments for place in batches.split_places(value, axis, rows)]
+
+
+def _named_arguments(fn: Callable[..., Any], batch: Batch) -> list[tuple[str, Any]]:
+    """Return the arguments of a call, each with its name."""
+    args, kwargs = batch
+    return [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:

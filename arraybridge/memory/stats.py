@@ -6,6 +6,7 @@ on it. `arraybridge.hardware` reads the GPUs themselves.
 
 from __future__ import annotations
 
+import numbers
 import os
 import threading
 import time
@@ -87,8 +88,8 @@ class MemoryStats(Table):
         for one in self.devices:
             if one.device == str(device):
                 return one
-        names = [one.device for one in self.devices]
-        raise KeyError(f"no device {device!r}{nearest(str(device), names)}. Pass one of {', '.join(names)}.")
+        names = ", ".join(one.device for one in self.devices)
+        raise KeyError(f"no device {device!r}. Pass one of {names}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reading as dicts, lists, strings and numbers, ready for JSON."""
@@ -418,6 +419,7 @@ class MemoryCollector:
 
     Raises:
         ValueError: If the suffix is another one, or the interval is not positive.
+        TypeError: If the interval is not a number.
 
     Example:
         >>> import tempfile, pathlib
@@ -434,9 +436,11 @@ class MemoryCollector:
         self._path = Path(path)
         if self._path.suffix not in (".csv", ".jsonl"):
             raise ValueError(f"The file name {self._path.name!r} must end in .csv or .jsonl.")
+        if isinstance(interval, bool) or not isinstance(interval, numbers.Real):
+            raise TypeError(f"interval={interval!r} must be a positive number of seconds.")
         if not interval > 0:
             raise ValueError(f"interval={interval!r} must be a positive number of seconds.")
-        self._interval = interval
+        self._interval: float = interval
 
     def __enter__(self) -> Self:
         self.write()  # a file that cannot be written raises here

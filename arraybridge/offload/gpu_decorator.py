@@ -107,9 +107,11 @@ def gpu(
     False
     """
     if unknown:
+        option = next(iter(unknown))
+        hint = nearest(option, ("gpu_id", "backend", "split_axis"))
+        by_number = " Select the GPU by its number, as in gpu_id=0." if option in ("gpu", "device") else ""
         raise TypeError(
-            f"@gpu has no option {next(iter(unknown))!r}. Its options are gpu_id, backend and split_axis."
-            " Select the GPU by its number, as in gpu_id=0."
+            f"@gpu has no option {option!r}{hint}. Its options are gpu_id, backend and split_axis.{by_number}"
         )
     number, _ = check_placement(gpu_id, None)
     name = None if backend is None else _check_backend(backend)

@@ -509,7 +509,7 @@ def test_odd_arrays() -> None:
         map_blocks(functions.twice, masked).compute()
 
 
-@pytest.mark.parametrize("chunks", [0, -2, "big", 2.5, (2, 0), (1, 2, 3), None])
+@pytest.mark.parametrize("chunks", [0, -2, -5, "big", 2.5, (2, 0), (1, 2, 3), None])
 def test_invalid_chunks_raise(chunks: Any) -> None:
     given = re.escape(f"chunks={chunks!r}")
     text = rf"^{given} is not valid for the shape \(3, 4\)\. Pass a positive block size, one per axis,"

@@ -179,9 +179,24 @@ def test_a_full_graph_is_refused_with_the_reason_at_the_first_traced_call(
         pytest.skip("this PyTorch shows no reason of a graph break")
     monkeypatch.setattr(decorated_call, "_untraced", [])
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
-    with pytest.raises(RuntimeError, match=r"Do not pass fullgraph=True, or write @torch\.compile below the"):
+    with pytest.raises(RuntimeError, match=r"Do not pass fullgraph=True\. .* write @torch\.compile below"):
         compiled(lambda x: f(x), fullgraph=True)(torch.ones(2))
     assert compiled(lambda x: f(x))(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("target", ["numpy", "jax"])
+def test_a_full_graph_around_a_conversion_is_refused_with_the_reason(target: str) -> None:
+    torch = require("torch")
+    if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
+        pytest.skip("this PyTorch shows no reason of a graph break")
+    require(target)
+
+    def convert(x: Any) -> Any:
+        return arraybridge.convert_memory(x.cos(), target)
+
+    with pytest.raises(RuntimeError, match=r"outside of a graph\. Do not pass fullgraph=True"):
+        compiled(convert, fullgraph=True)(torch.zeros(2))
+    assert compiled(convert)(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
 def test_graphs_break_in_releases_whose_graph_break_takes_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from arraybridge.types import exact_key
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
-_64_BIT_DTYPES = (np.dtype("float64"), np.dtype("complex128"))
+#: The dtypes that JAX narrows, and the dtypes that it narrows them to.
+_64_BIT_DTYPES = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
 
 
 class JaxAutodiff(autodiff.Autodiff):
@@ -77,7 +78,7 @@ def _check_precision(dtype: np.dtype, label: str) -> None:
         raise GradientError(
             f"gradients of {dtype} would be narrowed, because JAX's x64 is off.",
             reason="x64 is off",
-            advice="Call it inside `with jax.enable_x64(True):`, or pass float32.",
+            advice=f"Call it inside `with jax.enable_x64(True):`, or pass {_64_BIT_DTYPES[dtype]}.",
             place=f"{label}()",
         )
 

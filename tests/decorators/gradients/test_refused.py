@@ -64,8 +64,10 @@ def test_torch_vmap_and_forward_mode_raise(callee: str) -> None:
 @pytest.mark.parametrize("callee", ["jax", "jitted"])
 def test_64_bit_arrays_for_jax_raise_while_x64_is_off(callee: str) -> None:
     x = torch.rand(5, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(GradientError, match="enable_x64"):
+    with pytest.raises(GradientError, match=r"enable_x64\(True\):`, or pass float32\.$"):
         CALLEES[callee](x)
+    with pytest.raises(GradientError, match=r"gradients of complex128 .*, or pass complex64\.$"):
+        CALLEES[callee](x.detach().to(torch.complex128).requires_grad_())
     with pytest.raises(GradientError, match="enable_x64"):
         arraybridge.jax(grad="flow")(lambda x, w: x * w)(tensor(), X.astype(np.float64))
     t = tf.constant([1.0, 2.0], tf.float64)
@@ -248,6 +250,10 @@ def test_unsupported_functions_and_options_raise_at_decoration() -> None:
     ):
         with pytest.raises(ValueError, match="flow"):
             arraybridge.torch(grad="flow", **options)(lambda x: x)
+    with pytest.raises(
+        ValueError, match=r"cannot be combined with dtype_conversion='uint8'\. Convert inside"
+    ):
+        arraybridge.torch(grad="flow", dtype_conversion="uint8")(lambda x: x)
     arraybridge.torch(grad="flow", output_type="input", oom_recovery=True)(lambda x: x)
     with pytest.raises(ValueError, match="flow"):
         arraybridge.torch(grad="flaw")
