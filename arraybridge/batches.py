@@ -237,7 +237,8 @@ class Joined:
         shape = owner.shape(data)
         axis = self.axis
         if not -len(shape) <= axis < len(shape):
-            raise self.error(place, f"an array of shape {shape} does not have axis {axis}")
+            fix = "" if shape else _REDUCE_ROWS
+            raise self.error(place, f"an array of shape {shape} does not have axis {axis}", fix)
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
         return (
             owner,
@@ -279,6 +280,11 @@ class Joined:
         return issubclass(type(x), list) and _contains(self.batch, x)
 
 
+#: The fix if the result of a part is a number, such as a mean.
+_REDUCE_ROWS = (
+    "Return one row per input row and reduce the joined rows, or return arraybridge.fixed(value) if all are"
+    " equal."
+)
 #: The fix if the results of the parts differ in more than their rows.
 _SAME_STRUCTURE = "Return the same structure for every part, such as a dict with the same keys."
 
@@ -329,11 +335,7 @@ class _Value(_Node):
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
                 cause = f"a separate number in each part, such as {reprlib.repr(x)}"
-                fix = (
-                    "Return one row per input row and reduce the joined rows, or return"
-                    " arraybridge.fixed(value) if all are equal."
-                )
-                raise self.of.error(self.place, cause, fix)
+                raise self.of.error(self.place, cause, _REDUCE_ROWS)
             raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
 
     def result(self) -> Any:

@@ -682,7 +682,7 @@ _DIFFERENT: dict[str, tuple[Callable[[bool], Any], str]] = {
 @pytest.mark.parametrize("case", _DIFFERENT)
 def test_the_error_names_the_difference(run: Callable[..., Any], case: str) -> None:
     make, message = _DIFFERENT[case]
-    fix = r"\. Return the same structure for every part, such as a dict with the same keys\.$"
+    fix = r"\. Return the same structure for every part, such as a dict with the same keys\."
     with pytest.raises(CannotSplitError, match=rf"different structures \({message}\){fix}"):
         run(lambda part: (part, make(bool(part[0, 0] == 0))), numbered(8))
 

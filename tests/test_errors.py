@@ -197,6 +197,7 @@ MET = EXPLAINED | {
     "gpu:99": (to("torch", X, gpu_id=99), DEVICE, "cpu"),
     "float31": (to("torch", X, dtype="float31"), DTYPE, "float32"),
     "dtype='complex256'": (to("torch", X, dtype="complex256"), DTYPE, "did you mean 'complex128'"),
+    "dtype='complex32'": (to("torch", X, dtype="complex32"), DTYPE, "did you mean 'complex64'"),
     "dtype='int128'": (to("torch", X, dtype="int128"), DTYPE, "did you mean 'int64'"),
     "dtype='bool1'": (to("torch", X, dtype="bool1"), DTYPE, "did you mean 'bool'"),
 }

@@ -177,12 +177,12 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _nearest_dtype(name: str) -> str:
-    """Return ``" (did you mean 'complex128'?)"``: the widest dtype of the kind if ``name`` is wider."""
+    """Return ``" (did you mean 'complex64'?)"``: for an unsupported width, the next one of the same kind."""
     kind = name.rstrip("0123456789")
-    bits = [int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one]
+    bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
     width = name.removeprefix(kind)
-    if bits and width and int(width) > max(bits):
-        return f" (did you mean '{kind}{max(bits)}'?)"
+    if bits and width and int(width).bit_count() == 1:  # a power of 2 is not a typo
+        return f" (did you mean '{kind}{min((b for b in bits if b >= int(width)), default=bits[-1])}'?)"
     return nearest(name, _DTYPES)
 
 

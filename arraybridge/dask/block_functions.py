@@ -367,6 +367,11 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
             f"chunks={chunks!r} is not valid for the shape {array.shape}. Pass a positive block size, one per"
             " axis, or 'auto'."
         ) from error
+    except NotImplementedError as error:  # "auto" for objects
+        raise ValueError(
+            f"chunks={chunks!r} needs the size of an element, which dtype {array.dtype} does not have. Pass a"
+            " block size, such as chunks=1000."
+        ) from error
     # Without asarray=False, Dask would copy CuPy arrays to the host.
     return da.from_array(array, chunks=blocks, name=name, asarray=False)
 

@@ -517,6 +517,12 @@ def test_invalid_chunks_raise(chunks: Any) -> None:
         to_dask(WHOLE, chunks)
 
 
+def test_automatic_chunks_of_objects_raise() -> None:
+    with pytest.raises(ValueError, match=r"^chunks='auto' needs the size of an element, which dtype object"):
+        to_dask(np.array([None, 1]), "auto")
+    assert to_dask(np.array([None, 1]), 1).numblocks == (2,)
+
+
 @pytest.mark.parametrize("chunks", [-1, "auto", "1MiB", {0: 3}, ((3,), (4,))])
 def test_chunks_of_the_whole_array(chunks: Any) -> None:
     assert to_dask(WHOLE, chunks).chunks == ((3,), (4,))
