@@ -239,7 +239,8 @@ class Joined:
         shape = owner.shape(data)
         axis = self.axis
         if not -len(shape) <= axis < len(shape):
-            raise self.error(place, f"an array of shape {shape} does not have axis {axis}")
+            fix = "" if shape else _REDUCE_ROWS
+            raise self.error(place, f"an array of shape {shape} does not have axis {axis}", fix)
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
         return (
             owner,
@@ -258,7 +259,9 @@ class Joined:
     def error(self, place: str, cause: str, fix: str = "") -> CannotSplitError:
         """Return the error for results that cannot be joined."""
         at = f" at {place}" if place else ""
-        fix = fix or "Return one row per input row, or fixed(value) for a value that all parts share."
+        fix = fix or (
+            "Return one row per input row, or arraybridge.fixed(value) for a value that all parts share."
+        )
         parts = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
         return CannotSplitError(
             f"the results of the {parts} cannot be joined{at}: {cause}.",
@@ -276,6 +279,15 @@ class Joined:
     def _is_input_list(self, x: Any) -> bool:
         """Return whether a list is itself part of the batch and was passed whole to every part."""
         return issubclass(type(x), list) and _contains(self.batch, x)
+
+
+#: The fix if the result of a part is a number, such as a mean.
+_REDUCE_ROWS = (
+    "Return one row per input row and reduce the joined rows, or return arraybridge.fixed(value) if all are"
+    " equal."
+)
+#: The fix if the results of the parts differ in more than their rows.
+_SAME_STRUCTURE = "Return the same structure for every part, such as a dict with the same keys."
 
 
 def _has_entry_per_row(x: Any, count: int) -> bool:
@@ -324,7 +336,7 @@ class _Value(_Node):
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
                 cause = f"a separate number in each part, such as {reprlib.repr(x)}"
-                raise self.of.error(self.place, cause)
+                raise self.of.error(self.place, cause, _REDUCE_ROWS)
             raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
 
     def result(self) -> Any:
@@ -352,11 +364,13 @@ class _Column(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         of = self.of
         if (kinds.get(type(x)) or kind_of(x)) is not ARRAY:
-            raise of.error(self.place, f"different values (an array and {_named(x)})")
+            cause = f"different values (an array and {_named(x)})"
+            raise of.error(self.place, cause, _SAME_STRUCTURE)
         owner, data, properties = of.metadata(x, self.place)
         for what, value in properties.items():
             if value != self.properties[what]:
-                raise of.error(self.place, f"different {what} ({self.properties[what]} and {value})")
+                cause = f"different {what} ({self.properties[what]} and {value})"
+                raise of.error(self.place, cause, f"Return arrays of the same {what} for every part.")
         rows = owner.shape(data)[of.axis]
         if rows != count and of.row_by_row:
             raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
@@ -404,7 +418,7 @@ class _Attributes:
     def put(self, x: Any, opened: Container) -> None:
         """Compare with the attributes of the container in another part; raise an error if they differ."""
         if not self.are_rows and aliases(x, opened) != self.aliases:
-            raise self.of.error(self.place, "attributes that refer to different items")
+            raise self.of.error(self.place, "attributes that refer to different items", _SAME_STRUCTURE)
         values = additional_attributes(x, opened, with_aliases=self.are_rows)
         different = sorted(map(str, values.keys() ^ self.values.keys()))
         if different:
@@ -431,7 +445,8 @@ class _Structure(_Node):
     def put(self, x: Any, start: int, count: int) -> None:
         opened = open_container(x) if kind_of(x) is TREE else None
         if opened is None or _common_properties(x, opened) != _common_properties(self.first, self.opened):
-            raise self.of.error(self.place, f"different structures ({difference(self.first, x)})")
+            cause = f"different structures ({difference(self.first, x)})"
+            raise self.of.error(self.place, cause, _SAME_STRUCTURE)
         self.extra_attributes.put(x, opened)
         for name, child in zip(opened.names, opened.children, strict=True):
             self.nodes[name].put(child, start, count)

@@ -1,8 +1,10 @@
-"""Validation of integer options."""
+"""Validation of options that are numbers or bools."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 
 def whole_number(
@@ -29,6 +31,27 @@ def whole_number(
     if least is not None and value < least:
         raise ValueError(f"{option}={value!r} must be at least {least}.")
     return value
+
+
+def bool_option(option: str, value: Any, *, optional: bool = False) -> Any:
+    """Return the value of an option that must be a bool, which may be one of NumPy.
+
+    Args:
+        option: The name of the option, for messages.
+        value: The value that the caller passed.
+        optional: Whether None is also valid. Defaults to False.
+
+    Raises:
+        TypeError: The value is not a bool.
+
+    >>> bool_option("ordered", True)
+    True
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if optional and value is None:
+        return None
+    raise TypeError(f"{option}={value!r} must be {'None, ' if optional else ''}True or False.")
 
 
 def _bound(least: int | None) -> str:

@@ -610,7 +610,10 @@ def test_a_number_in_a_field_raises(run: Callable[..., Any]) -> None:
         names.extend("ab"[: len(part)])
         return names
 
-    with pytest.raises(CannotSplitError, match=r"at \.language: a separate number in each part, such as 2"):
+    with pytest.raises(
+        CannotSplitError,
+        match=r"at \.language: a separate number in each part, such as 2.* and reduce the joined rows",
+    ):
         run(fn, numbered(8))
 
 
@@ -679,8 +682,17 @@ _DIFFERENT: dict[str, tuple[Callable[[bool], Any], str]] = {
 @pytest.mark.parametrize("case", _DIFFERENT)
 def test_the_error_names_the_difference(run: Callable[..., Any], case: str) -> None:
     make, message = _DIFFERENT[case]
-    with pytest.raises(CannotSplitError, match=rf"different structures \({message}\)"):
+    fix = r"\. Return the same structure for every part, such as a dict with the same keys\."
+    with pytest.raises(CannotSplitError, match=rf"different structures \({message}\){fix}"):
         run(lambda part: (part, make(bool(part[0, 0] == 0))), numbered(8))
+
+
+@ways
+def test_parts_of_different_dtypes_get_the_advice_to_return_one_dtype(run: Callable[..., Any]) -> None:
+    with pytest.raises(
+        CannotSplitError, match=r"different dtypes .* Return arrays of the same dtypes for every"
+    ):
+        run(lambda part: part.astype("f4") if part[0, 0] == 0 else part.astype("f8"), numbered(8))
 
 
 def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:

@@ -108,6 +108,13 @@ def test_bad_input(measure: Any, arguments: Any, options: Any, error: type[Excep
         measure(*arguments, **options)
 
 
+def test_a_factory_of_arguments_that_is_not_a_function_raises() -> None:
+    with pytest.raises(
+        TypeError, match=r"^make='x' must be a function of a size .*, such as make=np\.ones\.$"
+    ):
+        compare(np.sum, sizes=[10], make="x")  # type: ignore[arg-type]
+
+
 def test_seconds_that_are_not_a_number_raise() -> None:
     with pytest.raises(TypeError, match=r"^seconds='1' must be a number greater than 0\.$"):
         benchmark(np.sum, np.ones(2), seconds="1")  # type: ignore[arg-type]

@@ -210,6 +210,10 @@ def test_failures_are_described() -> None:
     assert "<table" in report._repr_html_()
     with pytest.raises(ValueError, match=r"Unknown promise: 'layout'\..*layouts"):
         check_framework("numpy", only="layout")
+    with pytest.raises(TypeError, match=r"^only=5 must be the name of a promise or a list of names"):
+        check_framework("numpy", only=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected the name of a framework or an instance, got 5\. Pass a"):
+        check_framework(5)  # type: ignore[arg-type]
 
 
 ALL = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")

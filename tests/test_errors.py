@@ -196,6 +196,10 @@ MET = EXPLAINED | {
     "hold an array of shape (0,)": (to(CL, np.zeros(0, "f4")), REFUSED, "at least one element. Keep empty"),
     "gpu:99": (to("torch", X, gpu_id=99), DEVICE, "cpu"),
     "float31": (to("torch", X, dtype="float31"), DTYPE, "float32"),
+    "dtype='complex256'": (to("torch", X, dtype="complex256"), DTYPE, "did you mean 'complex128'"),
+    "dtype='complex32'": (to("torch", X, dtype="complex32"), DTYPE, "did you mean 'complex64'"),
+    "dtype='int128'": (to("torch", X, dtype="int128"), DTYPE, "did you mean 'int64'"),
+    "dtype='bool1'": (to("torch", X, dtype="bool1"), DTYPE, "did you mean 'bool'"),
 }
 PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
 

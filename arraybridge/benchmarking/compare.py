@@ -82,6 +82,10 @@ def compare(
             "compare() accepts arguments of the function or sizes=, not both. Pass a function that creates"
             " the argument for each size as make=."
         )
+    if not callable(make):
+        raise TypeError(
+            f"make={make!r} must be a function of a size that returns the argument, such as make=np.ones."
+        )
     counts = _valid_sizes(sizes)
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.files import Files
+from arraybridge.trees import ARRAY, kind_of
 
 __all__ = ["chunks"]
 
@@ -37,9 +38,12 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
     if not Files().carries(file) or not file.shape:
+        fix = "Open the file first, as in zarr.open_array(path) or h5py.File(path)[name]."
+        if kind_of(file) is ARRAY:
+            fix = "Slice an array in memory instead, as in x[i : i + 100]."
         raise TypeError(
             f"chunks() expected a zarr array or h5py dataset with an axis, got {type(file).__qualname__}."
-            " Open the file first, as in zarr.open_array(path) or h5py.File(path)[name]."
+            f" {fix}"
         )
     chunk = getattr(file, "shards", None) or file.chunks
     rows = chunk[0] if chunk else max(1, _NBYTES * file.shape[0] // max(1, file.nbytes))

@@ -16,6 +16,7 @@ from arraybridge.carriers.carrier import Carrier
 from arraybridge.errors import MemoryConversionError, error_text, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.protocol_producers import is_protocol_producer
+from arraybridge.frameworks.registry import not_an_instance_error
 from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["carrier_of", "register_carrier"]
@@ -57,10 +58,7 @@ def register_carrier(carrier: Carrier) -> Carrier:
         tensor([0., 0.], dtype=torch.float64)
     """
     if not isinstance(carrier, Carrier):
-        raise TypeError(
-            f"register_carrier() expected an instance of a Carrier subclass, got {carrier!r}."
-            " Pass an instance, as in register_carrier(MyCarrier())."
-        )
+        raise not_an_instance_error("register_carrier", carrier, Carrier)
     _registered.insert(0, carrier)
     empty_caches()
     return carrier

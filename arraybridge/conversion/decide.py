@@ -30,6 +30,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
 from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.frameworks.graph_breaks import break_graph
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
@@ -52,6 +53,7 @@ def decide(data: Any, request: Request) -> Decision:
         MemoryConversionError: If an exact conversion is impossible; one of its subclasses.
         ValueError: If an option is invalid.
     """
+    break_graph()
     request = check_options(request)
     if not isinstance(request.target, str) and issubclass(type(data), str):
         raise TypeError(
@@ -168,10 +170,20 @@ def dtype_name(dtype: Any) -> str:
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
-        f"dtype={dtype!r} is not a supported dtype{nearest(name, _DTYPES)}.",
+        f"dtype={dtype!r} is not a supported dtype{_nearest_dtype(name)}.",
         advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
+
+
+def _nearest_dtype(name: str) -> str:
+    """Return ``" (did you mean 'complex64'?)"``: for an unsupported width, the next one of the same kind."""
+    kind = name.rstrip("0123456789")
+    bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
+    width = name.removeprefix(kind)
+    if bits and width and int(width).bit_count() == 1:  # a power of 2 is not a typo
+        return f" (did you mean '{kind}{min((b for b in bits if b >= int(width)), default=bits[-1])}'?)"
+    return nearest(name, _DTYPES)
 
 
 def is_dtype(x: Any) -> bool:

@@ -27,8 +27,9 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
     UnknownArrayError,
+    nearest,
 )
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import dtype_names, registry
 from arraybridge.parallel.function_devices import decorated, placement
 from arraybridge.types import FrameworkLike, GpuId
 
@@ -320,6 +321,8 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
             expected = f"as {conversion} declares"
+    else:
+        dtype = dtype_names.dtype_of(dtype)
     # Dask has no public name for the meta array.
     meta = array._meta if meta is None else meta  # noqa: SLF001
     empty = meta_from_array(meta, dtype=dtype)
@@ -357,13 +360,24 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     array = convert_memory(x, "cupy" if on_gpu else "numpy", grad=grad)
     try:
         blocks = da.core.normalize_chunks(chunks, array.shape, dtype=array.dtype)
+        if any(size < 0 for sizes in blocks for size in sizes):
+            raise ValueError("a size is negative")
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
             f"chunks={chunks!r} is not valid for the shape {array.shape}. Pass a positive block size, one per"
             " axis, or 'auto'."
         ) from error
+    except NotImplementedError as error:  # "auto" for objects
+        raise ValueError(
+            f"chunks={chunks!r} needs the size of an element, which dtype {array.dtype} does not have. Pass a"
+            " block size, such as chunks=1000."
+        ) from error
     # Without asarray=False, Dask would copy CuPy arrays to the host.
     return da.from_array(array, chunks=blocks, name=name, asarray=False)
+
+
+#: The keywords of `convert_memory` that `from_dask` passes on.
+_CONVERSION_OPTIONS = ("copy", "grad", "dtype", "device")
 
 
 def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **options: Any) -> Any:
@@ -373,13 +387,13 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
         array: A Dask array. It must fit into memory, temporarily twice.
         framework: As for `convert_memory`.
         gpu_id: As for `convert_memory`.
-        **options: ``copy``, ``dtype`` and ``device``, as for `convert_memory`.
+        **options: ``copy``, ``grad``, ``dtype`` and ``device``, as for `convert_memory`.
 
     Returns:
         An array of the framework, of the shape and dtype of ``array``.
 
     Raises:
-        TypeError: If ``array`` is not a Dask array.
+        TypeError: If ``array`` is not a Dask array, or an option does not exist.
         MemoryConversionError: As for `convert_memory`.
 
     >>> import numpy as np
@@ -391,4 +405,10 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
             f"from_dask() expected a Dask array, got {type(array).__name__}. For other arrays, use"
             " convert_memory()."
         )
+    for option in options:
+        if option not in _CONVERSION_OPTIONS:
+            raise TypeError(
+                f"from_dask() has no option {option!r}{nearest(option, _CONVERSION_OPTIONS)}. Its options are"
+                f" gpu_id, {', '.join(_CONVERSION_OPTIONS)}."
+            )
     return convert_memory(array.compute(), framework, gpu_id=gpu_id, **options)

@@ -18,7 +18,7 @@ from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import coexistence, oom_recovery
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 
 @dataclass
@@ -74,7 +74,8 @@ def cluster(
     Raises:
         FrameworkNotInstalledError: If there is a GPU, but dask-cuda is not installed.
         DeviceNotFoundError: If ``share_memory`` is set without a GPU.
-        TypeError: If ``n_workers`` is not an int.
+        TypeError: If ``n_workers`` is not an int, ``gpus`` or ``share_memory`` is not a bool,
+            or ``env`` is not a mapping.
         ValueError: If ``n_workers`` is less than 1.
 
     Example::
@@ -84,6 +85,9 @@ def cluster(
     """
     if n_workers is not None:
         whole_number("n_workers", n_workers, least=1)
+    bool_option("gpus", gpus, optional=True)
+    bool_option("share_memory", share_memory)
+    _check_env(env)
     on_gpus = bool(hardware.gpus()) if gpus is None else gpus
     environment = {**coexistence.coexistence(fraction), **(env or {})}
     cluster_class = _cuda_cluster() if on_gpus else LocalCluster
@@ -94,6 +98,11 @@ def cluster(
             prepare(client, share_memory=share_memory, own_gpu=on_gpus, env=environment)
         undone.pop_all()
     return started
+
+
+def _check_env(env: Any) -> None:
+    if env is not None and not isinstance(env, Mapping):
+        raise TypeError(f"env={env!r} must be a dict of environment variables, such as {{'NAME': 'value'}}.")
 
 
 def _cuda_cluster() -> Any:
@@ -130,7 +139,8 @@ def prepare(
         env: Environment variables of the workers, such as those that `coexist` returns.
 
     Raises:
-        TypeError: If ``client`` is not a client.
+        TypeError: If ``client`` is not a client, ``share_memory`` or ``own_gpu`` is not a bool, or ``env`` is
+            not a mapping.
 
     Example::
 
@@ -142,6 +152,9 @@ def prepare(
             f"prepare() expected a distributed.Client, got {type(client).__name__}. Connect to the cluster"
             " first, as in prepare(Client(cluster))."
         )
+    bool_option("share_memory", share_memory)
+    bool_option("own_gpu", own_gpu, optional=True)
+    _check_env(env)
     reaches = {array_registration.reach(), *client.run(array_registration.reach).values()}
     client.register_plugin(WorkerSetup(env or {}, share_memory, own_gpu, reaches))
     array_registration.register_transport()

@@ -33,6 +33,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, take_over
+from arraybridge.frameworks.graph_breaks import NO_FULL_GRAPH, break_graph
 from arraybridge.frameworks.non_array_advice import has_method
 from arraybridge.frameworks.protocol_producers import unknown_array_error
 from arraybridge.memory.oom_recovery import recovered
@@ -104,8 +105,9 @@ class DecoratedCall:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
             # torch.compile cannot trace conversions, since traced tensors have no memory.
             if not _untraced:
+                break_graph()
                 torch: Any = registry.framework("torch")
-                _untraced.append(torch.untraced(DecoratedCall.__call__))
+                _untraced.append(torch.untraced(DecoratedCall.__call__, NO_FULL_GRAPH))
             return _untraced[0](self, args, kwargs)
         if not open_logs:
             # The body of `run`, inlined.

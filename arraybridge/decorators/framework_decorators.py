@@ -183,8 +183,8 @@ def memory_types(
     >>> invert.input_memory_type, invert(np.array([1, 2], np.uint8))
     ('numpy', array([254, 253], dtype=uint8))
     """
-    takes = registry.framework_name(input_type)
-    keywords = {"output_type": registry.framework_name(output_type), "contract": contract}
+    takes = registry.framework_name(input_type, "input_type")
+    keywords = {"output_type": registry.framework_name(output_type, "output_type"), "contract": contract}
     return _decorator("@memory_types", takes, keywords, converts=False)
 
 

@@ -263,7 +263,8 @@ def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
     for option, (allowed, fix) in _ALLOWED.items():
         value = getattr(options, option)
         if value not in allowed:
-            raise ValueError(f"{what} cannot be combined with {option}={value!r}. {fix}")
+            shown = value.value if isinstance(value, DtypeConversion) else value
+            raise ValueError(f"{what} cannot be combined with {option}={shown!r}. {fix}")
 
 
 #: Built-in frameworks without automatic differentiation.
@@ -437,14 +438,21 @@ class CallOperation(autodiff.Operation):
             raise autodiff.modified_argument_error(self.label)
 
     def _check_captured(self, what: str) -> None:
-        if what:
-            raise GradientError(
-                f"The result depends on {what}, which would get no gradient.",
-                reason="captured",
-                advice="Pass it as an argument (for the parameters of a module, use"
-                " torch.func.functional_call), or use only its values.",
-                place=f"{self.label}()",
-            )
+        if not what:
+            return
+        callee = self.callee.autodiff
+        advice = (
+            f"If w is a constant, {callee.constant_advice}. Otherwise, pass it as an argument:"
+            f" {self.caller.autodiff.argument_advice}."
+        )
+        if self.callee.name == "torch":
+            advice += " For the parameters of a module, use torch.func.functional_call."
+        raise GradientError(
+            f"The result depends on w, {what} that is not an argument and would get no gradient.",
+            reason="captured",
+            advice=advice,
+            place=f"{self.label}()",
+        )
 
 
 class Pullback(CallOperation):

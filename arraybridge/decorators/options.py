@@ -14,7 +14,7 @@ from arraybridge.errors import Advice, UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 
 class DecoratorKeywords(TypedDict, total=False):
@@ -156,8 +156,13 @@ def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool 
 def _check_output_type(option: str, value: Any) -> str:
     if isinstance(value, str) and value == "input":
         return "input"
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{option} expects a framework name, got {type(value).__name__}. Pass a string such as 'torch',"
+            " pass 'input' for the framework of the first argument, or omit the option."
+        )
     try:
-        return registry.framework_name(value)
+        return registry.framework_name(value, option)
     except UnknownFrameworkError as error:
         error.advise(Advice(f"It may also be 'input'{nearest(value, ['input'])}."))
         raise
@@ -172,11 +177,11 @@ def _check_device(option: str, value: Any) -> Device:
 
 
 def _check_framework(option: str, value: Any) -> str:
-    return registry.framework_name(value)
+    return registry.framework_name(value, option)
 
 
 def _check_bool(option: str, value: Any) -> bool:
-    return bool(_check_choice(option, value, (True, False)))
+    return bool(bool_option(option, value))
 
 
 def _check_oom_recovery(option: str, value: Any) -> Any:

@@ -152,7 +152,10 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     ((2, 2, 3), [2.5, 8.5])
     """
     if not callable(fn):
-        raise TypeError(f"process_slices expected a function, got {type(fn).__name__}. Pass (array, fn).")
+        raise TypeError(
+            f"process_slices expected a function, got {type(fn).__name__}."
+            " Pass it as the second argument: process_slices(array, fn)."
+        )
     source, data = source_of(array)
     _check_stack(source.shape(data))
     return call_by_planes(lambda plane: fn(plane, *args, **kwargs), None, data)

@@ -9,11 +9,22 @@ import numpy as np
 
 from arraybridge.errors import Advice
 
-__all__ = ["NO_NUMBERS", "NUMBER_KINDS", "can_evaluate", "gives_numbers"]
+__all__ = ["NO_NUMBERS", "NUMBER_KINDS", "can_evaluate", "column_text", "gives_numbers"]
 
 #: The kinds of NumPy dtypes that hold numbers.
 NUMBER_KINDS = frozenset("biufc")
 NO_NUMBERS = Advice("it holds no numbers; pass an object that does")
+
+
+def column_text(*, is_plain: bool) -> str:
+    """Return the advice to pass a column of a table, with ``{}`` in place of its expression.
+
+    Args:
+        is_plain: Whether the column converts as it is. Other columns are named only if no column does.
+    """
+    if is_plain:
+        return "it holds several arrays; pass one of its columns, {}"
+    return "none of its columns converts as it is; pass one as numbers, {}"
 
 
 def gives_numbers(make: Callable[[], Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.errors import Advice, literal
-from arraybridge.frameworks.advice_checks import NO_NUMBERS
+from arraybridge.frameworks.advice_checks import NO_NUMBERS, column_text
 
 __all__ = ["advice_for_table", "advice_for_values", "converts"]
 
@@ -36,14 +36,14 @@ def advice_for_table(x: Any) -> Advice:
         one = "column.to_numpy()" if hasattr(x, "to_batches") else "column.to_numpy(zero_copy_only=False)"
         what = "its columns have several types; pass {}, in the dtype that NumPy chooses for all of them"
         return Advice(what, (f"np.column_stack([{one} for column in {{x}}.columns])",))
-    what = "it holds several arrays; pass one of its columns, {}"
     for i in range(len(types)):
         if converts(x.column(i)):
-            return Advice(what, (_column(x, i),))
+            return Advice(column_text(is_plain=True), (_column(x, i),))
     for i in sorted(range(len(types)), key=lambda i: not _is_number(types[i])):
         column = advice_for_values(x.column(i))
         if column.expressions:
-            return Advice(what, (column.expressions[0].replace("{x}", _column(x, i)),))
+            expression = column.expressions[0].replace("{x}", _column(x, i))
+            return Advice(column_text(is_plain=False), (expression,))
     return NO_NUMBERS
 
 

@@ -56,7 +56,7 @@ class Linear:
             active arguments. For complex numbers, it follows PyTorch's convention: the conjugates of JAX's
             gradients.
         captured: A description of a differentiable value that the results depend on and that is not an
-            argument; ``""`` if there is none.
+            argument, such as ``"a trainable tensor"``; ``""`` if there is none.
         residuals: The arrays that `pull` reads; None if they are unknown.
     """
 
@@ -187,7 +187,15 @@ class Operation(ABC):
 
 
 class Autodiff:
-    """A framework in the roles of caller and callee. This base class supports no derivatives."""
+    """A framework in the roles of caller and callee. This base class supports no derivatives.
+
+    Attributes:
+        constant_advice: As the callee, how a function uses a captured array ``w`` as a constant.
+        argument_advice: As the caller, how a captured array ``w`` becomes an argument.
+    """
+
+    constant_advice = "use a copy of its values in the function"
+    argument_advice = "convert it to the framework that differentiates the function"
 
     # -- its arrays --------------------------------------------------------------------------------
 

@@ -155,6 +155,9 @@ def _mx_name(dtype: str) -> str:
 class MlxAutodiff(autodiff.Autodiff):
     """MLX in the roles of caller and callee."""
 
+    constant_advice = "use mx.stop_gradient(w) in the function"
+    argument_advice = 'convert(w, "mlx", grad="detach"), and list its position in argnums= of mx.grad'
+
     def __init__(self, framework: MlxFramework) -> None:
         self._framework = framework
 
@@ -210,7 +213,7 @@ class MlxAutodiff(autodiff.Autodiff):
         results = body(list(map(self.prepare, arrays)))
         inner = any(map(self.is_tracked, arrays))
         captures = not inner and any(map(self.is_tracked, results))
-        captured = "a differentiated array that is not one of its arguments" if captures else ""
+        captured = "a differentiated array" if captures else ""
         inputs = autodiff.select(arrays, active)
 
         def pull(cotangents: list[Any]) -> list[Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, ValuesView
+from io import IOBase
+from os import PathLike
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -27,9 +30,16 @@ def advice_for_object(x: Any) -> Advice:
                 return find(x)
             except Exception:  # noqa: BLE001  # the object may be unusable, such as a closed file
                 break
+    return _of_other(x)
+
+
+def _of_other(x: Any) -> Advice:
+    """Return the advice for an object by its class or its methods."""
     for classes, find in _BY_CLASS:
         if issubclass(type(x), classes):
             return find(x)
+    if type(x).__name__ == "PyCapsule":
+        return Advice("if it is a DLPack capsule, pass the array whose __dlpack__() returned it")
     if _is_buffer(x):
         return _of_buffer(x)
     if has_method(x, "__array__"):
@@ -94,7 +104,23 @@ def _of_zarr(x: Any) -> Advice:
     return _item(names, what="one of its arrays")
 
 
+def _of_torch(x: Any) -> Advice:
+    if has_method(x, "state_dict"):
+        return Advice("convert the arrays of its state with convert_tree(x.state_dict(), target)")
+    if has_method(x, "batch_sampler") or type(x).__name__ == "DataLoader":
+        return Advice("convert its batches with prefetch(x, target)")
+    return _of_other(x)
+
+
+def _of_tensorflow(x: Any) -> Advice:
+    if has_method(x, "as_numpy_iterator"):
+        return Advice("convert its elements with prefetch(x, target)")
+    return _of_other(x)
+
+
 def _of_keras(x: Any) -> Advice:
+    if has_method(x, "get_weights"):
+        return Advice("convert its weights with convert_tree(x.get_weights(), target)")
     if type(x).__name__ == "KerasTensor":
         return Advice("it is symbolic and has no values; convert the inputs and outputs of the model instead")
     return _of_array_like(x)
@@ -191,6 +217,8 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "h5py": _of_h5py,
     "zarr": _of_zarr,
     "keras": _of_keras,
+    "torch": _of_torch,
+    "tensorflow": _of_tensorflow,
     "pydicom": _of_pydicom,
     "datasets": _of_datasets,
     "astropy": _of_astropy,
@@ -212,9 +240,24 @@ def _of_container(x: Any) -> Advice:
     if type(x).__name__ == "PackedSequence":  # a named tuple of PyTorch
         return Advice("pass its values, {}", ("{x}.data",))
     by_item = "convert the arrays inside it with convert_tree(x, target)"
-    if not isinstance(x, dict) and gives_numbers(lambda: np.asarray(x)):
-        return Advice(f"convert it to one array with {{}}, or {by_item}", ("np.asarray({x})",))
-    return Advice(by_item)
+    if isinstance(x, dict) or not gives_numbers(lambda: np.asarray(x)):
+        return Advice(by_item)
+    if _holds_only_numbers(x):
+        return Advice("convert it to an array with {}", ("np.asarray({x})",))
+    return Advice(f"convert it to one array with {{}}, or {by_item}", ("np.asarray({x})",))
+
+
+def _holds_only_numbers(x: Any) -> bool:
+    """Return whether nested lists, tuples and ranges hold Python numbers, and no arrays."""
+    if isinstance(x, (list, tuple)):
+        return all(map(_holds_only_numbers, x))
+    return isinstance(x, (range, int, float, complex))
+
+
+def _of_set(x: Any) -> Advice:
+    if gives_numbers(lambda: np.asarray(list(x))):
+        return Advice("convert its elements to an array with {}", ("np.asarray(sorted({x}))",))
+    return NO_NUMBERS
 
 
 def _of_scalar(x: Any) -> Advice:
@@ -236,6 +279,18 @@ def _of_scalar(x: Any) -> Advice:
 _BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] = (
     ((list, tuple, dict, range), _of_container),
     ((int, float, complex, np.generic), _of_scalar),
+    ((set, frozenset), _of_set),
+    ((str, PathLike, IOBase), _always("to convert a file, read it first, as in np.load(x)")),
+    (
+        (Iterator, ValuesView),
+        _always("convert its items one at a time, or all of them with convert_tree(list(x), target)"),
+    ),
+    (type(None), _always("pass an array; functions without a return statement return None")),
+    (type, _always("it is a class; pass an object of it")),
+    (
+        (FunctionType, MethodType, BuiltinFunctionType),
+        _always("it is a function; call it, and pass the array that it returns"),
+    ),
 )
 
 

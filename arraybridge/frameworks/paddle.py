@@ -164,6 +164,9 @@ class PaddleFramework(Framework):
 class PaddleAutodiff(autodiff.Autodiff):
     """Paddle in the roles of caller and callee."""
 
+    constant_advice = "use w.detach() in the function"
+    argument_advice = 'convert(w, "paddle", grad="detach"), after you set its stop_gradient to False'
+
     def requires_grad(self, x: Any) -> bool:
         return not x.stop_gradient
 
@@ -324,7 +327,7 @@ def _captured(outputs: list[Any], inputs: list[Any]) -> str:
         if node.node_ptr() in seen:
             continue
         if node.name() == "GradNodeAccumulation":
-            return "a trainable tensor that is not one of its arguments (its values are x.detach())"
+            return "a trainable tensor"
         seen.add(node.node_ptr())
         nodes.extend(n for n in node.next_functions if n is not None)
     return ""

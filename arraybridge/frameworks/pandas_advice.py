@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import Advice, literal
-from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, can_evaluate, gives_numbers
+from arraybridge.frameworks.advice_checks import (
+    NO_NUMBERS,
+    NUMBER_KINDS,
+    can_evaluate,
+    column_text,
+    gives_numbers,
+)
 
 __all__ = ["advice_for_pandas"]
 
@@ -36,7 +42,7 @@ def _of_frame(x: Any) -> Advice:
     for column, subject in _columns(x):
         advice = _of_column(column).about(subject)
         if advice.expressions:
-            text = "it holds several arrays; pass one of its columns, {}"
+            text = column_text(is_plain=not _is_unsupported(column))
             return advice._replace(text=text, expressions=advice.expressions[:1])
     return NO_NUMBERS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.errors import Advice, literal
-from arraybridge.frameworks.advice_checks import NO_NUMBERS
+from arraybridge.frameworks.advice_checks import NO_NUMBERS, column_text
 
 __all__ = ["advice_for_polars"]
 
@@ -22,7 +22,12 @@ def advice_for_polars(x: Any) -> Advice:
 
 def _of_frame(x: Any) -> Advice:
     if x.width and all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in x.dtypes):
-        what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
+        dtypes = list(dict.fromkeys(x.dtypes))
+        if len(dtypes) == 1:
+            dtype = literal(str(dtypes[0]))
+            what = f"NumPy has no dtype for its {dtype} columns; pass {{}}, which rounds them"
+        else:
+            what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
         return Advice(what, ("{x}.cast(float).to_numpy()",))
     columns = sorted(
         x.iter_columns(), key=lambda column: (not _converts(column), not _is_number(column.dtype))
@@ -31,7 +36,7 @@ def _of_frame(x: Any) -> Advice:
         code = _code_for(column)
         if code is not None:
             expression = f"{{x}}[{literal(repr(column.name))}]{code}"
-            return Advice("it holds several arrays; pass one of its columns, {}", (expression,))
+            return Advice(column_text(is_plain=not code), (expression,))
     return NO_NUMBERS
 
 

@@ -141,8 +141,9 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
         raise
     except Exception as error:  # third-party code may raise anything
         what = f"an array of type {type(x).__qualname__}"
+        fix = "Correct its __array_interface__ or __dlpack__, or pass a NumPy array of its values"
         raise unsupported_array_error(
-            FOREIGN_HOST, what, f"its memory cannot be read: {error_text(error)}"
+            FOREIGN_HOST, what, f"its memory cannot be read: {error_text(error)}. {fix}"
         ) from error
 
 

@@ -12,11 +12,13 @@ from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError
 from arraybridge.frameworks.accelerators import Streams
 from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.base import Component, Framework, component
+from arraybridge.frameworks.graph_breaks import break_graph
 from arraybridge.frameworks.installation import can_find, how_to_install, is_imported
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
 from arraybridge.frameworks.missing_gpu import find_device_or_host
 from arraybridge.frameworks.sparse import SparseArrays
 from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
+from arraybridge.validation import bool_option
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -146,7 +148,7 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
         The same instance.
 
     Raises:
-        TypeError: If ``framework`` is not such an instance, or has no name.
+        TypeError: If ``framework`` is not such an instance, or has no name, or if ``replace`` is not a bool.
         ValueError: If the name exists and ``replace`` is false, if the class lacks required methods or
             ``modules``, or if it does not assign its components as in ``memory = component(MyMemory)``.
 
@@ -172,15 +174,18 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
         >>> unregister("mine")
     """
     if not isinstance(framework, Framework):
-        raise TypeError(
-            f"register() expected an instance of a Framework subclass, got {framework!r}."
-            " Pass an instance, as in register(MyFramework())."
-        )
+        raise not_an_instance_error("register", framework, Framework)
+    bool_option("replace", replace)
     name: object = getattr(framework, "name", None)
     if not isinstance(name, str) or not name:
         raise TypeError(
             f"Cannot register {type(framework).__name__}: it has no name."
             " Set the class attribute 'name' to a non-empty string."
+        )
+    if not replace and _instances.get(name) is framework:
+        raise ValueError(
+            f"Cannot register {type(framework).__name__}: it is already registered as {name!r}. Remove this"
+            f" call, since framework({name!r}) returns it, or pass replace=True."
         )
     holder = "" if replace else _holder_of(name, type(framework))
     if holder:
@@ -196,6 +201,17 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
             " Define these in the class; see arraybridge.Framework."
         )
     return _install(framework)
+
+
+def not_an_instance_error(function: str, x: object, base: type) -> TypeError:
+    """Return the error of a function that registers instances of ``base`` and received another object."""
+    is_subclass = isinstance(x, type) and issubclass(x, base) and x is not base
+    got = f"the class {x.__name__}" if isinstance(x, type) else f"an object of type {type(x).__name__}"
+    example = x.__name__ if is_subclass and isinstance(x, type) else f"My{base.__name__}"
+    return TypeError(
+        f"{function}() expected an instance of a subclass of {base.__name__}, got {got}."
+        f" Pass an instance, as in {function}({example}())."
+    )
 
 
 def _holder_of(name: str, cls: type[Framework]) -> str:
@@ -320,11 +336,12 @@ def instances() -> dict[str, Framework]:
 # -- by name -------------------------------------------------------------------------------------------
 
 
-def framework_name(name: FrameworkLike) -> str:
+def framework_name(name: FrameworkLike, option: str = "") -> str:
     """Return the plain name of a framework, without importing it.
 
     Args:
         name: The name, such as ``"torch"``, or a `MemoryType` member.
+        option: The option that has this value, for messages. Defaults to an unnamed one.
 
     Returns:
         The name as a plain string.
@@ -334,9 +351,9 @@ def framework_name(name: FrameworkLike) -> str:
         TypeError: If it is not a string.
     """
     if not isinstance(name, str):
+        expected = f"{option} expects a framework name" if option else "Expected a framework name"
         raise TypeError(
-            f"Expected a framework name, got {type(name).__name__}."
-            " Pass a string such as 'torch', or a MemoryType member."
+            f"{expected}, got {type(name).__name__}. Pass a string such as 'torch', or a MemoryType member."
         )
     plain = str(name)
     if plain in BUILT_IN or plain in _instances or plain in _plugins():
@@ -347,8 +364,9 @@ def framework_name(name: FrameworkLike) -> str:
     by_keyword = ""
     if plain.lower().rstrip(":0123456789") in ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "opencl"):
         by_keyword = " To select a device, pass it by keyword, as in device='cpu' or gpu_id=0."
+    named = f"{option}={plain!r}" if option else repr(plain)
     raise UnknownFrameworkError(
-        f"{plain!r} is not a known framework{suggestion}. Pass one of {', '.join(names)}.{by_keyword}"
+        f"{named} is not a known framework{suggestion}. Pass one of {', '.join(names)}.{by_keyword}"
     )
 
 
@@ -375,6 +393,7 @@ def framework(name: FrameworkLike) -> Framework:
 
 def _load(name: str) -> Framework:
     """Import a built-in framework or a framework of another package."""
+    break_graph()
     try:
         offered = _class_of(name) if name in BUILT_IN else _plugins()[name].load()
         instance = offered if isinstance(offered, Framework) else offered()

@@ -93,9 +93,11 @@ def _compressed_along(framework: Framework, x: Any, axis: int) -> SparseParts:
     name = sparse.layout(x).upper()
     wanted = Layout.CSR if axis % axes == 0 else Layout.CSC
     expression = sparse.expressions(x).layouts.get(wanted)
-    advice = Advice("Pass fixed({}) if every part needs the whole array.", ("{x}",))
+    advice = Advice("Pass arraybridge.fixed({}) if every part needs the whole array.", ("{x}",))
     if expression is not None:
-        advice = Advice("Pass {}, or fixed(x) if every part needs the whole array.", (expression,))
+        advice = Advice(
+            "Pass {}, or arraybridge.fixed(x) if every part needs the whole array.", (expression,)
+        )
     raise CannotSplitError(
         f"A sparse {name} array of {sparse.title} cannot be split or joined along axis {axis}.",
         source_type=framework.name,

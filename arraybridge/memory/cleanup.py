@@ -18,6 +18,7 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
 from arraybridge.types import Device, FrameworkLike, GpuId
+from arraybridge.validation import bool_option
 
 __all__ = [
     "cleanup_all_gpu_frameworks",
@@ -63,6 +64,7 @@ def free_memory(
         UnknownFrameworkError: If no framework of that name is known.
         DeviceNotFoundError: If no loaded framework has that accelerator.
         ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
+        TypeError: If ``compiled`` is not a bool.
 
     Example:
         >>> free_memory() >= 0
@@ -70,6 +72,7 @@ def free_memory(
     """
     name = None if framework is None else registry.framework_name(framework)
     index = gpu_number("free_memory", gpu_id)
+    bool_option("compiled", compiled)
     frameworks = loaded(name)
     if index is not None and not _frameworks_with_gpu(index, frameworks):
         return 0

@@ -121,7 +121,7 @@ def run_with_oom_recovery(
         return result
     if split is not True:
         raise TypeError(
-            f"split={split!r} must be True or False. To exclude an argument, wrap it in fixed(x)."
+            f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
         )
     whole_number("split_axis", split_axis)
     _check_min_split(min_split)
@@ -428,7 +428,7 @@ class _Recovery:
                 f"arraybridge: raised for {part} of a batch of {rows} rows,"
                 f" split along axis {self.axis}. Split arguments: "
                 + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
-                + ". If one of them has that many rows only by chance, pass it as fixed(argument)."
+                + ". If one of them has that many rows only by chance, pass arraybridge.fixed(argument)."
             )
             note_on(error, note)
 
@@ -437,14 +437,26 @@ class _Recovery:
         try:
             return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
         except conversion_errors(*loaded()) as error:
+            if isinstance(error, CannotSplitError):
+                self._check_parts(rows, start, count)  # raises the same error with the name of the argument
             if isinstance(error, CannotSplitError) or is_oom_error(error):
                 raise
             raise CannotSplitError(
                 f"Memory ran out, and the batch cannot be split along axis {self.axis}: {_described(error)}.",
                 reason=f"the batch cannot be split along axis {self.axis}",
-                advice="Pass arrays that can be sliced, or wrap"
-                " arrays that every part needs whole in fixed(array).",
+                advice="Pass arrays that can be sliced, or wrap arrays that every part needs whole in"
+                " arraybridge.fixed(array).",
             ) from error
+
+    def _check_parts(self, rows: int, start: int, count: int) -> None:
+        """Raise the error of the first argument that cannot be split, with the name of the argument."""
+        batch = cast("Batch", self.batch[0]) if self.packed else self.batch
+        for name, value in _named_arguments(self.named or self.fn, batch):
+            try:
+                batches.part(value, self.axis, rows, start, start + count)
+            except CannotSplitError as error:
+                error.add_call(name if name.startswith("argument ") else f"argument {name!r}")
+                raise
 
     def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
         """Return the result of the first attempt that succeeds; None, with `failure` set, if none does."""
@@ -537,9 +549,14 @@ def _too_large_a_part(size: int, rows: int, least: int) -> str:
 
 def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) -> list[str]:
     """Return the names of the split arguments, with their positions in containers."""
-    args, kwargs = batch
-    arguments = [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
+    arguments = _named_arguments(fn, batch)
     return [name + place for name, value in arguments for place in batches.split_places(value, axis, rows)]
+
+
+def _named_arguments(fn: Callable[..., Any], batch: Batch) -> list[tuple[str, Any]]:
+    """Return the arguments of a call, each with its name."""
+    args, kwargs = batch
+    return [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -6,6 +6,7 @@ on it. `arraybridge.hardware` reads the GPUs themselves.
 
 from __future__ import annotations
 
+import numbers
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from arraybridge import hardware
+from arraybridge.errors import nearest
 from arraybridge.formatting import Contents, Table, format_bytes
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.accelerators import Holding
@@ -86,7 +88,8 @@ class MemoryStats(Table):
         for one in self.devices:
             if one.device == str(device):
                 return one
-        raise KeyError(f"no device {device}. Available: {', '.join(d.device for d in self.devices)}.")
+        names = ", ".join(one.device for one in self.devices)
+        raise KeyError(f"no device {device!r}. Pass one of {names}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reading as dicts, lists, strings and numbers, ready for JSON."""
@@ -328,8 +331,13 @@ class MemoryPeak(Table):
         for row in self.rows:
             if row.holder == holder:
                 return row
-        holders = ", ".join(row.holder for row in self.rows) or "none"
-        raise KeyError(f"no row for {holder}. Available: {holders}.")
+        holders = list(dict.fromkeys(row.holder for row in self.rows))
+        known = registry.framework_names()
+        if holder in known:
+            cause = f"{holder} has opened no device, or its memory is not counted."
+        else:
+            cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
+        raise KeyError(f"no row for {holder!r}: {cause} Pass one of {', '.join(map(repr, holders))}.")
 
     def _table(self) -> Contents:
         rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]
@@ -412,6 +420,7 @@ class MemoryCollector:
 
     Raises:
         ValueError: If the file has another suffix, or the interval is not positive.
+        TypeError: If the interval is not a number.
 
     Example:
         >>> import tempfile, pathlib
@@ -428,9 +437,11 @@ class MemoryCollector:
         self._path = Path(path)
         if self._path.suffix not in (".csv", ".jsonl"):
             raise ValueError(f"The file name {self._path.name!r} must end in .csv or .jsonl.")
+        if isinstance(interval, bool) or not isinstance(interval, numbers.Real):
+            raise TypeError(f"interval={interval!r} must be a positive number of seconds.")
         if not interval > 0:
             raise ValueError(f"interval={interval!r} must be a positive number of seconds.")
-        self._interval = interval
+        self._interval: float = interval
 
     def __enter__(self) -> Self:
         self.write()  # raises an error here if the file cannot be written

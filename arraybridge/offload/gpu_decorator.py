@@ -107,9 +107,11 @@ def gpu(
     False
     """
     if unknown:
+        option = next(iter(unknown))
+        hint = nearest(option, ("gpu_id", "backend", "split_axis"))
+        by_number = " Select the GPU by its number, as in gpu_id=0." if option in ("gpu", "device") else ""
         raise TypeError(
-            f"@gpu has no option {next(iter(unknown))!r}. Its options are gpu_id, backend and split_axis."
-            " Select the GPU by its number, as in gpu_id=0."
+            f"@gpu has no option {option!r}{hint}. Its options are gpu_id, backend and split_axis.{by_number}"
         )
     number, _ = check_placement(gpu_id, None)
     name = None if backend is None else _check_backend(backend)
@@ -123,7 +125,7 @@ def _check_backend(backend: FrameworkLike) -> str:
     """Return the name of a framework that runs NumPy-style functions on a GPU."""
     names = registry.numpy_like_names()
     try:
-        name = registry.framework_name(backend)
+        name = registry.framework_name(backend, "backend")
     except UnknownFrameworkError:
         raise UnknownFrameworkError(
             f"backend={backend!r} is not a known framework{nearest(backend, names)}. Pass one of"

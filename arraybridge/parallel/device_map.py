@@ -26,7 +26,7 @@ from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.workers import Run, Shown, Work, Worker, noting
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["device_map"]
 
@@ -76,7 +76,8 @@ def device_map(
         An iterator. The threads and processes end when it ends, fails or is dropped.
 
     Raises:
-        TypeError: ``fn`` or ``setup`` is not callable or not picklable, or ``items`` is not iterable.
+        TypeError: ``fn`` or ``setup`` is not callable or not picklable, ``items`` is not iterable, or an
+            option is of the wrong type.
         ValueError: ``per_device`` or ``devices`` is invalid.
         DeviceNotFoundError: A device does not exist.
         Exception: An exception of ``fn`` or ``items``, with a note that names the item and the device. It is
@@ -96,6 +97,8 @@ def device_map(
     if setup is not None and not callable(setup):
         raise TypeError(f"setup={setup!r} must be a function without arguments.")
     whole_number("per_device", per_device, least=1)
+    for option, value in (("ordered", ordered), ("progress", progress), ("processes", processes)):
+        bool_option(option, value)
     source = source_of_items("device_map", items)
     workers = [
         _worker(fn, setup, device, processes)

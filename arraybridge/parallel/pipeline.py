@@ -23,7 +23,7 @@ from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.workers import Enter, ItemTime, Run, Shown, Work, Worker, nothing
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
@@ -101,7 +101,7 @@ class Pipeline:
         self.microbatches = microbatches
         self.queue_size = queue_size
         self.axis = axis
-        self.processes = processes
+        self.processes: bool = bool_option("processes", processes)
         self._last: Run | None = None
 
     def __call__(self, batch: Any = _MISSING, *_more: Any, **_named: Any) -> Any:
@@ -219,14 +219,15 @@ class Pipeline:
             if not -rank <= self.axis < rank:
                 fix = f"Pass an axis from {-rank} to {rank - 1} to Pipeline, wrap" if rank else "Wrap"
                 raise ValueError(
-                    f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in fixed() to"
-                    " pass it whole to every part, or pass single items to pipeline.map(items)."
+                    f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in"
+                    " arraybridge.fixed() to pass it whole to every part, or pass single items to"
+                    " pipeline.map(items)."
                 )
             counts.append(shape[self.axis])
         if len(set(counts)) > 1:
             raise ValueError(
                 f"The arrays of the batch have {counts} rows along axis {self.axis}. Pass arrays with equal"
-                " numbers of rows, or wrap those that every part needs whole in fixed()."
+                " numbers of rows, or wrap those that every part needs whole in arraybridge.fixed()."
             )
         return counts[0]
 

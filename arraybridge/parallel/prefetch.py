@@ -20,7 +20,7 @@ from arraybridge.parallel.workers import END, Run, Work, Worker
 from arraybridge.tracing import trace_log
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["prefetch"]
 
@@ -72,7 +72,7 @@ def prefetch(
         An iterator in the order of the items. The thread ends when the iterator ends, raises or is deleted.
 
     Raises:
-        TypeError: ``items`` is not iterable, or ``depth`` is not an int.
+        TypeError: ``items`` is not iterable, ``depth`` is not an int, or ``progress`` is not a bool.
         ValueError: ``depth`` is less than 1, ``gpu_id`` and ``device`` are both passed, or one is invalid.
         UnknownFrameworkError: No framework has that name.
         FrameworkNotInstalledError: The framework is not installed.
@@ -87,6 +87,7 @@ def prefetch(
     b tensor(0., dtype=torch.float64)
     """
     whole_number("depth", depth, least=1)
+    bool_option("progress", progress)
     number, named = check_placement(gpu_id, device)
     name = registry.framework_name(framework)
     target = registry.framework(name)

@@ -118,12 +118,18 @@ def check_framework(
     Raises:
         FrameworkNotInstalledError: If the framework is not installed.
         ValueError: If ``only`` contains an unknown name.
+        TypeError: If ``framework`` or ``only`` is of another type.
 
     Example:
         >>> check_framework("numpy", only="dtypes").ok
         True
     """
     names = _chosen_promises(only)
+    if not isinstance(framework, (str, Framework)):
+        raise TypeError(
+            f"check_framework() expected the name of a framework or an instance, got {framework!r}. Pass a"
+            " string such as 'numpy', or an instance, as in check_framework(MyFramework())."
+        )
     one = registry.framework(framework) if isinstance(framework, str) else framework
     before = registry.instances().get(one.name)
     if before is not one:
@@ -142,6 +148,10 @@ def check_framework(
 def _chosen_promises(only: str | Iterable[str] | None) -> list[str]:
     if only is None:
         return list(PROMISES)
+    if not isinstance(only, Iterable):
+        raise TypeError(
+            f"only={only!r} must be the name of a promise or a list of names, such as only='dtypes'."
+        )
     names = [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in PROMISES]:
         raise ValueError(

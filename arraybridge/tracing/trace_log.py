@@ -20,7 +20,7 @@ from arraybridge.tracing.events import Event
 from arraybridge.tracing.records import ConversionRecord, Record, SpanRecord
 from arraybridge.tracing.route import Route
 from arraybridge.types import hooks
-from arraybridge.validation import whole_number
+from arraybridge.validation import bool_option, whole_number
 
 if TYPE_CHECKING:
     from arraybridge.tracing.hotspots import HotSpots
@@ -69,7 +69,7 @@ class TraceLog(Table):
         if limit is not None:
             whole_number("limit", limit, least=1)
         self.dropped = 0
-        self.foreign = foreign
+        self.foreign = bool_option("foreign", foreign)
         self._limit = limit
         self._records: deque[Record] = deque(maxlen=limit)
         self.total_bytes_copied = 0
@@ -137,6 +137,7 @@ class TraceLog(Table):
 
         Raises:
             ValueError: If ``top`` is not a positive whole number.
+            TypeError: If ``libraries`` is not a bool.
 
         >>> import numpy as np, arraybridge
         >>> with arraybridge.trace() as log:
@@ -148,6 +149,7 @@ class TraceLog(Table):
         """
         from arraybridge.tracing.hotspots import hotspots
 
+        bool_option("libraries", libraries)
         return hotspots([e for e in self.events if libraries or not e.library], self.dropped, top)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -281,7 +283,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
         The `TraceLog`; see its ``records``, ``events``, ``hotspots()`` and ``save("run.json")``.
 
     Raises:
-        TypeError, ValueError: If ``limit`` is not a positive whole number.
+        TypeError, ValueError: If ``limit`` is not a positive whole number, or ``foreign`` is not a bool.
 
     >>> import numpy as np, arraybridge
     >>> with arraybridge.trace() as log:

@@ -467,6 +467,8 @@ def test_chunks_of_files(tmp_path: Path) -> None:
     assert [len(part) for part in ab.chunks(without_chunks)] == [16, 16, 1]
     with pytest.raises(TypeError, match="chunks"):
         ab.chunks(tall)
+    with pytest.raises(TypeError, match=r"got ndarray\. Slice an array in memory instead, as in x\[i :"):
+        ab.chunks(np.ones(3))
 
 
 # ---- carriers of other packages ------------------------------------------------------------------------

@@ -564,3 +564,73 @@ def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
     assert str(error) == "it has a mask: pass x.filled(0) or np.exp(x)"
     assert (error.advice, error.expressions) == (str(advice), ("x.filled(0)", "np.exp(x)"))
     assert MemoryConversionError("text").advice == ""
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (range(3), "range is not an array: convert it to an array with np.asarray(x)"),
+        ([[1, 2], [3, 4]], "list is not an array: convert it to an array with np.asarray(x)"),
+        (
+            [np.ones(2), np.ones(2)],
+            (
+                "list is not an array: convert it to one array with np.asarray(x), or convert the arrays"
+                " inside it with convert_tree(x, target)"
+            ),
+        ),
+        ({3, 1}, "set is not an array: convert its elements to an array with np.asarray(sorted(x))"),
+        ({"a"}, "set is not an array: it holds no numbers; pass an object that does"),
+        ("x.npy", "str is not an array: to convert a file, read it first, as in np.load(x)"),
+        (Path("x.npy"), "PosixPath is not an array: to convert a file, read it first, as in np.load(x)"),
+        (
+            iter([1]),
+            (
+                "list_iterator is not an array: convert its items one at a time, or all of them with"
+                " convert_tree(list(x), target)"
+            ),
+        ),
+        (None, "NoneType is not an array: pass an array; functions without a return statement return None"),
+        (int, "type is not an array: it is a class; pass an object of it"),
+        (
+            np.ones(2).copy,
+            (
+                "builtin_function_or_method is not an array: it is a function; call it, and pass the array"
+                " that it returns"
+            ),
+        ),
+    ],
+)
+def test_common_objects_that_are_not_arrays_get_advice_for_their_class(x: Any, text: str) -> None:
+    with pytest.raises(ab.UnknownArrayError) as caught:
+        ab.to_numpy(x)
+    assert (
+        str(caught.value).removeprefix("an object of type pathlib.").removeprefix("an object of type ")
+        == text
+    )
+
+
+def test_models_and_data_loaders_get_advice_that_runs() -> None:
+    torch = package("torch")
+    model = torch.nn.Linear(2, 3)
+    with pytest.raises(ab.UnknownArrayError, match=r"convert_tree\(x\.state_dict\(\), target\)$"):
+        ab.to_numpy(model)
+    assert ab.convert_tree(model.state_dict(), "numpy")["weight"].shape == (3, 2)
+    loader = torch.utils.data.DataLoader(torch.arange(4), batch_size=2)
+    with pytest.raises(ab.UnknownArrayError, match=r"convert its batches with prefetch\(x, target\)$"):
+        ab.to_numpy(loader)
+    assert [x.tolist() for x in ab.prefetch(loader, "numpy")] == [[0, 1], [2, 3]]
+
+
+def test_a_frame_of_one_unsupported_dtype_is_not_described_as_several_dtypes() -> None:
+    polars = package("polars")
+    frame = polars.DataFrame({"a": [1, 2], "b": [3, 4]}).cast(polars.Int128)
+    with pytest.raises(ab.UnknownArrayError) as caught:
+        ab.to_numpy(frame)
+    assert caught.value.advice == (
+        "NumPy has no dtype for its Int128 columns; pass x.cast(float).to_numpy(), which rounds them"
+    )
+    text = polars.DataFrame({"a": ["x"], "b": ["y"]})
+    with pytest.raises(
+        ab.UnknownArrayError, match=r"none of its columns converts as it is; pass one as numbers, x"
+    ):
+        ab.to_numpy(text)

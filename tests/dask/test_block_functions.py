@@ -509,12 +509,18 @@ def test_odd_arrays() -> None:
         map_blocks(functions.twice, masked).compute()
 
 
-@pytest.mark.parametrize("chunks", [0, -2, "big", 2.5, (2, 0), (1, 2, 3), None])
+@pytest.mark.parametrize("chunks", [0, -2, -5, "big", 2.5, (2, 0), (1, 2, 3), None])
 def test_invalid_chunks_raise(chunks: Any) -> None:
     given = re.escape(f"chunks={chunks!r}")
     text = rf"^{given} is not valid for the shape \(3, 4\)\. Pass a positive block size, one per axis,"
     with pytest.raises(ValueError, match=text):
         to_dask(WHOLE, chunks)
+
+
+def test_automatic_chunks_of_objects_raise() -> None:
+    with pytest.raises(ValueError, match=r"^chunks='auto' needs the size of an element, which dtype object"):
+        to_dask(np.array([None, 1]), "auto")
+    assert to_dask(np.array([None, 1]), 1).numblocks == (2,)
 
 
 @pytest.mark.parametrize("chunks", [-1, "auto", "1MiB", {0: 3}, ((3,), (4,))])
@@ -539,5 +545,9 @@ def test_arrays_that_cannot_be_converted_raise() -> None:
         to_dask(torch.ones(4, requires_grad=True))
     with pytest.raises(TypeError, match=r"expected a Dask array, got list.*convert_memory\(\)"):
         from_dask([1, 2], "torch")
+    with pytest.raises(
+        TypeError, match=r"^from_dask\(\) has no option 'cpoy' \(did you mean 'copy'\?\)\. Its opt"
+    ):
+        from_dask(numbers(), "torch", cpoy=True)
     with pytest.raises(DeviceNotFoundError, match="gpu:99"):
         from_dask(numbers(), "torch", 99)

@@ -176,6 +176,17 @@ def test_invalid_numbers_of_workers_raise(n_workers: Any) -> None:
         cluster(n_workers, **QUIET)
 
 
+def test_options_of_the_wrong_type_raise() -> None:
+    with pytest.raises(TypeError, match=r"^gpus='yes' must be None, True or False\.$"):
+        cluster(1, gpus="yes", **QUIET)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^share_memory='yes' must be True or False\.$"):
+        cluster(1, gpus=False, share_memory="yes", **QUIET)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"^env=5 must be a dict of environment variables, such as \{'NAME': 'v"
+    ):
+        cluster(1, gpus=False, env=5, **QUIET)  # type: ignore[arg-type]
+
+
 def test_prepare_expects_a_client() -> None:
     with pytest.raises(TypeError, match=r"expected a distributed\.Client, got str"):
         prepare("scheduler:8786")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion
+from arraybridge.decorators import decorated_call
 from tests.decorators.cases import identity
 from tests.helpers import jax_with, require
 
@@ -167,6 +169,42 @@ def test_torch_compile_breaks_its_graph_at_a_decorated_function(options: Any) ->
         assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
     with pytest.raises(RuntimeError, match=r"outside of a graph\. Do not pass fullgraph=True"):
         compiled(f, fullgraph=True)(weights)
+
+
+def test_a_full_graph_is_refused_with_the_reason_at_the_first_traced_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = require("torch")
+    if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
+        pytest.skip("this PyTorch shows no reason of a graph break")
+    monkeypatch.setattr(decorated_call, "_untraced", [])
+    f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
+    with pytest.raises(RuntimeError, match=r"Do not pass fullgraph=True\. .* write @torch\.compile below"):
+        compiled(lambda x: f(x), fullgraph=True)(torch.ones(2))
+    assert compiled(lambda x: f(x))(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("target", ["numpy", "jax"])
+def test_a_full_graph_around_a_conversion_is_refused_with_the_reason(target: str) -> None:
+    torch = require("torch")
+    if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
+        pytest.skip("this PyTorch shows no reason of a graph break")
+    require(target)
+
+    def convert(x: Any) -> Any:
+        return arraybridge.convert_memory(x.cos(), target)
+
+    with pytest.raises(RuntimeError, match=r"outside of a graph\. Do not pass fullgraph=True"):
+        compiled(convert, fullgraph=True)(torch.zeros(2))
+    assert compiled(convert)(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_graphs_break_in_releases_whose_graph_break_takes_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = require("torch")
+    monkeypatch.setattr(decorated_call, "_untraced", [])
+    monkeypatch.setattr(torch._dynamo, "graph_break", torch.compiler.disable(lambda: None))
+    f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
+    assert compiled(lambda x: f(x.cos()) * 2)(torch.zeros(2)).tolist() == [4.0, 4.0]
 
 
 def test_torch_compile_compiles_code_around_a_decorated_function() -> None:

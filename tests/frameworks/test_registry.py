@@ -175,21 +175,41 @@ def test_existing_names_are_replaced_only_on_request() -> None:
         with pytest.raises(ValueError, match=problem + fix):
             register(taken)
         assert registry.instances().get(name) is not taken
-    with pytest.raises(ValueError, match="the name 'torch' belongs to a built-in framework"):
+    with pytest.raises(ValueError, match=r"^Cannot register TorchFramework: it is already registered as"):
         register(registry.framework("torch"))
     first = register(FakeGpuFramework())
     second = FakeGpuFramework()
-    for again in (first, second):
-        problem = (
-            "^Cannot register FakeGpuFramework: the name 'cards' belongs to a registered FakeGpuFramework"
-        )
-        with pytest.raises(ValueError, match=problem + fix):
-            register(again)
+    with pytest.raises(ValueError, match="already registered") as caught:
+        register(first)
+    assert str(caught.value) == (
+        "Cannot register FakeGpuFramework: it is already registered as 'cards'. Remove this call, since"
+        " framework('cards') returns it, or pass replace=True."
+    )
+    problem = "^Cannot register FakeGpuFramework: the name 'cards' belongs to a registered FakeGpuFramework"
+    with pytest.raises(ValueError, match=problem + fix):
+        register(second)
     assert arraybridge.framework("cards") is first
     assert register(second, replace=True) is second
     assert arraybridge.framework("cards") is second
     registry.unregister("cards")
     assert register(first) is first  # the name is free again
+
+
+def test_objects_that_are_not_instances_of_a_subclass_raise() -> None:
+    with pytest.raises(TypeError) as caught:
+        register(FakeGpuFramework)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "register() expected an instance of a subclass of Framework, got the class FakeGpuFramework."
+        " Pass an instance, as in register(FakeGpuFramework())."
+    )
+    with pytest.raises(TypeError, match=r"got an object of type int\. .* as in register\(MyFramework\(\)\)"):
+        register(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^replace='yes' must be True or False\.$"):
+        register(FakeGpuFramework(), replace="yes")  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"got the class Carrier\. .* as in register_carrier\(MyCarrier\(\)\)"
+    ):
+        arraybridge.register_carrier(arraybridge.Carrier)  # type: ignore[arg-type]
 
 
 def test_incomplete_classes_raise() -> None:

@@ -511,7 +511,7 @@ def test_results_in_a_torch_buffer_and_a_variable(output: Any) -> None:
         ),
         (
             lambda: arraybridge.process_slices(np.ones((2, 2, 2)), 5),  # type: ignore[arg-type]
-            "process_slices expected a function, got int",
+            r"process_slices expected a function, got int\. Pass it as the second argument: process_slices\(",
         ),
     ],
 )

@@ -174,5 +174,19 @@ def test_invalid_recordings_raise(tmp_path: Path) -> None:
         MemoryCollector(tmp_path / "memory.txt")
     with pytest.raises(ValueError, match="interval"):
         MemoryCollector(tmp_path / "memory.csv", interval=0)
+    with pytest.raises(TypeError, match=r"^interval='1' must be a positive number of seconds\.$"):
+        MemoryCollector(tmp_path / "memory.csv", interval="1")  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError), MemoryCollector(tmp_path / "missing" / "memory.csv"):
         pass
+
+
+def test_a_misspelled_device_or_holder_gets_a_suggestion() -> None:
+    with pytest.raises(KeyError, match=r"no device 'cpo'\. Pass one of cpu"):
+        memory_stats()["cpo"]
+    with (
+        memory_peak() as peak,
+        pytest.raises(KeyError, match=r"no row for 'tochr': .* \(did you mean 'torch'\?\)"),
+    ):
+        peak["tochr"]
+    with pytest.raises(KeyError, match=r"no row for 'pyclesperanto': pyclesperanto has opened no device, or"):
+        peak["pyclesperanto"]

@@ -165,7 +165,11 @@ def test_jax_errors_are_raised_by_their_own_stage() -> None:
         (lambda: Pipeline(double)(np.ones(4), mask=np.ones(4)), TypeError, "takes one batch"),
         (lambda: Pipeline(double)(), TypeError, "takes one batch"),
         (lambda: Pipeline(double, axis=2)(np.zeros((2, 2))), ValueError, "axis 2. Pass an axis from -2 to 1"),
-        (lambda: Pipeline(double)(np.array(1.0)), ValueError, r"axis 0\. Wrap the array in fixed\(\)"),
+        (
+            lambda: Pipeline(double)(np.array(1.0)),
+            ValueError,
+            r"axis 0\. Wrap the array in arraybridge\.fixed\(\)",
+        ),
         (lambda: Pipeline(double)((np.zeros(3), np.zeros(4))), ValueError, r"\[3, 4\] rows"),
         (lambda: Pipeline(np.sum)(np.arange(8)), ValueError, "microbatches cannot be joined"),
         (lambda: Pipeline(lambda x: x if 0 in x else {"x": x})(np.arange(8)), ValueError, "different values"),

@@ -373,6 +373,18 @@ def test_parts_share_the_memory_of_the_whole() -> None:
     assert y.tolist() == x.sum(axis=1).tolist()
 
 
+def test_the_error_for_a_sparse_array_that_cannot_be_split_names_the_argument() -> None:
+    def rows(x: Any) -> Any:
+        return x
+
+    with pytest.raises(CannotSplitError) as caught, inject_oom("numpy", above_rows=2):
+        split_and_retry(rows, require("scipy.sparse").csc_array(np.eye(8)))
+    assert str(caught.value) == (
+        "argument 'x': A sparse CSC array of scipy.sparse cannot be split or joined along axis 0. Pass"
+        " x.tocsr(), or arraybridge.fixed(x) if every part needs the whole array."
+    )
+
+
 def test_csc_is_split_along_columns() -> None:
     x = made("numpy", random_contents("csc", shape=(6, 12), count=30))
     with inject_oom("numpy", above_rows=4):

@@ -17,11 +17,15 @@ from arraybridge.types import exact_key
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
-_64_BIT_DTYPES = (np.dtype("float64"), np.dtype("complex128"))
+#: The dtypes that JAX narrows, and the dtypes that it narrows them to.
+_64_BIT_DTYPES = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
 
 
 class JaxAutodiff(autodiff.Autodiff):
     """JAX's gradients, computed by ``jax.vjp`` and ``jax.custom_vjp``."""
+
+    constant_advice = "use jax.lax.stop_gradient(w) in the function"
+    argument_advice = 'to_jax(w, grad="detach"), and list its position in argnums= of jax.grad'
 
     def is_tracked(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
@@ -54,7 +58,7 @@ class JaxAutodiff(autodiff.Autodiff):
                 return compiled
         results, vjp = _vjp(body, arrays, active)
         captures = not traced and _are_traced(results)
-        captured = "a differentiated or traced array that is not an argument" if captures else ""
+        captured = "a differentiated or traced array" if captures else ""
         return results, _linear(_eager_pull, results, vjp, captured)
 
     def check_argument(self, x: Any, label: str) -> None:
@@ -74,7 +78,7 @@ def _check_precision(dtype: np.dtype, label: str) -> None:
         raise GradientError(
             f"gradients of {dtype} would be narrowed, because JAX's x64 is off.",
             reason="x64 is off",
-            advice="Call it inside `with jax.enable_x64(True):`, or pass float32.",
+            advice=f"Call it inside `with jax.enable_x64(True):`, or pass {_64_BIT_DTYPES[dtype]}.",
             place=f"{label}()",
         )
 

@@ -278,7 +278,7 @@ class ImageFramework(Framework):
         if 0 in shape:
             instead = "its arrays need at least one element. Keep empty arrays in another framework"
         elif not 1 <= len(shape) <= _MAX_RANK:
-            instead = f"it supports one to {_MAX_RANK} axes; reshape the array, or convert it plane by plane"
+            instead = f"it supports 1 to {_MAX_RANK} axes; reshape the array, or convert it plane by plane"
         if instead:
             raise no_counterpart_error(self, f"an array of shape {shape}", instead)
 

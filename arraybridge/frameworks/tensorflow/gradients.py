@@ -21,6 +21,10 @@ _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 class TensorflowAutodiff(autodiff.Autodiff):
     """TensorFlow's gradients, computed by ``tf.GradientTape``."""
 
+    # A tape also watches a variable that is only read with `numpy()`.
+    constant_advice = "compute w.numpy() outside of the function, and use its result"
+    argument_advice = 'tf.Variable(to_tensorflow(w, grad="detach"))'
+
     def is_tracked(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
             return False  # ragged and sparse tensors, which cannot be converted
@@ -71,7 +75,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             results = [_tensor(y) for y in body(arrays)]
         captured = _captured(tape.watched_variables())
         if not inner and _follows(results):
-            captured = "a tensor that a tape watches and that is not an argument"
+            captured = "a tensor that a tape watches"
 
         def pull(cotangents: list[Any]) -> list[Any]:
             pairs = [(y, c) for y, c in zip(results, cotangents, strict=True) if c is not None]
@@ -156,7 +160,7 @@ def _captured(variables: Sequence[Any]) -> str:
     names = [v.name for v in variables if AUTODIFF.is_differentiable(v)]
     if not names:
         return ""
-    return f"the trainable tf.Variable {names[0]} that is not an argument (v.numpy() returns its values)"
+    return f"the trainable tf.Variable {names[0]}"
 
 
 def _check_draws_nothing(program: Any, label: str) -> None:

@@ -26,6 +26,9 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001
 class TorchAutodiff(autodiff.Autodiff):
     """PyTorch's gradients, computed by ``torch.autograd``."""
 
+    constant_advice = "use w.detach() in the function (for a module, call module.requires_grad_(False))"
+    argument_advice = 'to_torch(w, grad="detach").requires_grad_()'
+
     def requires_grad(self, x: torch.Tensor) -> bool:
         return x.requires_grad
 
@@ -200,7 +203,7 @@ def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str
             leaves.append(node.variable)
     if {id(x) for x in arguments}.issuperset(map(id, leaves)):
         return ""
-    return "a trainable tensor that is not an argument (x.detach() returns its values)"
+    return "a trainable tensor"
 
 
 def _vmap_error(label: str) -> GradientError:
