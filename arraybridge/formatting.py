@@ -55,11 +55,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
     three  12 B
     """
     lines = [head, *rows]
-    widths = [
-        max(len(line[i]) for line in lines if i < len(line) - 1 or len(line) == len(head))
-        for i in range(len(head))
-    ]
-
+    complete = [line for line in lines if len(line) == len(head)]
+    widths = [max(map(len, column)) for column in zip(*complete, strict=True)]
+    for row in rows:
+        if len(row) < len(head):
+            for i, cell in enumerate(row[:-1]):
+                widths[i] = max(widths[i], len(cell))
     alignments = [str.rjust if heading in right else str.ljust for heading in head]
     aligned = (
         [align(cell, width) for align, cell, width in zip(alignments, line, widths, strict=False)]
