@@ -16,9 +16,10 @@ def format_bytes(nbytes: float | None) -> str:
     """
     if nbytes is None:
         return "-"
+    if -1024 < nbytes < 1024:
+        # Formatting an int as a float takes twice as long, and each route has a number of bytes.
+        return f"{nbytes} B" if isinstance(nbytes, int) else f"{nbytes:.0f} B"
     amount = float(nbytes)
-    if abs(amount) < 1024:
-        return f"{amount:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         amount /= 1024
         if abs(amount) < 1024:
@@ -54,15 +55,18 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
     three  12 B
     """
     lines = [head, *rows]
-    widths = [
-        max(len(line[i]) for line in lines if i < len(line) - 1 or len(line) == len(head))
-        for i in range(len(head))
-    ]
-
-    def padded(cell: str, width: int, heading: str) -> str:
-        return cell.rjust(width) if heading in right else cell.ljust(width)
-
-    return "\n".join("  ".join(map(padded, line, widths, head)).rstrip() for line in lines)
+    complete = [line for line in lines if len(line) == len(head)]
+    widths = [max(map(len, column)) for column in zip(*complete, strict=True)]
+    for row in rows:
+        if len(row) < len(head):
+            for i, cell in enumerate(row[:-1]):
+                widths[i] = max(widths[i], len(cell))
+    alignments = [str.rjust if heading in right else str.ljust for heading in head]
+    aligned = (
+        [align(cell, width) for align, cell, width in zip(alignments, line, widths, strict=False)]
+        for line in lines
+    )
+    return "\n".join("  ".join(cells).rstrip() for cells in aligned)
 
 
 #: Plain text, or a pair of HTML and the attributes of the cell's tag.

@@ -641,16 +641,18 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
         >>> to_cpu(torch.ones(2))  # on a GPU or not
         tensor([1., 1.])
     """
-    source = detect_memory_type(x)
-    if not registry.framework(source).has_host:
+    source = registry.find_owner(x)
+    if source is None:  # a carrier, or an array of another library
+        source = registry.framework(detect_memory_type(x))
+    if not source.has_host:
         raise DeviceNotFoundError(
-            f"{source} has no host arrays.",
-            source_type=source,
-            target_type=source,
-            reason=f"{source} has no host arrays",
+            f"{source.name} has no host arrays.",
+            source_type=source.name,
+            target_type=source.name,
+            reason=f"{source.name} has no host arrays",
             advice="Use to_numpy(x).",
         )
-    result: T = convert_memory(x, source, device="cpu", copy=copy)
+    result: T = convert_memory(x, source.name, device="cpu", copy=copy)
     return result
 
 

@@ -80,7 +80,10 @@ def decide(data: Any, request: Request) -> Decision:
 
 
 def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
-    """Return the decision for an array of a known framework."""
+    """Return the decision for an array of a known framework.
+
+    Exceptions of the frameworks are raised again as errors of this package.
+    """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
     cast = None if request.dtype is None else dtype_name(request.dtype)
@@ -96,7 +99,14 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
         conversion = SparseConversion(source, target, _request_for_parts(request, device), decide)
         return conversion.decision(array, device, stays=stays, cast=cast)
     choice = _Choice(request, source, target, array, source_device, device, cast)
-    return choice.decision(stays=stays)
+    try:
+        return choice.in_place() if stays else choice.elsewhere()
+    except MemoryConversionError:
+        raise
+    except conversion_errors(source, target) as error:
+        if source.memory.is_oom(error) or target.memory.is_oom(error):
+            raise
+        raise conversion_error(source, target, "", error) from error
 
 
 def _request_for_parts(request: Request, device: Device) -> Request:
@@ -116,21 +126,23 @@ def check_options(request: Request) -> Request:
     copy = request.copy
     if request.declared is not None:
         registry.framework_name(request.declared)
-    if isinstance(request.grad, str) and request.grad == "flow":
-        raise ValueError(
-            "grad='flow' is not an option of conversions, because gradients need a function. Use it with the"
-            " decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
-        )
     if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
-        raise ValueError(
-            f"grad={request.grad!r} must be 'error' or 'detach'"
-            f"{nearest(str(request.grad), ('error', 'detach'))}."
-        )
+        raise _grad_error(request.grad)
     if copy is not None and not isinstance(copy, (bool, np.bool_)):
         raise ValueError(f"copy={copy!r} must be None, True or False.")
     if request.gpu_id is not None or request.device is not None:
         check_placement(request.gpu_id, request.device)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
+
+
+def _grad_error(grad: Any) -> ValueError:
+    """Return the error for an invalid value of ``grad``."""
+    if isinstance(grad, str) and grad == "flow":
+        return ValueError(
+            "grad='flow' is not an option of conversions, because gradients need a function. Use it with the"
+            " decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
+        )
+    return ValueError(f"grad={grad!r} must be 'error' or 'detach'{nearest(str(grad), ('error', 'detach'))}.")
 
 
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
@@ -236,23 +248,6 @@ class _Choice:
         self.nbytes = 0
         self.copy_reason: Cause | None = None
 
-    def decision(self, *, stays: bool) -> Decision:
-        """Return the decision; re-raise framework exceptions as arraybridge errors.
-
-        Args:
-            stays: Whether the array is already of the target framework and on its device.
-        """
-        source = self.source
-        target = self.target
-        try:
-            return self.in_place() if stays else self.elsewhere()
-        except MemoryConversionError:
-            raise
-        except conversion_errors(source, target) as error:
-            if source.memory.is_oom(error) or target.memory.is_oom(error):
-                raise
-            raise conversion_error(source, target, "", error) from error
-
     def in_place(self) -> Decision:
         """Return the decision for an array that is already of the target framework and on its device."""
         source = self.source
@@ -288,6 +283,8 @@ class _Choice:
         self._check_support(dtype, shape)
         if self.cast is not None and self._casts_on_host(dtype):
             return self._cast_on_host(self.cast)
+        if self.source_device.kind == "cpu" and self.device.kind == "cpu":
+            return self._on_host()
         return self._between_devices(shape)
 
     def _check_support(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -321,16 +318,13 @@ class _Choice:
         return self.target.dtypes is not None and dtype not in self.target.dtypes
 
     def _between_devices(self, shape: tuple[int, ...]) -> Decision:
-        """Return the decision, which depends on the devices and on whether the framework stays the same."""
-        from_host = self.source_device.kind == "cpu"
-        to_host = self.device.kind == "cpu"
-        if from_host and to_host:
-            return self._on_host()
+        """Return the decision for a conversion from, to or between accelerators."""
         if self.source is self.target:
             if self.source_device == self.device:
                 return self._share_replica()
             return self._to_other_device()
-        if not from_host and not to_host and shares_gpus(self.source, self.target):
+        between_gpus = self.source_device.kind != "cpu" and self.device.kind != "cpu"
+        if between_gpus and shares_gpus(self.source, self.target):
             return self._gpu_to_gpu(shape)
         return self._through_host()
 

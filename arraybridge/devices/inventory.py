@@ -107,15 +107,15 @@ def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]
 
 def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetails:
     """Return the details of a device, each from the first framework that reports it."""
-    known = DeviceDetails()
+    name = ""
+    identity = ""
+    total = None
     for owner in owners:
         here = owner.memory.device_details(device)
-        known = DeviceDetails(
-            name=known.name or here.name,
-            identity=known.identity or here.identity,
-            total=known.total or here.total or None,
-        )
-    return known
+        name = name or here.name
+        identity = identity or here.identity
+        total = total or here.total or None
+    return DeviceDetails(name, identity, total)
 
 
 def find_device(device: Device) -> Device:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -65,12 +64,8 @@ class Offload:
             return call.run(self.fn)
         timings = self.history[call.signature]
         choice = chooser.decide(call, timings, chooser.proofs.get)
-        span = trace_log.span("decision", self.label) if open_logs else None
-        with nullcontext() if span is None else span:
-            if span is not None:
-                span.device = "cpu" if choice.gpu is None else str(choice.gpu.device)
-                span.reason = choice.reason
-            result, warning = self._run(choice, call, timings)
+        run = self._run_recorded if open_logs else self._run
+        result, warning = run(choice, call, timings)
         if warning:
             warnings.warn(f"{self.label}() {warning}", RuntimeWarning, stacklevel=3)
         return result
@@ -80,6 +75,16 @@ class Offload:
         return self.chooser.explain(*args, **kwargs)
 
     # -- execution --------------------------------------------------------------------------------
+
+    def _run_recorded(self, choice: Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
+        """Run a call like `_run`, and record the choice of the device in the open logs."""
+        span = trace_log.span("decision", self.label)
+        if span is None:
+            return self._run(choice, call, timings)
+        with span:
+            span.device = "cpu" if choice.gpu is None else str(choice.gpu.device)
+            span.reason = choice.reason
+            return self._run(choice, call, timings)
 
     def _run(self, choice: Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
         """Return the result and the text of a warning, or ``""``."""

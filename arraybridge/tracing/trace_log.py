@@ -202,20 +202,21 @@ class TraceLog(Table):
     def _table(self) -> Contents:
         """Return a row per conversion; for a long log, only the first and last ones."""
         records = self.records
+        summary = self._summary(len(records))
         if len(records) <= 2 * _SHOWN + 1:
-            return _COLUMNS, [*map(_row, records)], (), self._summary()
+            return _COLUMNS, [*map(_row, records)], (), summary
         gap = (*("…",) * (len(_COLUMNS) - 1), f"({len(records) - 2 * _SHOWN:,} more)")
         rows = [*map(_row, records[:_SHOWN]), gap, *map(_row, records[-_SHOWN:])]
-        return _COLUMNS, rows, (), self._summary()
+        return _COLUMNS, rows, (), summary
 
-    def _summary(self) -> str:
-        plural = "" if len(self) == 1 else "s"
+    def _summary(self, conversions: int) -> str:
+        plural = "" if conversions == 1 else "s"
         copied = format_bytes(self.total_bytes_copied)
         took = format_seconds(self.total_seconds)
         dropped = (
             f"; the oldest {self.dropped} events were dropped (limit={self._limit})" if self.dropped else ""
         )
-        return f"{len(self)} conversion{plural}, {copied} copied, {took}{dropped}"
+        return f"{conversions} conversion{plural}, {copied} copied, {took}{dropped}"
 
     def __str__(self) -> str:
         return super().__str__() if self.records else "no conversions"
