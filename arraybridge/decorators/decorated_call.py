@@ -279,7 +279,7 @@ class ConvertingCall(DecoratedCall):
             return
         for place, value in enumerate(values):
             if place >= skip and type(value) in (list, tuple):
-                argument = _argument(self.fn, args, kwargs, place)
+                argument = describe_argument(self.fn, args, kwargs, place)
                 kind = type(value).__name__
                 note_on(
                     error,
@@ -343,7 +343,7 @@ class ConvertingCall(DecoratedCall):
         """Add the name of the argument that cannot be converted, and advice for decorators, to an error."""
         if isinstance(error, FrameworkNotInstalledError):
             return  # the framework is missing for all arguments
-        error.add_call(_argument(self.fn, args, kwargs, place))
+        error.add_call(describe_argument(self.fn, args, kwargs, place))
         _advise_by_options(error, self.options.framework)
 
     def _check_others(
@@ -581,7 +581,7 @@ def _check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwarg
             has_protocol = has_method(leaf, "__array__") and not isinstance(leaf, np.generic)
             if has_protocol and kind_of(leaf) is not ARRAY:
                 error = unknown_array_error(leaf)
-                error.add_call(_argument(fn, args, kwargs, place))
+                error.add_call(describe_argument(fn, args, kwargs, place))
                 raise error
 
 
@@ -601,11 +601,11 @@ def _check_all_converted(
                 advice="Pass its arrays in a tuple or dict, or register the class with"
                 " optree.register_pytree_node(..., namespace='arraybridge').",
             )
-            error.add_call(_argument(fn, args, kwargs, place))
+            error.add_call(describe_argument(fn, args, kwargs, place))
             raise error
 
 
-def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:
+def describe_argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:
     """Return the description of an argument for a message, with its name in the signature.
 
     ``place`` counts positional arguments first, then keyword arguments.

@@ -123,16 +123,31 @@ class Flow(autodiff.Function):
         arguments = [one for one in given if one.owner is caller and not one.is_sparse]
         arrays = [one.value for one in arguments]
         active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]
+        leaves: list[autodiff.Leaf] = []
         try:
             find_source(arrays[0], self.options.required_source, self.name)
-            leaves = [self._leaf(one, caller, enter) for one in given]
+            # If one raises, the list has the leaves before it.
+            leaves.extend(self._leaf(one, caller, enter) for one in given)
             differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()"):
-                error.add_call(f"{self.label}()")
+                failed = len(leaves) < len(given)
+                error.add_call(
+                    self._describe(len(leaves), given, own, structure) if failed else f"{self.label}()"
+                )
             raise
         return differentiated.refill(iter(results))
+
+    def _describe(self, index: int, given: list[_Argument], own: decorated_call.Args, structure: Any) -> str:
+        """Return the description of the argument that holds a value, for a message."""
+        positional, kwargs = filled(structure, (one.value for one in given))
+        args = (*own, *positional)
+        for place, value in enumerate((*positional, *kwargs.values()), len(own)):
+            index -= len(flattened([value])[0])
+            if index < 0:
+                return decorated_call.describe_argument(self.fn, args, kwargs, place)
+        return f"{self.label}()"
 
     def _check_constant(self, given: _Argument) -> None:
         """Raise `GradientError` for a sparse array that another framework differentiates."""

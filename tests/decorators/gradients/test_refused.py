@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError
+from arraybridge import DtypeNotSupportedError, GradientError
 from tests.decorators.gradients.directions import (
     CALLEES,
     FRAMEWORKS,
@@ -129,6 +129,20 @@ def test_tf_function_raises_and_py_function_works(callee: str) -> None:
         tape.watch(x)
         y = called(x)
     np.testing.assert_allclose(tape.gradient(y, x), slope(), rtol=1e-5)
+
+
+def test_the_error_names_the_argument_that_cannot_be_converted() -> None:
+    f = arraybridge.jax(grad="flow")(lambda x, pair, *, z=None, scale=None: x)
+    text = np.array(["a"])
+    for pair, options, name in (
+        ((1, text), {}, "pair"),
+        ((1, 2), {"scale": text, "z": 3}, "scale"),
+        ((1, 2), {"z": {"a": text}, "scale": 3}, "z"),
+    ):
+        with pytest.raises(
+            DtypeNotSupportedError, match=rf"<lambda>\(\), argument '{name}': numpy arrays of dt"
+        ):
+            f(tensor(), pair, **options)
 
 
 def test_captured_trainable_parameters_raise() -> None:
