@@ -86,9 +86,7 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
-    cast = None if request.dtype is None else dtype_name(request.dtype)
-    if cast is not None and cast == source.dtype_name(array):
-        cast = None
+    cast = None if request.dtype is None else _required_cast(request.dtype, source, array)
     # `is` decides most calls, and is faster than `==`.
     stays = source is target and (source_device is device or source_device == device)
     if stays and (request.device is not None or request.gpu_id is not None):
@@ -104,9 +102,15 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     except MemoryConversionError:
         raise
     except conversion_errors(source, target) as error:
-        if source.memory.is_oom(error) or target.memory.is_oom(error):
+        if any(framework.memory.is_oom(error) for framework in (source, target)):
             raise
         raise conversion_error(source, target, "", error) from error
+
+
+def _required_cast(dtype: Any, source: Framework, array: Any) -> str | None:
+    """Return the name of the requested dtype; None if the array already has it."""
+    name = dtype_name(dtype)
+    return None if name == source.dtype_name(array) else name
 
 
 def _request_for_parts(request: Request, device: Device) -> Request:
