@@ -307,6 +307,11 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         advice = " Create one with to_dask(x, chunks)." if is_array(array) else ""
         name = type(array).__name__
         raise TypeError(f"{what}() expected a Dask array as its second argument, got {name}.{advice}")
+    if meta is not None and not is_array(meta):
+        raise TypeError(
+            f"meta= expects an array of the type of the results, got {type(meta).__name__}. Omit meta=, and"
+            " pass dtype= if it differs from the dtype of the array."
+        )
     target = None if meta is None else detect_memory_type(meta)
     if target not in (None, "numpy", "cupy"):
         raise TypeError(

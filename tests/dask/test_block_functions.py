@@ -466,7 +466,9 @@ def test_non_functions_and_non_dask_arrays_raise(function: Any) -> None:
         function(functions.twice, [1, 2])
     with pytest.raises(TypeError, match=r"\(\) expected a function as its first argument, got "):
         function("twice", numbers())
-    with pytest.raises(UnknownArrayError, match="list is not an array"):
+    with pytest.raises(
+        TypeError, match=r"^meta= expects an array of the type of the results, got list\. Omit meta="
+    ):
         function(functions.twice, numbers(), meta=[1])
     with pytest.raises(TypeError, match="chunks are NumPy or CuPy arrays"):
         function(functions.twice, numbers(), meta=convert_memory(np.empty(0), "torch"))
