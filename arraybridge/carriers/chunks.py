@@ -39,7 +39,7 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
     """
     if not Files().carries(file) or not file.shape:
         fix = "Open the file first, as in zarr.open_array(path) or h5py.File(path)[name]."
-        if is_array(file):
+        if is_array(file) and not Files().carries(file):
             fix = "Slice an array in memory instead, as in x[i : i + 100]."
         raise TypeError(
             f"chunks() expected a zarr array or h5py dataset with an axis, got {type(file).__qualname__}."

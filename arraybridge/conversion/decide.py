@@ -16,6 +16,7 @@ from arraybridge.conversion.decision import (
     conversion_error,
     copy_required_error,
     graph_required_error,
+    is_oom,
 )
 from arraybridge.conversion.device_resolution import check_placement, shares_gpus, target_device
 from arraybridge.conversion.table import cell, dlpack
@@ -102,7 +103,7 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
     except MemoryConversionError:
         raise
     except conversion_errors(source, target) as error:
-        if any(framework.memory.is_oom(error) for framework in (source, target)):
+        if is_oom(error, source, target):
             raise
         raise conversion_error(source, target, "", error) from error
 

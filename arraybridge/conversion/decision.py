@@ -13,7 +13,7 @@ from arraybridge.reasons import Cause, Reason
 from arraybridge.tracing.route import Method, Route
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["Decision", "Request", "conversion_error", "copy_required_error", "graph_required_error"]
+__all__ = ["Decision", "Request", "conversion_error", "copy_required_error", "graph_required_error", "is_oom"]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -60,7 +60,7 @@ class Decision:
         except MemoryConversionError:
             raise
         except self.conversion_errors as error:
-            if self.source.memory.is_oom(error) or self.target.memory.is_oom(error):
+            if is_oom(error, self.source, self.target):
                 raise
             raise conversion_error(self.source, self.target, self.route.method, error) from error
 
@@ -95,6 +95,11 @@ def copy_required_error(
         code=cause.code,
         advice="Pass copy=None to allow the copy.",
     )
+
+
+def is_oom(error: Exception, source: Framework, target: Framework) -> bool:
+    """Return whether an exception is an out-of-memory error of one of the frameworks."""
+    return source.memory.is_oom(error) or target.memory.is_oom(error)
 
 
 def conversion_error(

@@ -307,17 +307,7 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         advice = " Create one with to_dask(x, chunks)." if is_array(array) else ""
         name = type(array).__name__
         raise TypeError(f"{what}() expected a Dask array as its second argument, got {name}.{advice}")
-    if meta is not None and not is_array(meta):
-        raise TypeError(
-            f"meta= expects an array of the type of the results, got {type(meta).__name__}. Omit meta=, and"
-            " pass dtype= if it differs from the dtype of the array."
-        )
-    target = None if meta is None else detect_memory_type(meta)
-    if target not in (None, "numpy", "cupy"):
-        raise TypeError(
-            f"meta= is an array of {target}, but Dask chunks are NumPy or CuPy arrays. Omit meta=, and pass"
-            " dtype= if it differs from the dtype of the array."
-        )
+    target = _framework_of_meta(meta)
     expected = "as declared"
     if dtype is None:
         expected = "the dtype of the array, since dtype= is missing" if meta is None else "the dtype of meta="
@@ -332,6 +322,24 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
     meta = array._meta if meta is None else meta  # noqa: SLF001
     empty = meta_from_array(meta, dtype=dtype)
     return Block(fn, empty.dtype, target, expected), empty
+
+
+def _framework_of_meta(meta: Any) -> str | None:
+    """Return the framework of ``meta=``, which must be an array of NumPy or CuPy; None if it is not passed."""
+    if meta is None:
+        return None
+    if not is_array(meta):
+        raise TypeError(
+            f"meta= expects an array of the type of the results, got {type(meta).__name__}. Omit meta=, and"
+            " pass dtype= if it differs from the dtype of the array."
+        )
+    target = detect_memory_type(meta)
+    if target not in ("numpy", "cupy"):
+        raise TypeError(
+            f"meta= is an array of {target}, but Dask chunks are NumPy or CuPy arrays. Omit meta=, and pass"
+            " dtype= if it differs from the dtype of the array."
+        )
+    return target
 
 
 # -- conversion to and from Dask -----------------------------------------------------------------------

@@ -187,7 +187,8 @@ def test_trees_and_bytes_in_them() -> None:
         (lambda: pillow.fromarray(np.zeros((2, 2), np.uint8)).convert("P"), r"x\.convert\(\"RGB\"\)"),
         (lambda: data_array(VALUES).chunk(1), r"arraybridge\.dask"),
         (lambda: memoryview(b"abc").cast("c"), r"np\.asarray|np\.frombuffer"),
-        (lambda: [1, 2], r"convert_tree"),
+        (lambda: [1, 2], r"np\.asarray\(x\)"),
+        (lambda: [VALUES], r"convert_tree"),
     ],
 )
 def test_rejected_carriers_raise_with_advice(make: Any, words: str) -> None:
