@@ -325,7 +325,7 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
 
 
 def _framework_of_meta(meta: Any) -> str | None:
-    """Return the framework of ``meta=``, which must be an array of NumPy or CuPy; None if it is not passed."""
+    """Return the framework of ``meta=``, which must be an array of NumPy or CuPy; None if it is omitted."""
     if meta is None:
         return None
     if not is_array(meta):
