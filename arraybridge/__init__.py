@@ -13,13 +13,9 @@ from typing import Any as _Any
 
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.carriers.registry import register_carrier
-from arraybridge.conversion.convert import (
-    convert,
-    convert_memory,
-    convert_tree,
-    detect_memory_type,
-    device_of,
-    explain,
+from arraybridge.conversion.convert import convert, convert_memory, explain
+from arraybridge.conversion.detection import detect_memory_type, device_of
+from arraybridge.conversion.short_forms import (
     to_cpu,
     to_cupy,
     to_gpu,
@@ -29,6 +25,7 @@ from arraybridge.conversion.convert import (
     to_tensorflow,
     to_torch,
 )
+from arraybridge.conversion.tree_conversion import convert_tree
 from arraybridge.decorators.framework_decorators import cupy as cupy
 from arraybridge.decorators.framework_decorators import jax as jax
 from arraybridge.decorators.framework_decorators import memory_types
@@ -36,6 +33,7 @@ from arraybridge.decorators.framework_decorators import numpy as numpy
 from arraybridge.decorators.framework_decorators import pyclesperanto as pyclesperanto
 from arraybridge.decorators.framework_decorators import tensorflow as tensorflow
 from arraybridge.decorators.framework_decorators import torch as torch
+from arraybridge.device import Device
 from arraybridge.devices.default_device import get_device, set_device, use_device
 from arraybridge.devices.inventory import device_info, devices, gpu_available
 from arraybridge.errors import (
@@ -58,7 +56,6 @@ from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_p
 from arraybridge.frameworks.registry import framework, register
 from arraybridge.settings import settings
 from arraybridge.tracing.trace_log import trace
-from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
@@ -69,10 +66,12 @@ if _TYPE_CHECKING:
     from arraybridge.decorators.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.devices.namespaces import array_namespace
-    from arraybridge.memory.cleanup import free_memory, gpu_context
+    from arraybridge.memory.cleanup import free_memory
     from arraybridge.memory.coexistence import coexist
+    from arraybridge.memory.gpu_context import gpu_context
     from arraybridge.memory.oom_recovery import is_oom_error, run_with_oom_recovery, split_and_retry
-    from arraybridge.memory.pools import BufferPool, pinned
+    from arraybridge.memory.pinned_memory import pinned
+    from arraybridge.memory.pools import BufferPool
     from arraybridge.memory.shared_memory import shared
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.gpu_decorator import gpu

@@ -9,10 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from arraybridge.advice import Advice
+from arraybridge.hooks import hooks
 from arraybridge.reasons import Reason
-from arraybridge.types import hooks
+
+if TYPE_CHECKING:
+    from arraybridge.advice import Cast
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -57,83 +61,6 @@ def warn(message: str, category: type[Warning]) -> None:
     """Emit a warning at the line of the user's code that called this package."""
     file, line = hooks.user_line()
     warnings.warn_explicit(message, category, file, line, registry=_shown.setdefault(file, {}))
-
-
-class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
-    """A sentence that states what to do instead, with the expressions that it contains.
-
-    Attributes:
-        text: The sentence, with ``{}`` in the place of each expression.
-        expressions: Python expressions, with ``{x}`` in the place of the rejected object. The value
-            of each can be converted. Braces of the expression itself are doubled, see `literal`.
-        subject: The rejected object as an expression in ``{x}``, the object that the user passed.
-
-    >>> advice = Advice("pass {} or {}", ("{x}.filled(0)", "{x}.data"))
-    >>> print(advice)
-    pass x.filled(0) or x.data
-    >>> print(advice.about("image.pixels"))
-    pass image.pixels.filled(0) or image.pixels.data
-    """
-
-    text: str
-    expressions: tuple[str, ...] = ()
-    subject: str = "{x}"
-
-    def __str__(self) -> str:
-        return self.text.format(*self.code()) if self.expressions else self.text
-
-    def code(self) -> tuple[str, ...]:
-        """Return the expressions as Python code in which ``x`` is the object that the user passed."""
-        subject = self.subject.format(x="x")
-        return tuple(one.format(x=subject) for one in self.expressions)
-
-    def about(self, subject: str) -> Advice:
-        """Return the same advice about another object, such as ``{x}.data`` instead of ``{x}``."""
-        return self._replace(subject=self.subject.format(x=subject))
-
-
-def literal(text: str) -> str:
-    """Return text, such as the name of a column, escaped for an expression of an `Advice`.
-
-    >>> Advice("pass {}", ("{x}[" + literal(repr("{a}")) + "]",)).code()
-    ("x['{a}']",)
-    """
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-class Cast(NamedTuple):
-    """A cast with which a conversion succeeds, and the advice to request it.
-
-    Attributes:
-        dtype: The suggested dtype: the closest supported one.
-        others: Other supported dtypes of the same kind.
-        keeps_values: Whether ``dtype`` holds every value of the array.
-    """
-
-    dtype: str
-    others: tuple[str, ...] = ()
-    keeps_values: bool = False
-
-    @property
-    def _others(self) -> str:
-        return f" (or one of {', '.join(self.others)})" if self.others else ""
-
-    @property
-    def _loss(self) -> str:
-        return ", which keeps every value" if self.keeps_values else ""
-
-    def by_option(self) -> Advice:
-        """Return the advice for a conversion."""
-        return Advice(f'Pass dtype="{self.dtype}"{self._others} to ask for a cast{self._loss}.')
-
-    def by_decorator(self, name: str) -> Advice:
-        """Return the advice for an argument of a function that has the decorator ``name``."""
-        option = f'@{name}(dtype="{self.dtype}")'
-        return Advice(f"Pass dtype= to the decorator to ask for a cast: {option}{self._others}{self._loss}.")
-
-    def in_function(self) -> Advice:
-        """Return the advice for the result of a decorated function."""
-        return Advice(f'Cast it to "{self.dtype}"{self._others} in the function{self._loss}.')
 
 
 class MemoryConversionError(Exception):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 
 def format_bytes(nbytes: float | None) -> str:
@@ -144,68 +142,3 @@ def _escaped(text: str) -> str:
     from html import escape  # import on use: it takes 2 ms
 
     return escape(text)
-
-
-#: Kind of event → its color, the same in all plots and pages. Copies are red.
-COLORS = {
-    **dict.fromkeys(("stage", "item"), "#4c78a8"),
-    **dict.fromkeys(("conversion", "foreign"), "#9ecae9"),
-    **dict.fromkeys(("retry", "split"), "#f58518"),
-    "call": "#72b7b2",
-    "decision": "#b279a2",
-    "copy": "#e45756",
-    "clean-up": "#eeca3b",
-}
-
-_INK = "#3a4450"
-
-#: matplotlib settings for all plots: dark text on white, also on dark pages.
-PLOT_SETTINGS: dict[Any, Any] = {
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "white"),
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
-    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-}
-
-
-@contextmanager
-def plot_axes(
-    width: float, height: float, path: str | os.PathLike[str] | None, *, instead: str = ""
-) -> Iterator[tuple[Any, Any]]:
-    """Make a matplotlib figure and its axes without opening a window, and save it when the block ends.
-
-    Args:
-        width: The width in inches.
-        height: The height in inches.
-        path: The file, whose suffix sets the format; None to save nothing.
-        instead: Further advice for the error message if the suffix is not an image format.
-
-    Yields:
-        The figure and the axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: The suffix of the file is not an image format.
-    """
-    from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
-
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Plots require matplotlib, which is not installed. Run pip install matplotlib."
-        ) from error
-    with rc_context(PLOT_SETTINGS):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        file = Path(path or "plot.png")
-        if file.suffix and file.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
-            raise ValueError(
-                f"Cannot plot to {file.name!r}: {file.suffix} is not an image format. Pass the name of an"
-                f" image, such as {file.stem + '.png'!r}.{instead}"
-            )
-        axes = figure.subplots()
-        axes.tick_params(labelsize=8)
-        yield figure, axes
-        if path is not None:
-            figure.savefig(path, dpi=150)

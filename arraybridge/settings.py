@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from types import NoneType
 from typing import Any, Literal
 
-from arraybridge.types import Device, hooks
+from arraybridge.device import Device
+from arraybridge.hooks import hooks
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]

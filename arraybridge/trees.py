@@ -26,12 +26,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from arraybridge.caches import exact_key, new_cache, remember
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Pytree
 from arraybridge.frameworks.protocol_producers import is_protocol_producer, offers_on_instance
-from arraybridge.types import exact_key, new_cache, remember
+from arraybridge.frameworks.runtime import Pytree
 
 # -- kinds of values -----------------------------------------------------------------------------------
 

@@ -126,7 +126,9 @@ def pyplot() -> Any:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from arraybridge import formatting  # in some processes, the peer is imported under this name
+    from arraybridge import (
+        plots,
+    )
 
-    plt.rcParams.update(formatting.PLOT_SETTINGS)
+    plt.rcParams.update(plots.PLOT_SETTINGS)
     return plt

@@ -78,7 +78,7 @@ def traced_without_recording() -> Iterator[None]:
     """Open a trace in which calls take the slow path and record nothing."""
     import arraybridge
     from arraybridge.conversion import convert
-    from arraybridge.conversion.decision import Decision
+    from arraybridge.conversion.request import Decision
     from arraybridge.tracing import trace_log
 
     def convert_only(decision: Decision, active_logs: object) -> Any:

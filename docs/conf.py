@@ -26,7 +26,9 @@ sys.path.insert(0, str(CHECKOUT))
 import matplotlib as mpl  # noqa: E402
 
 import arraybridge  # noqa: E402
-from arraybridge import formatting  # noqa: E402
+from arraybridge import (
+    plots,
+)
 
 # sphinx-autodoc-typehints uses a name of Sphinx that is deprecated, and warns a hundred times.
 warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")
@@ -87,7 +89,7 @@ copybutton_prompt_is_regexp = True
 # -- the gallery ---------------------------------------------------------------------------------------
 
 # Plots in the gallery use the style of all other plots.
-mpl.rcParams.update(formatting.PLOT_SETTINGS)
+mpl.rcParams.update(plots.PLOT_SETTINGS)
 
 # A program runs again when its text has changed. To run all of them, delete docs/gallery/; to run none, pass
 # `-D sphinx_gallery_conf.plot_gallery=0`. The title of a plot is its alternative text.

@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.frameworks.base import CPU, Devices, Framework, IndexedBatching, Interchange, component
-from arraybridge.types import Device
+from arraybridge.device import Device
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.interchange import Interchange
 
 FAKE_GPUS = (Device("gpu", 0), Device("gpu", 1))
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks.base import Batching, Devices, component
+from arraybridge.device import Device
+from arraybridge.frameworks.batching import Batching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import Devices
 from arraybridge.testing import FrameworkCheckError, check_framework
-from arraybridge.types import Device
 from tests.decorators.cases import Box, BoxFramework
 from tests.helpers import require
 

@@ -26,7 +26,7 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
-from arraybridge.errors import Advice, Cast
+from arraybridge.advice import Advice, Cast
 from arraybridge.reasons import Reason
 from tests.helpers import require
 

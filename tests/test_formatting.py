@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from arraybridge.formatting import (
-    format_bytes,
-    format_seconds,
-    html_table,
-    page,
-    plot_axes,
-    text_table,
-)
+from arraybridge.formatting import format_bytes, format_seconds, html_table, page, text_table
+from arraybridge.plots import plot_axes
 
 HEAD = ("what", "size", "why")
 

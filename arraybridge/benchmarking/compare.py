@@ -12,14 +12,14 @@ from arraybridge.benchmarking.standard_functions import array_of
 from arraybridge.benchmarking.timing import Timing, benchmark
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.device import Device
 from arraybridge.devices.default_device import use_device
 from arraybridge.devices.inventory import framework_for_numpy_code, gpu_available
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement
 from arraybridge.trees import arrays_of, map_arrays
-from arraybridge.types import Device
 
 _Functions: TypeAlias = "Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]"
 _Make: TypeAlias = "Callable[[int], Any]"

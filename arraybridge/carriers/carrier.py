@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arraybridge.errors import Advice, ArrayNotSupportedError
+from arraybridge.advice import Advice
+from arraybridge.errors import ArrayNotSupportedError
 
 __all__ = ["Carrier"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.caches import empty_caches, new_cache, remember
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.errors import MemoryConversionError, error_text, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.protocol_producers import is_protocol_producer
 from arraybridge.frameworks.registry import not_an_instance_error
-from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["carrier_of", "register_carrier"]
 

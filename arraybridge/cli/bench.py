@@ -10,11 +10,9 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -22,8 +20,9 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge import compare
+from arraybridge.benchmarking.native_calls import NATIVE_CALLS
 from arraybridge.benchmarking.standard_functions import STANDARD
-from arraybridge.cli import output
+from arraybridge.cli import option_parsing, output
 from arraybridge.errors import MemoryConversionError
 from arraybridge.formatting import format_bytes, format_seconds
 
@@ -36,71 +35,8 @@ _ITEMSIZE = 4  # float32
 # -- native calls --------------------------------------------------------------------------------------
 
 
-def _dlpack(x: Any) -> Any:
-    return x.__dlpack__()
-
-
-@dataclass(frozen=True, slots=True)
-class NativeCall:
-    """The fastest conversion with the frameworks' own public functions.
-
-    Attributes:
-        text: The functions in the order of their calls.
-        take: The path of a function in the module of the target, or ``""``.
-        give: The path of a function in the module of the source, which is called before ``take``. It may also
-            be a function that does not belong to a framework, or ``""``.
-    """
-
-    text: str
-    take: str = ""
-    give: str | Callable[[Any], Any] = ""
-
-    def call(self, source: Any, target: Any) -> Callable[[Any], Any]:
-        """Return the call as a function of the array, given the modules of both frameworks."""
-        give: Any = self.give
-        if isinstance(give, str) and give:
-            give = attrgetter(give)(source)
-        take: Any = attrgetter(self.take)(target) if self.take else None
-        if not give or not take:
-            return cast("Callable[[Any], Any]", give or take)
-
-        def call(x: Any) -> Any:
-            return take(give(x))
-
-        return call
-
-
-# Sources, target, and the call.
-_NATIVE_CALLS = (
-    ("numpy", "torch", NativeCall("torch.from_numpy", "from_numpy")),
-    ("jax cupy", "torch", NativeCall("torch.from_dlpack", "from_dlpack")),
-    (
-        "tensorflow",
-        "torch",
-        NativeCall("to_dlpack, from_dlpack", "from_dlpack", "experimental.dlpack.to_dlpack"),
-    ),
-    ("numpy torch tensorflow cupy", "jax", NativeCall("jax.dlpack.from_dlpack", "dlpack.from_dlpack")),
-    (
-        "numpy jax",
-        "tensorflow",
-        NativeCall("__dlpack__, from_dlpack", "experimental.dlpack.from_dlpack", _dlpack),
-    ),
-    (
-        "torch",
-        "tensorflow",
-        NativeCall("to_dlpack, from_dlpack", "experimental.dlpack.from_dlpack", "utils.dlpack.to_dlpack"),
-    ),
-    ("numpy", "cupy", NativeCall("cupy.asarray", "asarray")),
-    ("torch jax", "cupy", NativeCall("cupy.from_dlpack", "from_dlpack")),
-    ("numpy", "pyclesperanto", NativeCall("pyclesperanto.push", "push")),
-    ("torch", "numpy", NativeCall("Tensor.numpy", give="Tensor.numpy")),
-    ("jax", "numpy", NativeCall("np.asarray", "asarray")),
-    ("tensorflow", "numpy", NativeCall("memoryview, np.asarray", "asarray", memoryview)),
-    ("cupy", "numpy", NativeCall("cupy.asnumpy", give="asnumpy")),
-    ("pyclesperanto", "numpy", NativeCall("pyclesperanto.pull", give="pull")),
-)
 _ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
-_CALLS = {(source, target): call for sources, target, call in _NATIVE_CALLS for source in sources.split()}
+_CALLS = {(source, target): call for sources, target, call in NATIVE_CALLS for source in sources.split()}
 #: (source, target) → the native call, in the order of the table.
 RAW = {(x, y): _CALLS[x, y] for x in _ORDER for y in _ORDER if (x, y) in _CALLS}
 
@@ -167,8 +103,8 @@ def bench(
     if sizes is not None:
         _compare_sizes(parse_element_counts(sizes), parse_functions(functions), result, as_json)
         return
-    nbytes = output.parse_size(size)
-    names = output.parse_frameworks(frameworks)
+    nbytes = option_parsing.parse_size(size)
+    names = option_parsing.parse_frameworks(frameworks)
     with output.reserve_stdout(as_json):
         cases, left_out = make_cases(names, nbytes)
         with output.progress_bar() as bar:
@@ -278,7 +214,7 @@ def print_result(result: Json) -> None:
 def parse_element_counts(text: str) -> list[int]:
     """Parse ``"1000,1e6,4MiB"`` and return sorted numbers of float32 elements."""
     counts = set()
-    for item in output.split_list(text):
+    for item in option_parsing.split_list(text):
         count = _element_count(item)
         if not 1 <= count < 1e15:  # false for nan
             raise typer.BadParameter(
@@ -296,13 +232,13 @@ def _element_count(text: str) -> float:
     with suppress(ValueError):
         return float(text)
     with suppress(typer.BadParameter):
-        return output.parse_size(text) / _ITEMSIZE
+        return option_parsing.parse_size(text) / _ITEMSIZE
     return math.nan
 
 
 def parse_functions(text: str | None) -> dict[str, Callable[[Any], Any]]:
     """Return the functions in ``--functions fft,numpy:sort`` by name; by default the standard set."""
-    names = list(STANDARD) if text is None else output.split_list(text)
+    names = list(STANDARD) if text is None else option_parsing.split_list(text)
     if not names:
         raise typer.BadParameter("The list is empty. Use names such as fft,matmul.", param_hint="--functions")
     return {name: STANDARD[name] if name in STANDARD else _import_function(name) for name in names}

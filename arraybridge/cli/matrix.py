@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from html import escape as escape_html
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.markup import escape
 from rich.progress import Progress
 
 import arraybridge
-from arraybridge.cli import output
+from arraybridge.cli import option_parsing, output
+from arraybridge.cli.matrix_report import UNALIGNED, html_page, plot_times, print_result
+from arraybridge.device import Device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
-from arraybridge.formatting import Cell, format_bytes, format_seconds, html_table, page, plot_axes
 from arraybridge.frameworks import dtype_names
 from arraybridge.frameworks.installation import can_find
-from arraybridge.types import Device
 
-Json = dict[str, Any]
-T = TypeVar("T")
-_STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red"}
-#: The label of arrays with the alignment that NumPy chooses. Arrays in other rows are aligned to 64 bytes.
-UNALIGNED = "numpy unaligned"
+if TYPE_CHECKING:
+    from arraybridge.cli.matrix_report import Json
+
 _ROUNDS = 9
-_MEANINGS = {
-    "shared": "both arrays use the same memory",
-    "copied": "the data is copied",
-    "same": "returns the same object",
-    "refused": "the target cannot represent the data exactly",
-}
 
 
 #: Label of a row and a column → the framework and its device.
@@ -68,15 +56,15 @@ def matrix(
 
     [bold]arraybridge matrix --html matrix.html --png matrix.png[/bold]
     """
-    array = _make_array(output.parse_size(size), dtype)
-    output.check_writable(html, "--html")
-    output.check_writable(png, "--png", ".png", ".svg", ".pdf")
+    array = _make_array(option_parsing.parse_size(size), dtype)
+    option_parsing.check_writable(html, "--html")
+    option_parsing.check_writable(png, "--png", ".png", ".svg", ".pdf")
     if png is not None and not can_find("matplotlib"):
         raise typer.BadParameter(
             "The heat map requires matplotlib, which is not installed. Run pip install matplotlib.",
             param_hint="--png",
         )
-    names = output.parse_frameworks(frameworks)
+    names = option_parsing.parse_frameworks(frameworks)
     with output.reserve_stdout(as_json):
         available, missing = output.usable_frameworks(names)
         places = list_places(available)
@@ -96,7 +84,7 @@ def matrix(
     if html is not None:
         html.write_text(html_page(result), encoding="utf-8")
     if png is not None and places:
-        _plot_times(result, png)
+        plot_times(result, png)
     if as_json:
         output.print_json(result)
     else:
@@ -214,182 +202,4 @@ def _kind(route: arraybridge.Route) -> str:
 # -- text --------------------------------------------------------------------------------------------
 
 
-def _all_cells(result: Json) -> list[Json]:
-    return [*result["cells"], *result["numpy_own"]]
-
-
-def _title(result: Json) -> str:
-    shape = " × ".join(map(str, result["shape"]))
-    return f"{result['dtype']}, {shape} ({format_bytes(result['nbytes'])}). Rows: from, columns: to"
-
-
-def _kinds(result: Json) -> list[str]:
-    return [kind for kind in _MEANINGS if any(cell["kind"] == kind for cell in _all_cells(result))]
-
-
-def _grid(result: Json, render: Callable[[Json], T]) -> list[tuple[str | T, ...]]:
-    """Return the rows of the table, each with its source and its rendered cells."""
-    count = len(result["places"])
-    sources = [*result["places"], *([UNALIGNED] if result["numpy_own"] else [])]
-    cells = [render(cell) for cell in _all_cells(result)]
-    return [(source, *cells[i * count : (i + 1) * count]) for i, source in enumerate(sources)]
-
-
-def _remarks(result: Json) -> list[str]:
-    """Return the lines below the table as plain text."""
-    remarks = [
-        f"{cell['source']} → {cell['target']}: the result differs from the original. Please report this."
-        for cell in _all_cells(result)
-        if cell["exact"] is False
-    ]
-    if not remarks:
-        done = sum(cell["exact"] is True for cell in result["cells"])
-        remarks.append(f"All {done} results are equal to the original, bit for bit.")
-    if result["numpy_own"]:
-        remarks.append(
-            f"{UNALIGNED}: large arrays as NumPy allocates them, aligned to 16 bytes. The arrays of the other"
-            " rows are aligned to 64 bytes, like those from arraybridge.aligned()."
-        )
-    refusals = dict.fromkeys(cell["error"] for cell in _all_cells(result) if cell["error"])
-    remarks += [f"Refused: {refusal}" for refusal in refusals]
-    return remarks + [f"Skipped {name}: {reason}" for name, reason in result["missing"].items()]
-
-
-def print_result(result: Json) -> None:
-    """Print the table, its legend and the remarks."""
-    console = output.console()
-    console.print(f"{_title(result)}\n")
-    columns = ("", *result["places"])
-    rows = _grid(result, _cell_text)
-    if not output.fits(console, columns, rows):
-        rows = _grid(result, _narrow_cell_text)
-    console.print(output.table_or_list(console, columns, rows))
-    for kind in _kinds(result):
-        console.print(f"[{_STYLES[kind]}]{kind:7}[/]  {_MEANINGS[kind]}")
-    console.print()
-    for remark in _remarks(result):
-        console.print(escape(remark))
-
-
-def _cell_text(cell: Json) -> str:
-    """Return kind and method, the time, the rate, and a blank line that separates the rows."""
-    kind, method, *figures = _cell_lines(cell)
-    return "\n".join([f"{kind} {method}".rstrip(), *filter(None, figures), ""])
-
-
-def _narrow_cell_text(cell: Json) -> str:
-    """Return the text of a cell with kind and method on separate lines, for narrow terminals."""
-    return "\n".join([*filter(None, _cell_lines(cell)), ""])
-
-
-def _cell_lines(cell: Json) -> list[str]:
-    kind = f"[{_STYLES[cell['kind']]}]{cell['kind']}[/]"
-    method = "" if cell["kind"] in ("same", "refused") else f"[dim]{cell['method']}[/]"
-    return [kind, method, format_seconds(cell["seconds"]), _format_rate(cell["bytes_per_second"])]
-
-
-def _format_rate(bytes_per_second: float | None) -> str:
-    """Format a rate in decimal units, as data sheets do: ``"4.2 GB/s"``. Return ``""`` for None."""
-    if bytes_per_second is None:
-        return ""
-    unit, name = (1e9, "GB/s") if bytes_per_second >= 1e8 else (1e6, "MB/s")
-    return f"{bytes_per_second / unit:.1f} {name}"
-
-
 # -- page and heat map -------------------------------------------------------------------------------
-
-_COLUMNS = ("pair", "memory", "method", "time", "rate", "device", "reason")
-
-
-def html_page(result: Json) -> str:
-    """Return the HTML page that ``--html`` writes."""
-    head = ("from \\ to", *result["places"])
-    grid = html_table(head, _grid(result, _grid_cell))
-    about = f"{_title(result)}. arraybridge {result['arraybridge']} on {result['machine']}."
-    return page(
-        "Array conversions on this machine",
-        f"<p>{escape_html(about)}</p>",
-        f"<p>{' '.join(f'{_tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
-        f'<div class="wide grid">{grid}</div>',
-        *(f"<p>{escape_html(remark)}</p>" for remark in _remarks(result)),
-        "<h2>All pairs</h2>",
-        sortable_table(_COLUMNS, [_pair_row(cell) for cell in _all_cells(result)], ("time", "rate")),
-    )
-
-
-def _grid_cell(cell: Json) -> Cell:
-    attributes = f'class="{cell["kind"]}" title="{escape_html(cell["reason"] or cell["error"] or "")}"'
-    method = "" if cell["kind"] in ("same", "refused") else f" <small>{cell['method']}</small>"
-    return f"{cell['kind']}{method}<br>{format_seconds(cell['seconds'])}", attributes
-
-
-def _pair_row(cell: Json) -> list[Cell]:
-    rate = cell["bytes_per_second"]
-    seconds = cell["seconds"]
-    copies = f" ({cell['copies']} copies)" if (cell["copies"] or 0) > 1 else ""
-    # Cells without a number get a value that sorts after all others.
-    return [
-        f"{cell['source']} → {cell['target']}",
-        (_tag(cell["kind"], cell["kind"] + copies), ""),
-        cell["method"] or "",
-        (format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
-        (_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
-        cell["device"] or "",
-        cell["reason"] or cell["error"] or "",
-    ]
-
-
-def _tag(kind: str, text: str = "") -> str:
-    """Return HTML for text on the color of a kind. The text defaults to the kind."""
-    return f'<span class="tag {kind}">{text or kind}</span>'
-
-
-def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str]) -> str:
-    """Return the HTML of a table that sorts by clicking a heading. A page has at most one.
-
-    On a phone the table becomes a list of blocks.
-
-    Args:
-        columns: The headings. On a phone, the cells of the first and the last column have separate lines.
-        rows: One cell per column. The cells of ``numbers`` have the attribute ``data-value``.
-        numbers: The headings of columns that sort by number, in both directions.
-    """
-    heads = [(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
-    choices = "".join(
-        f'<option value="{column} {order}">{name}{", largest first" if order == "down" else ""}</option>'
-        for column, name in enumerate(columns)
-        for order in (("up", "down") if name in numbers else ("up",))
-    )
-    return (
-        f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
-        f'<div class="wide" id="sortable">{html_table(heads, rows)}</div>'
-    )
-
-
-def _plot_times(result: Json, path: Path) -> None:
-    """Plot the times as a heat map with a logarithmic scale, annotated with kind and method."""
-    labels = result["places"]
-    count = len(labels)
-    logs = np.array([math.log10(cell["seconds"] or math.nan) for cell in result["cells"]])
-    # The scale covers at least a factor of 10, so that similar times get similar colors.
-    low = float(np.nanmin(logs, initial=0.0))
-    high = max(float(np.nanmax(logs, initial=low)), low + 1)
-    color_map = importlib.import_module("matplotlib").colormaps["YlOrRd"].with_extremes(bad="#d9d9d9")
-    with plot_axes(2.6 + 1.25 * count, 1.9 + 0.95 * count, path) as (figure, axes):
-        image = axes.imshow(logs.reshape(count, count), cmap=color_map, vmin=low, vmax=high, aspect="auto")
-        for i, cell in enumerate(result["cells"]):
-            lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]
-            text = "\n".join(filter(None, lines[:1] + lines[1 + (cell["kind"] == "same") :]))
-            color = "white" if (logs[i] - low) / (high - low) > 0.73 else "black"
-            axes.text(i % count, i // count, text, ha="center", va="center", fontsize=8, color=color)
-        axes.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
-        axes.set_yticks(range(count), labels)
-        axes.xaxis.tick_top()
-        axes.set(xlabel="to", ylabel="from")
-        axes.xaxis.set_label_position("top")
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        bar = figure.colorbar(image, ax=axes, shrink=0.8, label="time per conversion")
-        bar.set_ticks(range(math.ceil(low), math.floor(high) + 1))
-        bar.set_ticklabels([format_seconds(10.0**tick) for tick in bar.get_ticks()])
-        figure.suptitle(f"{result['dtype']}, {format_bytes(result['nbytes'])}", fontsize=11)

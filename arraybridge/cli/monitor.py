@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.text import Text
 
 from arraybridge import MemoryCollector, hardware, memory_stats
-from arraybridge.cli import output
+from arraybridge.cli import option_parsing, output
 from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import Holding
+from arraybridge.frameworks.accelerator_memory import Holding
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 
 _HISTORY = 24
@@ -53,7 +53,7 @@ def monitor(
 
     [bold]arraybridge monitor --interval 5 --csv memory.csv[/bold]
     """
-    output.check_writable(csv_file, "--csv", ".csv", ".jsonl")
+    option_parsing.check_writable(csv_file, "--csv", ".csv", ".jsonl")
     console = output.console()
     history: History = defaultdict(partial(deque, maxlen=_HISTORY))
     readings = _take_readings(1 if once else count, interval, csv_file, history)

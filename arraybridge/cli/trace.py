@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from arraybridge.cli import output
-from arraybridge.tracing.events import as_own
+from arraybridge.cli import option_parsing, output
 from arraybridge.tracing.export import page
 from arraybridge.tracing.trace_log import everywhere
+from arraybridge.tracing.user_lines import as_own
 
 __all__ = ["trace"]
 
@@ -63,8 +63,8 @@ def trace(
             f"File {script} does not exist. To run a module, use arraybridge trace -m MODULE.",
             param_hint="SCRIPT",
         )
-    output.check_writable(save, "--save", ".json")
-    output.check_writable(html, "--html")
+    option_parsing.check_writable(save, "--save", ".json")
+    option_parsing.check_writable(html, "--html")
     # The script may change the working directory.
     save, html = (None if path is None else path.absolute() for path in (save, html))
     with output.reserve_stdout(as_json), everywhere(limit, foreign=not ours) as log:

@@ -9,36 +9,35 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.advice import Cast
 from arraybridge.carriers.sources import advise_about, source_of
-from arraybridge.conversion.decision import (
-    Decision,
-    Request,
+from arraybridge.conversion.conversion_errors import (
     conversion_error,
     copy_required_error,
     graph_required_error,
     is_oom,
 )
-from arraybridge.conversion.device_resolution import check_placement, shares_gpus, target_device
+from arraybridge.conversion.device_resolution import shares_gpus, target_device
+from arraybridge.conversion.request import Decision, Request, check_options, dtype_name
 from arraybridge.conversion.table import cell, dlpack
+from arraybridge.device import Device
 from arraybridge.errors import (
-    Cast,
     DtypeNotSupportedError,
     MemoryConversionError,
     SourceMismatchError,
     UnknownArrayError,
-    nearest,
 )
-from arraybridge.frameworks import dtype_names, host_memory, read_only, registry
-from arraybridge.frameworks.accelerators import identity
+from arraybridge.frameworks import host_memory, read_only, registry
 from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.graph_breaks import break_graph
 from arraybridge.frameworks.protocol_producers import check_readable_without_copy
+from arraybridge.frameworks.streams import identity
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.tracing import events
 from arraybridge.tracing.route import Method, Route
-from arraybridge.types import Device, FrameworkLike
+from arraybridge.types import FrameworkLike
 
-__all__ = ["dtype_name", "find_source"]
+__all__ = ["find_source"]
 
 
 # Reasons without details.
@@ -121,35 +120,6 @@ def _request_for_parts(request: Request, device: Device) -> Request:
     return replace(request, device=place, gpu_id=None, dtype=dtype)
 
 
-def check_options(request: Request) -> Request:
-    """Check the options of a request, without an array, and return the request with normalized options.
-
-    Raises:
-        ValueError: If an option is invalid, or no framework has the declared name.
-        TypeError: If the declared source is not a name.
-    """
-    copy = request.copy
-    if request.declared is not None:
-        registry.framework_name(request.declared)
-    if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
-        raise _grad_error(request.grad)
-    if copy is not None and not isinstance(copy, (bool, np.bool_)):
-        raise ValueError(f"copy={copy!r} must be None, True or False.")
-    if request.gpu_id is not None or request.device is not None:
-        check_placement(request.gpu_id, request.device)
-    return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
-
-
-def _grad_error(grad: Any) -> ValueError:
-    """Return the error for an invalid value of ``grad``."""
-    if isinstance(grad, str) and grad == "flow":
-        return ValueError(
-            "grad='flow' is not an option of conversions, because gradients need a function. Use it with the"
-            " decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
-        )
-    return ValueError(f"grad={grad!r} must be 'error' or 'detach'{nearest(str(grad), ('error', 'detach'))}.")
-
-
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
     """Return the framework of the array, and the array, which is imported first if it is of another library.
 
@@ -172,40 +142,8 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
     return source, array
 
 
-_DTYPES = dtype_names.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # Prefixes of the names of numeric dtypes, including dtypes that only one framework has.
 _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint", "bits")
-
-
-def dtype_name(dtype: Any) -> str:
-    """Return NumPy's name of a dtype, which may be a name or a dtype of any framework.
-
-    Raises:
-        DtypeNotSupportedError: If casts to it are not supported.
-    """
-    name = dtype_names.name_of_any(dtype)
-    if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
-        return name
-    raise DtypeNotSupportedError(
-        f"dtype={dtype!r} is not a supported dtype{_nearest_dtype(name)}.",
-        advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
-        reason=f"unknown dtype {name}",
-    )
-
-
-def _nearest_dtype(name: str) -> str:
-    """Return ``" (did you mean 'complex64'?)"``: for an unsupported width, the next one of the same kind."""
-    kind = name.rstrip("0123456789")
-    bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
-    width = name.removeprefix(kind)
-    if bits and width and int(width).bit_count() == 1:  # a power of 2 is not a typo
-        return f" (did you mean '{kind}{min((b for b in bits if b >= int(width)), default=bits[-1])}'?)"
-    return nearest(name, _DTYPES)
-
-
-def is_dtype(x: Any) -> bool:
-    """Return whether ``x`` is a dtype of any framework, or the name of a dtype."""
-    return dtype_names.name_of_any(x) in _DTYPES
 
 
 # -- the choice of a route ---------------------------------------------------------------------------

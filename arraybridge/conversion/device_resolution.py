@@ -6,9 +6,11 @@ import operator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.device import Device
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.missing_gpu import find_device_or_host
-from arraybridge.types import Device, DeviceLike, GpuId
+from arraybridge.types import DeviceLike, GpuId
 
 __all__ = [
     "Placement",

@@ -6,8 +6,8 @@ import time
 from threading import current_thread, get_ident
 from typing import Any
 
-from arraybridge.conversion.decision import Decision
-from arraybridge.tracing import events
+from arraybridge.conversion.request import Decision
+from arraybridge.tracing import events, user_lines
 from arraybridge.tracing.records import ConversionRecord
 from arraybridge.tracing.trace_log import ActiveLogs
 
@@ -36,7 +36,7 @@ def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
     if route.copies:
         array = events.same_array(decision.data)
     record = ConversionRecord(
-        start, seconds, current_thread().name, get_ident(), events.site(), route, steps, array
+        start, seconds, current_thread().name, get_ident(), user_lines.site(), route, steps, array
     )
     for log in logs:
         log.add(record)

@@ -8,22 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.decision import Decision, Request, copy_required_error, graph_required_error
-from arraybridge.errors import (
-    Advice,
-    ArrayNotSupportedError,
-    Cast,
-    DtypeNotSupportedError,
-    MemoryConversionError,
-)
+from arraybridge.advice import Advice, Cast
+from arraybridge.conversion.conversion_errors import copy_required_error, graph_required_error
+from arraybridge.conversion.request import Decision, Request
+from arraybridge.device import Device
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.formatting import format_bytes
 from arraybridge.frameworks import dtype_names, host_memory
-from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.sparse import Expressions, Layout, SparseParts
+from arraybridge.frameworks.streams import identity
 from arraybridge.reasons import Cause, Reason
 from arraybridge.tracing.route import Method, Route
-from arraybridge.types import Device
 
 __all__ = ["SparseConversion"]
 

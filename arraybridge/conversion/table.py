@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.streams import identity
 
 FastFunction = Callable[[Any], Any]
 #: Returns the fast converter of a pair, for arrays that need no special handling; None if there is none.

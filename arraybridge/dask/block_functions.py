@@ -15,14 +15,15 @@ from dask.array.utils import meta_from_array
 from dask.layers import ArraySliceDep
 from dask.tokenize import normalize_token
 
+from arraybridge.advice import Advice
 from arraybridge.carriers.sources import is_array
-from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.detection import detect_memory_type, device_of
 from arraybridge.dask.cluster_workers import on_this_worker
 from arraybridge.dask.overlap_options import check_boundary, check_depth
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.errors import (
-    Advice,
     FrameworkNotInstalledError,
     GradientError,
     MemoryConversionError,

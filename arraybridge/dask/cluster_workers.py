@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster, WorkerPlugin, get_worker
 
 from arraybridge import hardware
 from arraybridge.conversion import device_resolution
-from arraybridge.dask import array_registration
+from arraybridge.dask import array_registration, worker_shared_memory
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import coexistence, oom_recovery
 from arraybridge.validation import bool_option, whole_number
@@ -36,7 +36,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         """Set up a worker that has started; called by Dask."""
         os.environ.update(self.environment)
         array_registration.register_transport()
-        array_registration.register_memory(worker, self.reaches)
+        worker_shared_memory.register_memory(worker, self.reaches)
         own = "dask_cuda" in sys.modules if self.own_gpu is None else self.own_gpu
         device_resolution.only_gpu = 0 if own else None
         if self.share_memory:
@@ -155,7 +155,7 @@ def prepare(
     bool_option("share_memory", share_memory)
     bool_option("own_gpu", own_gpu, optional=True)
     _check_env(env)
-    reaches = {array_registration.reach(), *client.run(array_registration.reach).values()}
+    reaches = {worker_shared_memory.reach(), *client.run(worker_shared_memory.reach).values()}
     client.register_plugin(WorkerSetup(env or {}, share_memory, own_gpu, reaches))
     array_registration.register_transport()
 

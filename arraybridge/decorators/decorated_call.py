@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arraybridge.batches import fixed, plain
 from arraybridge.carriers.sources import source_of
-from arraybridge.conversion import plan_cache
-from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.device_resolution import gpu_index_of
-from arraybridge.conversion.plan_cache import plans_by_signature
+from arraybridge.decorators.argument_conversion import (
+    ArrayConverter,
+    advise_by_options,
+    check_all_converted,
+    check_array_protocol_only,
+    describe_argument,
+)
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.results import Restoration, ResultConversion
 from arraybridge.decorators.slices import call_by_planes
 from arraybridge.decorators.wrapping import SelfArgument, label_of, name_of
 from arraybridge.errors import (
-    Advice,
-    ArrayNotSupportedError,
     FrameworkNotInstalledError,
     MemoryConversionError,
-    SourceMismatchError,
     note_on,
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, take_over
 from arraybridge.frameworks.graph_breaks import NO_FULL_GRAPH, break_graph
-from arraybridge.frameworks.non_array_advice import has_method
-from arraybridge.frameworks.protocol_producers import unknown_array_error
 from arraybridge.memory.oom_recovery import recovered
-from arraybridge.settings import busy_workers, worker_device
+from arraybridge.settings import busy_workers
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.events import device_text
 from arraybridge.tracing.trace_log import open_logs
@@ -45,18 +43,15 @@ from arraybridge.trees import (
     ARRAY,
     LEAF,
     TREE,
-    has_array_inside,
     kind_of,
     kinds,
     leaves_of,
     map_arrays,
 )
-from arraybridge.types import Device
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-#: A function that converts one array.
-Change = Callable[[Any], Any]
+if TYPE_CHECKING:
+    from arraybridge.decorators.argument_conversion import Args, Change, Kwargs
+
 #: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created at the first use.
 _untraced: list[Callable[..., Any]] = []
 
@@ -344,7 +339,7 @@ class ConvertingCall(DecoratedCall):
         if isinstance(error, FrameworkNotInstalledError):
             return  # the framework is missing for all arguments
         error.add_call(describe_argument(self.fn, args, kwargs, place))
-        _advise_by_options(error, self.options.framework)
+        advise_by_options(error, self.options.framework)
 
     def _check_others(
         self, args: Args, kwargs: Kwargs, values: list[Any], skip: int, *, has_array: bool
@@ -358,9 +353,9 @@ class ConvertingCall(DecoratedCall):
         """
         has_array = has_array or first_array(values[skip:]) is not None
         if self.options.strict or not has_array:
-            _check_array_protocol_only(self.fn, args, kwargs, skip)
+            check_array_protocol_only(self.fn, args, kwargs, skip)
         if self.options.strict:
-            _check_all_converted(self.fn, args, kwargs, values, skip, self.options.framework)
+            check_all_converted(self.fn, args, kwargs, values, skip, self.options.framework)
         return has_array
 
     # -- the function ------------------------------------------------------------------------------
@@ -466,95 +461,6 @@ def _unchanged(x: Any) -> Any:
     return x
 
 
-class ArrayConverter:
-    """The conversion of single arrays by `convert_memory`, or by a cached plan if there is one.
-
-    Attributes:
-        target: The framework to convert to.
-        source: The framework that arrays must have; None for any.
-        dtype, grad, device: As for `convert_memory`.
-        placement: The device on which the function runs.
-        uses_accelerator: Whether the options name an accelerator.
-        may_stay: Whether arrays of the target can be passed unchanged if they are on the right device.
-    """
-
-    __slots__ = (
-        "device",
-        "dtype",
-        "grad",
-        "may_stay",
-        "placement",
-        "signature",
-        "source",
-        "target",
-        "uses_accelerator",
-    )
-
-    def __init__(self, target: str, options: DecoratorOptions) -> None:
-        self.target = target
-        self.placement = options.placement
-        self.dtype = options.dtype
-        #: Never "flow", because `Flow` replaces it.
-        self.grad: Any = options.grad
-        self.source = options.required_source
-        self.uses_accelerator = options.uses_accelerator
-        self.may_stay = options.dtype is None and self.source in (None, target)
-        self.device = None if options.device is None else str(options.device)
-        signature = plan_cache.signature_of_call(
-            self.source, target, dtype=options.dtype, grad=options.grad, device=self.device
-        )
-        self.signature = target if signature == plan_cache.signature_of_call(None, target) else signature
-
-    def convert(self, x: Any) -> Any:
-        """Convert an array with the options and return it. If they name an accelerator, use `current`."""
-        if not open_logs:
-            try:
-                return plans_by_signature[self.signature][type(x)](x)
-            except plan_cache.declined:
-                pass
-        return convert_memory(
-            x, self.source, self.target, dtype=self.dtype, grad=self.grad, device=self.device
-        )
-
-    def current(self) -> Change:
-        """Return the function that converts arrays in one call, to the accelerator or the worker's device."""
-        device = None
-        if self.uses_accelerator:
-            device = self.placement.resolve(registry.framework(self.target))
-        elif busy_workers and self.device is None and not registry.metadata_of(self.target).has_only_host:
-            device = worker_device.get()
-        if device is None:
-            return self.convert
-        return _DeviceConverter(self, registry.framework(self.target), device).convert
-
-
-class _DeviceConverter:
-    """The conversion of single arrays to one device of a framework."""
-
-    __slots__ = ("converter", "device", "framework", "may_stay")
-
-    def __init__(self, converter: ArrayConverter, framework: Framework, device: Device) -> None:
-        self.converter = converter
-        self.framework = framework
-        self.device = device
-        self.may_stay = converter.may_stay and not open_logs
-
-    def convert(self, x: Any) -> Any:
-        framework = self.framework
-        is_there = self.may_stay and framework.owns(x) and framework.devices.device_of(x) == self.device
-        if is_there and not framework.devices.is_scattered(x):
-            return x
-        converter = self.converter
-        return convert_memory(
-            x,
-            converter.source,
-            converter.target,
-            grad=converter.grad,
-            device=self.device,
-            dtype=converter.dtype,
-        )
-
-
 # -- helpers -------------------------------------------------------------------------------------------
 
 
@@ -569,64 +475,6 @@ def first_array(values: Iterable[Any]) -> Any:
             if array is not None:
                 return array
     return None
-
-
-def _check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:
-    """Raise if an argument is not an array but has ``__array__``, such as a table of several dtypes.
-
-    Without this check, the function would run with an object that its framework does not accept.
-    """
-    for place, value in enumerate((*args, *kwargs.values())):
-        for leaf in leaves_of(value) if place >= skip else ():
-            has_protocol = has_method(leaf, "__array__") and not isinstance(leaf, np.generic)
-            if has_protocol and kind_of(leaf) is not ARRAY:
-                error = unknown_array_error(leaf)
-                error.add_call(describe_argument(fn, args, kwargs, place))
-                raise error
-
-
-def _check_all_converted(
-    fn: Callable[..., Any], args: Args, kwargs: Kwargs, values: list[Any], skip: int, framework: str
-) -> None:
-    """Raise if a converted argument has an array in a container that cannot be traversed or rebuilt."""
-    for place, value in enumerate(values[skip:], skip):
-        for leaf in leaves_of(value):
-            remains = kind_of(leaf) is ARRAY and not registry.framework(framework).owns(leaf)
-            if not remains and not has_array_inside(leaf):
-                continue
-            name = type(value if remains else leaf).__qualname__
-            error = ArrayNotSupportedError(
-                f"Cannot convert arrays inside a {name}, because it is not traversed or cannot be rebuilt.",
-                reason=f"{name} is not traversed or cannot be rebuilt",
-                advice="Pass its arrays in a tuple or dict, or register the class with"
-                " optree.register_pytree_node(..., namespace='arraybridge').",
-            )
-            error.add_call(describe_argument(fn, args, kwargs, place))
-            raise error
-
-
-def describe_argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:
-    """Return the description of an argument for a message, with its name in the signature.
-
-    ``place`` counts positional arguments first, then keyword arguments.
-    """
-    names: list[str] = []
-    with suppress(TypeError, ValueError):  # a callable written in C may have no signature
-        for parameter in inspect.signature(fn).parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                names += [f"*{parameter.name}[{i}]" for i in range(len(args))]
-            else:
-                names.append(repr(parameter.name))
-    names += map(str, range(len(names), len(args)))
-    return f"{label_of(fn)}(), argument {[*names[: len(args)], *map(repr, kwargs)][place]}"
-
-
-def _advise_by_options(error: MemoryConversionError, name: str) -> None:
-    """Replace the advice with an option of the decorator ``name`` that makes the conversion possible."""
-    if error.cast is not None:
-        error.advise(error.cast.by_decorator(name))
-    elif isinstance(error, SourceMismatchError):
-        error.advise(Advice("Remove strict=True to detect the framework automatically."))
 
 
 def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from arraybridge.decorators.wrapping import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.frameworks import registry
-from arraybridge.types import FrameworkLike, hooks
+from arraybridge.hooks import hooks
+from arraybridge.types import FrameworkLike
 
 if TYPE_CHECKING:
     from arraybridge.decorators.decorated_call import DecoratedCall

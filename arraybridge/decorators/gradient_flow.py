@@ -7,28 +7,25 @@ pullback itself. This is sufficient for derivatives of any order and for all tra
 
 from __future__ import annotations
 
-import contextvars
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from arraybridge.advice import Advice
 from arraybridge.carriers.sources import is_array
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
-from arraybridge.decorators import decorated_call
+from arraybridge.decorators import argument_conversion, decorated_call
 from arraybridge.decorators.dtype_conversion import DtypeConversion
+from arraybridge.decorators.gradient_operations import CallOperation
 from arraybridge.decorators.options import DecoratorOptions
-from arraybridge.decorators.results import Restoration
 from arraybridge.decorators.wrapping import SelfArgument, kind_of_function, label_of
-from arraybridge.errors import Advice, ArrayNotSupportedError, GradientError, MemoryConversionError
-from arraybridge.frameworks import autodiff, read_only, registry
-from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
+from arraybridge.errors import ArrayNotSupportedError, GradientError, MemoryConversionError
+from arraybridge.frameworks import autodiff, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.tracing import trace_log
-from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of
+from arraybridge.trees import ARRAY, filled, flattened, key_of, kind_of
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -78,13 +75,13 @@ class Flow(autodiff.Function):
             fn, replace(bare, grad="error", output_type=self.name)
         )
         #: Converts arrays of any framework to the framework of the function.
-        self.arguments = decorated_call.ArrayConverter(self.name, replace(bare, strict=False))
+        self.arguments = argument_conversion.ArrayConverter(self.name, replace(bare, strict=False))
         #: The programs that the callee has compiled, by call.
         self.programs: dict[Any, Any] = {}
         #: For each call, whether each value is a constant of the program, as numbers in shapes must be.
         self.constants: dict[Any, list[bool]] = {}
 
-    def called(self, args: decorated_call.Args, kwargs: decorated_call.Kwargs) -> Any:
+    def called(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
         """Call the function, as an operation of the framework that differentiates the arguments.
 
         The result is restored for the caller.
@@ -108,7 +105,7 @@ class Flow(autodiff.Function):
         return self._called_by(caller, given, args[:skip], structure)
 
     def _called_by(
-        self, caller: Framework, given: list[_Argument], own: decorated_call.Args, structure: Any
+        self, caller: Framework, given: list[_Argument], own: argument_conversion.Args, structure: Any
     ) -> Any:
         """Call the function as an operation in the graph, tape or tracer of the caller.
 
@@ -139,14 +136,16 @@ class Flow(autodiff.Function):
             raise
         return differentiated.refill(iter(results))
 
-    def _describe(self, index: int, given: list[_Argument], own: decorated_call.Args, structure: Any) -> str:
+    def _describe(
+        self, index: int, given: list[_Argument], own: argument_conversion.Args, structure: Any
+    ) -> str:
         """Return the description of the argument that holds a value, for a message."""
         positional, kwargs = filled(structure, (one.value for one in given))
         args = (*own, *positional)
         for place, value in enumerate((*positional, *kwargs.values()), len(own)):
             index -= len(flattened([value])[0])
             if index < 0:
-                return decorated_call.describe_argument(self.fn, args, kwargs, place)
+                return argument_conversion.describe_argument(self.fn, args, kwargs, place)
         return f"{self.label}()"
 
     def _check_constant(self, given: _Argument) -> None:
@@ -220,12 +219,12 @@ class Flow(autodiff.Function):
         """Return a key of the structure of a call. It is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
-    def _leaf(self, given: _Argument, caller: Framework, enter: decorated_call.Change) -> autodiff.Leaf:
+    def _leaf(self, given: _Argument, caller: Framework, enter: argument_conversion.Change) -> autodiff.Leaf:
         if given.owner is caller and not given.is_sparse:
             return autodiff.Leaf(None, is_argument=True)
         return autodiff.Leaf(self._argument_value(given.value, enter))
 
-    def _argument_value(self, x: Any, enter: decorated_call.Change) -> Any:
+    def _argument_value(self, x: Any, enter: argument_conversion.Change) -> Any:
         """Return the callee's value of an argument that is not an array of the caller.
 
         Mutable arrays of other frameworks are copied, so that their values are the same in the backward pass.
@@ -250,7 +249,7 @@ class FlowingCall(decorated_call.DecoratedCall):
         """Set the function that other frameworks can differentiate."""
         self.flow = Flow(self.fn, self.options)
 
-    def attempt(self, args: decorated_call.Args, kwargs: decorated_call.Kwargs) -> Any:
+    def attempt(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
         """Call the function once, as an operation of the framework that differentiates the arguments."""
         return self.flow.called(args, kwargs)
 
@@ -296,238 +295,3 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 # -- an operation --------------------------------------------------------------------------------------
-
-
-class CallOperation(autodiff.Operation):
-    """A pure function of the callee, applied to arrays of the caller.
-
-    Args:
-        call: The function, with its other arguments, which have no gradient and are not written to.
-        caller: The framework that differentiates it.
-        enter: Converts a plain array to the callee, on the device on which the function runs.
-        active: For each argument, whether it is differentiated.
-    """
-
-    #: The random state of the callee before the first run.
-    state: Any = autodiff.NO_STATE
-
-    def __init__(
-        self, call: autodiff.Call, caller: Framework, enter: decorated_call.Change, active: list[bool]
-    ) -> None:
-        self.body: autodiff.Body = call
-        self.caller = caller
-        self.enter = enter
-        self.active = tuple(active)
-        self.label = call.function.label
-        self.callee = callee = registry.framework(call.function.name)
-        values = [leaf.value for leaf in call.leaves]
-        self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(values)]
-        self.context = contextvars.copy_context()
-        self.settings = callee.runtime.thread_settings()
-
-    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
-        """Return the results and their linearization. Without one, the pullback runs the function again."""
-        callee = self.callee.autodiff
-        self.state = callee.random_state()
-        results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
-        self._check_captured(linear.captured)
-        results = self._to_caller(results, [arrays[0]] * len(results))
-        if self.caller.mutable:  # the backward pass reads the arguments and the constants
-            spans = list(map(self.caller.autodiff.span, arrays))
-            self._copy_shared(results, spans + [callee.span(x) for x, _ in self.versions])
-        return results, linear
-
-    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Return the results as NumPy arrays, for a callback of a compiled program of the caller.
-
-        ``states`` has the random state before the first run. It is empty for the first run, and for functions
-        that draw no random numbers.
-        """
-        operation = self
-        for state in states:
-            operation = operation.replaying(state)
-        return list(operation.run_under_settings(operation.host_results, arrays))
-
-    def host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the results of the function as host arrays."""
-        self._check_unmodified()
-        # No copy of read-only arrays is needed, because writing to an argument raises an error.
-        entered = self._to_callee([read_only.writable_alias(x) for x in arrays])
-        results = self.callee.autodiff.run(self.body, entered, self.label)
-        return [convert_memory(y, "numpy", grad="detach") for y in results]
-
-    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
-        """Run the function again on arrays of the callee, with the random numbers of the first run."""
-        callee = self.callee.autodiff
-        self._check_unmodified()
-        if self.draws is None:
-            callee.check_repeatable(self.body, arrays, self.label)
-        with callee.replayed(self.state):
-            return callee.linearize(self.body, arrays, self.active, self.label)
-
-    def replaying(self, state: Any) -> Self:
-        """Return the same operation with this random state before its first run."""
-        operation = copy.copy(self)
-        operation.state = state
-        return operation
-
-    def random_state(self) -> np.ndarray:
-        """Return the current random state of the callee."""
-        return self.callee.autodiff.random_state()
-
-    def predict(self, shapes: list[Shape]) -> list[Shape]:
-        """Return the shapes and dtypes of the results for arguments of these shapes and dtypes."""
-        for shape, dtype in shapes:
-            self.callee.supports(dtype, shape)
-        predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
-        if self.differentiated:
-            self._check_captured(captured)
-        return predicted
-
-    # -- its pullback ------------------------------------------------------------------------------
-
-    def pullback(
-        self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
-    ) -> tuple[Pullback, list[Any]]:
-        """Return the operation that computes the gradients of the active arguments, and its arguments.
-
-        ``cotangents`` has one for each result; None if there is none.
-        """
-        operands = [*arrays, *(c for c in cotangents if c is not None)]
-        return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
-
-    def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Return the gradients of the arguments as differentiable arrays; None for inactive arguments."""
-        pullback, operands = self.pullback(arrays, cotangents, linear)
-        if any(pullback.active):
-            results = iter(self.caller.autodiff.apply(pullback, operands))
-        else:
-            results = iter(pullback.linearize(operands)[0])
-        return [next(results) if a else None for a in self.active]
-
-    def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
-        """Return the results whose memory the pullback reads and which must not be written to."""
-        if linear is None:
-            return []
-        if linear.residuals is None:
-            return results
-        spans = [self.callee.autodiff.span(x) for x in linear.residuals]
-        return [y for y in results if overlaps(self.caller.autodiff.span(y), spans)]
-
-    # -- conversion between caller and callee --------------------------------------------------------
-
-    def run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call a function under the settings of the forward pass; a backward pass may run in any thread."""
-        context = self.context.copy()
-        if trace_log.open_logs:  # a trace around the backward pass records it
-            trace_log.record_in_context(context)
-        with self.settings():
-            return context.run(run, *args)
-
-    def _to_callee(self, arrays: Sequence[Any]) -> list[Any]:
-        entered = [self.enter(x) for x in arrays]
-        for x in entered:
-            self.callee.autodiff.check_argument(x, self.label)
-        return entered
-
-    def _to_caller(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
-        """Return the results as arrays of the caller, each on the device of its example."""
-        pairs = zip(results, examples, strict=True)
-        arrays = [Restoration(example, "detach").array(x) for x, example in pairs]
-        for x in arrays:
-            self.caller.autodiff.check_argument(x, self.label)
-        return arrays
-
-    def _copy_shared(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
-        """Copy the arrays that share memory with each other or with these memory ranges."""
-        span_of = self.caller.autodiff.span
-        for i, x in enumerate(arrays):
-            span = span_of(x)
-            if overlaps(span, spans):
-                arrays[i] = self.caller.copy(x)
-                span = span_of(arrays[i])
-            spans.append(span)
-
-    def _check_unmodified(self) -> None:
-        if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
-            raise autodiff.modified_argument_error(self.label)
-
-    def _check_captured(self, what: str) -> None:
-        if not what:
-            return
-        callee = self.callee.autodiff
-        advice = (
-            f"If w is a constant, {callee.constant_advice}. Otherwise, pass it as an argument:"
-            f" {self.caller.autodiff.argument_advice}."
-        )
-        if self.callee.name == "torch":
-            advice += " For the parameters of a module, use torch.func.functional_call."
-        raise GradientError(
-            f"The result depends on w, {what} that is not an argument and would get no gradient.",
-            reason="captured",
-            advice=advice,
-            place=f"{self.label}()",
-        )
-
-
-class Pullback(CallOperation):
-    """The gradients of the active arguments, as an operation on the arguments and the cotangents.
-
-    Args:
-        forward: The operation whose pullback this is.
-        present: For each result of ``forward``, whether it has a cotangent.
-        arrays: The arrays to which it will be applied.
-        linear: The linearization of a forward run. Without one, the function runs again.
-    """
-
-    def __init__(
-        self, forward: CallOperation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
-    ) -> None:
-        self.forward = forward
-        self.present = present
-        self.linear = linear
-        caller = forward.caller.autodiff
-        self.active = tuple(caller.is_differentiable(x) and caller.is_tracked(x) for x in arrays)
-        self.versions = []
-        self.state = forward.state
-        self.callee = forward.callee
-        self.caller = forward.caller
-        self.enter = forward.enter
-        self.context = forward.context
-        self.settings = forward.settings
-        self.label = forward.label
-
-    def body(self, arrays: list[Any]) -> list[Any]:
-        """Return the gradients as arrays of the callee. Run the function again to compute them."""
-        count = len(self.forward.active)
-        _, linear = self.forward.replaying(self.state).again(arrays[:count])
-        return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
-
-    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
-        """Return the gradients, without a linearization."""
-        # Second derivatives are rare. The pullback runs again to compute them.
-        return list(self.run_under_settings(self._values, arrays)), None
-
-    def _values(self, arrays: Sequence[Any]) -> list[Any]:
-        examples = select(arrays, self.forward.active)
-        spans = list(map(self.caller.autodiff.span, arrays))
-        linear = self.linear
-        self.linear = None  # the caller's graph of the gradients would keep it alive
-        if linear is None:
-            gradients = self._to_caller(self.body(self._to_callee(arrays)), examples)
-        else:
-            # The caller may write to a gradient and then run the backward pass again.
-            spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
-            cotangents = self._to_callee(arrays[len(self.forward.active) :])
-            cotangents = substitute([None] * len(self.present), self.present, cotangents)
-            gradients = self._to_caller(linear.pull(cotangents), examples)
-        self._copy_shared(gradients, spans)
-        return gradients
-
-    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
-        """Run the pullback again on arrays of the callee."""
-        return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
-
-    def predict(self, shapes: list[Shape]) -> list[Shape]:
-        """Return the shapes and dtypes of the active arguments."""
-        return select(shapes, self.forward.active)

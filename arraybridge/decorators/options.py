@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
+from arraybridge.advice import Advice
 from arraybridge.conversion.convert import Grad
-from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.device_resolution import Placement, check_gpu_id, check_placement
+from arraybridge.conversion.request import dtype_name
 from arraybridge.decorators.dtype_conversion import DtypeConversion, DtypeConversionName
-from arraybridge.errors import Advice, UnknownFrameworkError, nearest
+from arraybridge.device import Device
+from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.frameworks.device_access import CPU
+from arraybridge.types import DeviceLike, FrameworkLike, GpuId
 from arraybridge.validation import bool_option, whole_number
 
 

@@ -10,7 +10,8 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators.wrapping import SelfArgument
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, conversion_errors, sparse_array_error
+from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.frameworks.unsupported import sparse_array_error
 from arraybridge.trees import ARRAY, kind_of, map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 

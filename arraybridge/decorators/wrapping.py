@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from arraybridge.types import Device, GpuId, remember
+from arraybridge.caches import remember
+from arraybridge.device import Device
+from arraybridge.types import GpuId
 
 if TYPE_CHECKING:
     from arraybridge.decorators.dtype_conversion import DtypeConversion

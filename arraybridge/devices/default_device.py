@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from arraybridge.device import Device
 from arraybridge.devices.inventory import find_device, gpu_available
-from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.settings import chosen_device, default_device
-from arraybridge.types import Device, DeviceLike
+from arraybridge.types import DeviceLike
 
 __all__ = ["get_device", "set_device", "use_device"]
 

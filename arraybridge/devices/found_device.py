@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arraybridge.types import Device
+from arraybridge.device import Device
 
 __all__ = ["FoundDevice"]
 

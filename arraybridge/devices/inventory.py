@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import DeviceDetails
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.accelerator_memory import DeviceDetails
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
-from arraybridge.types import Device, FrameworkLike
+from arraybridge.types import FrameworkLike
 
 if TYPE_CHECKING:
     from arraybridge.devices.found_device import FoundDevice

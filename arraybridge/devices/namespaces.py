@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from arraybridge.conversion.convert import detect_memory_type
+from arraybridge.conversion.detection import detect_memory_type
+from arraybridge.device import Device
 from arraybridge.devices.default_device import get_device
 from arraybridge.devices.inventory import framework_for_numpy_code
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.settings import chosen_device
-from arraybridge.types import Device
 
 __all__ = ["array_namespace"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import Advice
+from arraybridge.advice import Advice
 
 __all__ = ["NO_NUMBERS", "NUMBER_KINDS", "can_evaluate", "column_text", "gives_numbers"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.errors import Advice, literal
+from arraybridge.advice import Advice, literal
 from arraybridge.frameworks.advice_checks import NO_NUMBERS, column_text
 
 __all__ = ["advice_for_table", "advice_for_values", "converts"]

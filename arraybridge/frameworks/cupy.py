@@ -14,24 +14,26 @@ import cupy
 import numpy as np
 
 from arraybridge import hardware
-from arraybridge.frameworks import dtype_names, gpu_memory, host_memory, protocols
-from arraybridge.frameworks.accelerators import GpuMemory, Holding, StreamEvent, Streams
-from arraybridge.frameworks.base import (
-    Devices,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    Observation,
-    Runtime,
-    component,
-    nbytes_of_parts,
-    sparse_array_error,
+from arraybridge.device import Device, gpu_device
+from arraybridge.frameworks import (
+    cuda_driver,
+    dlpack_capsules,
+    dtype_names,
+    gpu_memory,
+    host_memory,
 )
+from arraybridge.frameworks.accelerator_memory import GpuMemory, Holding, Memory
+from arraybridge.frameworks.base import Framework, nbytes_of_parts
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
 from arraybridge.frameworks.cupy_device import on_gpu
 from arraybridge.frameworks.cupyx_sparse import CupyxSparse, is_sparse
+from arraybridge.frameworks.device_access import Devices
+from arraybridge.frameworks.interchange import Interchange
+from arraybridge.frameworks.runtime import Observation, Runtime
+from arraybridge.frameworks.streams import StreamEvent, Streams
+from arraybridge.frameworks.unsupported import sparse_array_error
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device, gpu_device
 
 
 def _is_capturing() -> bool:
@@ -156,7 +158,7 @@ class CupyInterchange(Interchange):
                 # PyTorch does not export to per-thread default streams
                 # (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM), so the streams are ordered here.
                 self.framework.streams.wait_for(device, handle)
-                imported = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
+                imported = dlpack_capsules.Importable(x.__dlpack__(stream=-1), (2, device.index))
             return _with_keep_alive(
                 cupy.from_dlpack(imported), source.streams, self.framework.streams, device
             )
@@ -322,9 +324,9 @@ class CupyFramework(Framework):
 
     def devices_with_context(self) -> list[int]:
         """Return the numbers of the GPUs that have a context. Selecting another GPU would create one."""
-        if not gpu_memory.is_driver_initialized():  # CuPy's queries would initialize it
+        if not cuda_driver.is_driver_initialized():  # CuPy's queries would initialize it
             return []
-        return [device.index for device in self.devices.available() if gpu_memory.has_context(device.index)]
+        return [device.index for device in self.devices.available() if cuda_driver.has_context(device.index)]
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
         """Make CuPy allocate memory from another pool from now on.
@@ -356,7 +358,7 @@ def _is_driver_uninitialized() -> bool:
 
     Most CUDA queries initialize the driver, including the query for the number of GPUs.
     """
-    return not cupy.cuda.runtime.is_hip and not gpu_memory.is_driver_initialized()
+    return not cupy.cuda.runtime.is_hip and not cuda_driver.is_driver_initialized()
 
 
 def _device_at(address: int) -> int:
@@ -364,7 +366,7 @@ def _device_at(address: int) -> int:
     runtime = cupy.cuda.runtime
     known = None
     if not runtime.is_hip:
-        known = gpu_memory.device_at(address)
+        known = cuda_driver.device_at(address)
     elif address:
         known = runtime.pointerGetAttributes(address).device
     return runtime.getDevice() if known is None else known

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import cupy
 
-from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks import cuda_driver
 
 __all__ = ["on_gpu"]
 
@@ -23,12 +23,12 @@ def on_gpu(index: int) -> Iterator[None]:
     before = runtime.getDevice()
     if before == index:
         yield
-    elif runtime.is_hip or gpu_memory.has_context(before):
+    elif runtime.is_hip or cuda_driver.has_context(before):
         with cupy.cuda.Device(index):
             yield
     else:
         try:
-            with gpu_memory.primary_context(index):
+            with cuda_driver.primary_context(index):
                 yield
         finally:
             if runtime.getDevice() != before:

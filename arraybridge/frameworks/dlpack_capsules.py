@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.dtype_names import DLPACK_CODES, name_of, np_dtype
-from arraybridge.frameworks.protocols import Importable
 from arraybridge.frameworks.read_only import writable_alias
 
 __all__ = ["capsule_address"]
@@ -169,3 +168,20 @@ def from_dlpack(x: Any) -> np.ndarray:
         if dtype is None:
             raise
         return from_capsule(exported, dtype)
+
+
+class Importable:
+    """A DLPack capsule in the form that ``from_dlpack`` functions accept. It ignores the requested stream.
+
+    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for CUDA device ``i``.
+    """
+
+    def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:
+        self._exported = exported
+        self._device = device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._exported
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device

@@ -12,98 +12,21 @@ current stream, a `KeepAlives` holds the memory until the importer's work is don
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from arraybridge.frameworks.accelerators import Streams
+from arraybridge.device import Device
 from arraybridge.frameworks.protocols import Exported
-from arraybridge.types import Device
+from arraybridge.frameworks.streams import Streams
 
 __all__ = ["KeepAlives", "block_until_ready"]
 
 # -- CUDA's driver -------------------------------------------------------------------------------------
-
-
-# CU_POINTER_ATTRIBUTE_MEMORY_TYPE, and its value for page-locked host memory: CU_MEMORYTYPE_HOST
-_MEMORY_TYPE = 2
-_HOST = 1
-# CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-_DEVICE_ORDINAL = 9
-
-
-@cache
-def _driver() -> ctypes.CDLL | None:
-    """Return CUDA's driver library without initializing it; None if there is no driver."""
-    try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return None
-
-
-def is_driver_initialized() -> bool:
-    """Return whether this process has initialized CUDA's driver.
-
-    A process that is forked afterwards cannot use CUDA, so avoid initializing the driver unnecessarily.
-    """
-    library = _driver()
-    return library is not None and library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
-
-
-def has_context(index: int) -> bool:
-    """Return whether this process has a context on a GPU, without initializing the driver."""
-    library = _driver()
-    flags = ctypes.c_uint()
-    active = ctypes.c_int()
-    if library is None:
-        return False
-    failed = library.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
-    return not failed and active.value == 1
-
-
-def device_at(address: int) -> int | None:
-    """Return the number of the CUDA device whose memory is at this address; None for unknown memory.
-
-    Unlike the equivalent function of the CUDA runtime, this function does not create a context.
-    """
-    library = _driver()
-    index = ctypes.c_int()
-    if library is None or not address:
-        return None
-    failed = library.cuPointerGetAttribute(ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))
-    return None if failed else index.value
-
-
-def is_page_locked(address: int) -> bool:
-    """Return whether CUDA has page-locked the host memory at this address, without creating a context."""
-    library = _driver()
-    kind = ctypes.c_uint()
-    if library is None:
-        return False
-    failed = library.cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address))
-    return not failed and kind.value == _HOST
-
-
-@contextmanager
-def primary_context(index: int) -> Iterator[None]:
-    """Make a GPU current within a ``with`` block. Its CUDA context stays open, as after cudaSetDevice."""
-    library = _driver()
-    context = ctypes.c_void_p()
-    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index):
-        raise RuntimeError(f"CUDA's driver cannot open GPU {index}")
-    if library.cuCtxPushCurrent_v2(context):
-        library.cuDevicePrimaryCtxRelease_v2(index)
-        raise RuntimeError(f"CUDA's driver cannot make GPU {index} the current device")
-    try:
-        yield
-    finally:
-        library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 # -- objects that queued work still reads --------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.settings import missing_gpu
-from arraybridge.types import Device
 
 __all__ = ["find_device_or_host"]
 

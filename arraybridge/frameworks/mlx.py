@@ -10,20 +10,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from arraybridge.device import Device
 from arraybridge.frameworks import autodiff, dtype_names, host_memory
-from arraybridge.frameworks.accelerators import Holding
-from arraybridge.frameworks.base import (
-    CPU,
-    Devices,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    Runtime,
-    component,
-    unsupported_array_error,
-)
-from arraybridge.types import Device
+from arraybridge.frameworks.accelerator_memory import Holding, Memory
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.interchange import Interchange
+from arraybridge.frameworks.runtime import Runtime
+from arraybridge.frameworks.unsupported import unsupported_array_error
 
 
 class MlxDevices(Devices):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import Advice, literal
+from arraybridge.advice import Advice, literal
 from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, gives_numbers
 
 __all__ = ["advice_for_object", "has_method"]

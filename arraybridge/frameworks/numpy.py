@@ -10,30 +10,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arraybridge.errors import literal
+from arraybridge.advice import literal
+from arraybridge.device import Device
 from arraybridge.frameworks import dtype_names, host_memory
-from arraybridge.frameworks.accelerators import identity
-from arraybridge.frameworks.base import (
-    CPU,
-    Devices,
-    FastPath,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    Observation,
-    Runtime,
-    component,
+from arraybridge.frameworks.accelerator_memory import Memory
+from arraybridge.frameworks.base import FastPath, Framework, nbytes_of_parts
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.interchange import Interchange
+from arraybridge.frameworks.runtime import Observation, Runtime
+from arraybridge.frameworks.scipy_sparse import ScipySparse
+from arraybridge.frameworks.streams import identity
+from arraybridge.frameworks.unsupported import (
     is_sub_byte,
-    nbytes_of_parts,
     sparse_array_error,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_dtype_error,
 )
-from arraybridge.frameworks.scipy_sparse import ScipySparse
 from arraybridge.reasons import Cause
-from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
 # The start of the message of numpy._core._exceptions._ArrayMemoryError.

@@ -13,21 +13,17 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from arraybridge.device import Device
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff, dtype_names, host_memory
-from arraybridge.frameworks.accelerators import Holding
-from arraybridge.frameworks.base import (
-    CPU,
-    Devices,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    component,
-    unsupported_array_error,
-)
+from arraybridge.frameworks.accelerator_memory import Holding, Memory
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.interchange import Interchange
+from arraybridge.frameworks.unsupported import unsupported_array_error
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
 
 # uint16 is excluded, because Paddle interprets its values as bfloat16.
 _DTYPES = dtype_names.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}

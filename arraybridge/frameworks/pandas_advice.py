@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import Advice, literal
+from arraybridge.advice import Advice, literal
 from arraybridge.frameworks.advice_checks import (
     NO_NUMBERS,
     NUMBER_KINDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from arraybridge.errors import Advice, literal
+from arraybridge.advice import Advice, literal
 from arraybridge.frameworks.advice_checks import NO_NUMBERS, column_text
 
 __all__ = ["advice_for_polars"]

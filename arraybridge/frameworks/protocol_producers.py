@@ -16,8 +16,10 @@ from arraybridge.errors import (
     error_text,
 )
 from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
-from arraybridge.frameworks.base import CPU, Framework, unsupported_array_error
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.unsupported import unsupported_array_error
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [

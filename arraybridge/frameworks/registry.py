@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from arraybridge.caches import empty_caches, new_cache, remember
+from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, error_text, nearest, warn
-from arraybridge.frameworks.accelerators import Streams
 from arraybridge.frameworks.autodiff import Autodiff
-from arraybridge.frameworks.base import Component, Framework, component
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.component import Component, component
 from arraybridge.frameworks.graph_breaks import break_graph
 from arraybridge.frameworks.installation import can_find, how_to_install, is_imported
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
 from arraybridge.frameworks.missing_gpu import find_device_or_host
 from arraybridge.frameworks.sparse import SparseArrays
-from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
+from arraybridge.frameworks.streams import Streams
+from arraybridge.hooks import hooks
+from arraybridge.types import FrameworkLike
 from arraybridge.validation import bool_option
 
 if TYPE_CHECKING:

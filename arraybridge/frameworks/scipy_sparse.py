@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from arraybridge.advice import Advice
 from arraybridge.errors import (
-    Advice,
     ArrayNotSupportedError,
     DtypeNotSupportedError,
     FrameworkNotInstalledError,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from arraybridge.errors import Advice, CannotSplitError
+from arraybridge.advice import Advice
+from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.sparse import Layout, SparseParts
 

@@ -6,18 +6,19 @@ They import no framework, and only `gpu_context` opens an accelerator.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from arraybridge.conversion.device_resolution import check_gpu_id
+from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import gpu_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
-from arraybridge.types import Device, FrameworkLike, GpuId
+from arraybridge.types import FrameworkLike, GpuId
 from arraybridge.validation import bool_option
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "cleanup_tensorflow_gpu",
     "cleanup_torch_gpu",
     "free_memory",
-    "gpu_context",
 ]
 
 #: Functions that empty the caches of this package. Each takes a device (None: all) and the name of a
@@ -74,7 +74,7 @@ def free_memory(
     index = gpu_number("free_memory", gpu_id)
     bool_option("compiled", compiled)
     frameworks = loaded(name)
-    if index is not None and not _frameworks_with_gpu(index, frameworks):
+    if index is not None and not frameworks_with_gpu(index, frameworks):
         return 0
     return release_caches(frameworks, index, compiled=compiled)
 
@@ -133,7 +133,7 @@ def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
     )
 
 
-def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framework]:
+def frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framework]:
     """Return the frameworks that have that accelerator.
 
     Raises:
@@ -155,37 +155,3 @@ def _frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framew
 
 
 # -- selecting a GPU ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
-    """Make accelerator ``gpu_id`` the current one of every loaded framework, inside a ``with`` block.
-
-    When the block ends, also after an exception, the previous accelerator of each framework is restored and
-    the caches of this accelerator are freed. Frameworks without this accelerator, such as CPU builds, are
-    left unchanged.
-
-    Args:
-        gpu_id: The number of the accelerator. None selects nothing, and frees the caches of all accelerators
-            when the block ends.
-
-    Yields:
-        The number as an int, or None.
-
-    Raises:
-        DeviceNotFoundError: If no loaded framework has the accelerator.
-        ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
-
-    Example:
-        >>> with gpu_context(None) as gpu_id:
-        ...     gpu_id is None
-        True
-    """
-    index = gpu_number("gpu_context", gpu_id)
-    frameworks = loaded()
-    with ExitStack() as stack:
-        stack.callback(release_caches, frameworks, index)
-        if index is not None:
-            for one in _frameworks_with_gpu(index, frameworks):
-                stack.enter_context(one.devices.selected(one.devices.accelerator(index)))
-        yield index

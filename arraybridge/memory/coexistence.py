@@ -8,11 +8,13 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from arraybridge import hardware
-from arraybridge.errors import Advice, DeviceNotFoundError, MemoryConversionError
+from arraybridge.advice import Advice
+from arraybridge.device import Device
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 from arraybridge.reasons import Reason
-from arraybridge.types import Device, FrameworkLike
+from arraybridge.types import FrameworkLike
 
 __all__ = ["Coexistence", "SharedPoolError", "coexist", "coexistence", "share_gpu_memory"]
 

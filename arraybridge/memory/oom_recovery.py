@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
+from arraybridge.caches import new_cache, remember
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, note_on, text_of
 from arraybridge.frameworks import registry
@@ -28,7 +29,6 @@ from arraybridge.settings import worker_device
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, kind_of, leaves_of
-from arraybridge.types import new_cache, remember
 from arraybridge.validation import whole_number
 
 __all__ = [

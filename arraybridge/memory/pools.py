@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.conversion.convert import convert_memory, detect_memory_type
-from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.device_resolution import resolve_device
+from arraybridge.conversion.request import dtype_name
+from arraybridge.device import Device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
-from arraybridge.frameworks import dtype_names, gpu_memory, host_memory, registry
-from arraybridge.frameworks.base import CPU, Batching, Framework, c_strides, sparse_array_error
+from arraybridge.frameworks import dtype_names, host_memory, registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.batching import Batching
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.memory import cleanup
-from arraybridge.memory.oom_recognition import is_oom_error
-from arraybridge.tracing import memory_layouts
-from arraybridge.types import Device, FrameworkLike
+from arraybridge.types import FrameworkLike
 from arraybridge.validation import whole_number
 
-__all__ = ["BufferPool", "PoolLimitError", "pinned"]
+__all__ = [
+    "BufferPool",
+    "PoolLimitError",
+]
 
 
 class PoolLimitError(MemoryConversionError, ValueError):
@@ -278,98 +281,3 @@ def _check_dtype(owner: Framework, name: str, shape: tuple[int, ...]) -> None:
 
 
 # -- pinned memory -------------------------------------------------------------------------------------
-
-
-def pinned(x: Any) -> Any:
-    """Return a copy of a host array in page-locked memory, from which a GPU copies at full speed.
-
-    Page-locked memory is expensive to allocate: allocate it once and reuse it for many transfers. PyTorch or
-    CuPy allocates it, if loaded. ``x`` itself is returned if neither is loaded or there is no CUDA device.
-
-    Args:
-        x: An array in host memory: a NumPy array or a PyTorch tensor, of any shape and dtype. Arrays of JAX
-            and TensorFlow are returned unchanged, because those frameworks allocate their own memory. So are
-            carriers, such as tables and files, and arrays of unknown libraries: convert them first.
-
-    Returns:
-        An array of the same framework, shape, dtype and values.
-
-    Raises:
-        UnknownArrayError: If ``x`` is not an array.
-        ArrayNotSupportedError: If ``x`` is a sparse array. Pin its parts instead.
-        CopyRequiredError: If ``x`` is not in host memory.
-
-    Example:
-        >>> import numpy as np
-        >>> pinned(np.arange(3))
-        array([0, 1, 2])
-    """
-    owner = registry.find_owner(x)
-    if owner is None:
-        detect_memory_type(x)  # raises an error if it is not an array
-        return x
-    if owner.sparse.layout(x):
-        raise sparse_array_error(owner, x)
-    view = convert_memory(x, "numpy", copy=False)
-    if not owner.mutable or not view.nbytes:
-        return x
-    locked = (one.memory.pinned_bytes(view.nbytes) for one in registry.loaded())
-    memory = next((memory for memory in locked if memory is not None), None)
-    if memory is None:
-        return x
-    target = memory.view(view.dtype).reshape(view.shape)
-    np.copyto(target, view)
-    return convert_memory(target, owner.name, copy=False)
-
-
-def page_locked_copy(x: Any, target: Framework) -> Any:
-    """Return a copy of a host array in page-locked memory that ``target`` allocates, for one transfer.
-
-    Only plain, dense, C-contiguous host arrays of NumPy and PyTorch are copied. The conversion of any other
-    array depends on its subclass, gradient or layout, which the copy would not have. ``x`` itself is returned
-    in this case, if it is page-locked already, or if no page-locked memory is available.
-    """
-    owner = registry.find_owner(x)
-    nbytes = 0 if owner is None else _pageable_bytes(owner, x)
-    if owner is None or not nbytes:
-        return x
-    try:
-        memory = target.memory.pinned_bytes(nbytes)
-    except (MemoryError, RuntimeError) as error:
-        if is_oom_error(error):  # the framework can transfer ``x`` without page-locked memory
-            return x
-        raise
-    if memory is None:
-        return x
-    locked = owner.batching.reinterpret(memory, owner.shape(x), owner.dtype_name(x))
-    locked[...] = x
-    return locked
-
-
-def _pageable_bytes(owner: Framework, x: Any) -> int:
-    """Return the size of an array that `page_locked_copy` copies; 0 for other arrays."""
-    # There is no output buffer for arrays of JAX and TensorFlow, subclasses, sparse arrays, and tensors that
-    # require grad.
-    if not owner.mutable or owner.batching.output_buffer(x, (0,)) is None:
-        return 0
-    try:
-        owner.check(x)
-        _, nbytes, address, device = owner.runtime.observation.read(owner, x)
-        dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
-    except MemoryConversionError:
-        return 0  # the conversion raises the error, or does not need NumPy's dtype
-    if device != CPU or gpu_memory.is_page_locked(address or 0):
-        return 0
-    return nbytes if _is_plain(owner, x) else 0
-
-
-def _is_plain(owner: Framework, x: Any) -> bool:
-    """Return whether a host array is C-contiguous, and a copy of it has the same strides and bits."""
-    if owner.interchange.copy_reason(x):  # PyTorch computes its values later
-        return False
-    steps = memory_layouts.steps(owner, x)
-    if steps is None:
-        return False
-    shape, strides, itemsize = steps
-    # Not `is_c_contiguous`: PyTorch derives the memory format from strides along axes of length 1, too.
-    return strides == c_strides(shape, itemsize)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.device import Device
 from arraybridge.errors import (
     ArrayNotSupportedError,
     DtypeNotSupportedError,
@@ -25,7 +26,6 @@ from arraybridge.errors import (
 from arraybridge.frameworks import dtype_names, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.shared_memory import Exchange, SharedArray, keep_until_arrival
-from arraybridge.types import Device
 
 __all__ = ["dumps", "load", "loads", "save"]
 

@@ -31,9 +31,9 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import sparse_array_error
 from arraybridge.frameworks.host_memory import address
 from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.unsupported import sparse_array_error
 
 __all__ = ["Exchange", "SharedArray", "SharedMemoryGoneError", "shared"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import struct
-import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterable
@@ -31,8 +30,6 @@ from arraybridge.trees import ARRAY, TREE, kind_of, leaves_of
 
 #: The maximum number of values outside arrays in a signature. Each call visits all of them.
 MAX_VALUES = 1000
-#: The maximum number of cached proofs per function. The least recently used one is evicted first.
-MAX_PROOFS = 256
 #: Longer strings are represented by a digest, so that a signature stays small.
 _LONG = 256
 
@@ -262,49 +259,3 @@ def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
 def _is_plain(x: Any) -> bool:
     plain = (*_SINGLE, str, bytes, float, complex)
     return type(x) in plain or issubclass(type(x), (np.generic, Enum))
-
-
-class Proof:
-    """The verification state of one signature on one GPU.
-
-    Attributes:
-        seen: Whether such a call has run on the CPU.
-        is_verified: Whether a trial has shown that the GPU gives the results of NumPy.
-        scalars: For each array in the NumPy result, whether it is a scalar.
-    """
-
-    __slots__ = ("is_verified", "scalars", "seen")
-
-    def __init__(self) -> None:
-        self.seen = False
-        self.is_verified = False
-        self.scalars: list[bool] = []
-
-
-class Proofs:
-    """An LRU cache of the proofs of one function."""
-
-    def __init__(self) -> None:
-        self._proofs: dict[Hashable, Proof] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._proofs)
-
-    def get(self, key: Hashable) -> Proof:
-        """Return the proof of a signature, and make it the most recently used one."""
-        with self._lock:
-            proof = self._proofs.pop(key, None) or Proof()
-            while len(self._proofs) >= MAX_PROOFS:
-                del self._proofs[next(iter(self._proofs))]
-            self._proofs[key] = proof
-            return proof
-
-    def peek(self, key: Hashable) -> Proof | None:
-        """Return the proof of a signature if there is one, and change nothing."""
-        return self._proofs.get(key)
-
-    def items(self) -> list[tuple[Any, Proof]]:
-        """Return all signatures and their proofs."""
-        with self._lock:
-            return list(self._proofs.items())

@@ -10,21 +10,17 @@ from typing import Any, NamedTuple
 
 from arraybridge.conversion.device_resolution import gpu_index_of
 from arraybridge.decorators.wrapping import SelfArgument
+from arraybridge.device import Device
 from arraybridge.devices.inventory import least_used_gpu
 from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.offload.call_arguments import Arguments
-from arraybridge.offload.call_signature import (
-    NoSignatureError,
-    Proof,
-    Proofs,
-    names_in,
-    signature_of_self,
-)
+from arraybridge.offload.call_signature import NoSignatureError, names_in, signature_of_self
 from arraybridge.offload.cost_model import CPU, GPU, History, Timings
 from arraybridge.offload.gpu_search import BackendGpu, find_gpu, found_gpus
+from arraybridge.offload.verification import Proof, Proofs
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.settings import chosen_device, worker_device
-from arraybridge.types import Device, GpuId
+from arraybridge.types import GpuId
 
 #: Calls below both limits do not search for a GPU: importing a framework takes longer than many such calls.
 PROBE_BYTES = 1 << 20

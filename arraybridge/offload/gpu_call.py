@@ -16,11 +16,10 @@ from arraybridge.errors import CannotSplitError, error_text, first_line
 from arraybridge.memory.oom_recovery import drop_tracebacks, is_oom_error, recovered
 from arraybridge.offload import cost_model
 from arraybridge.offload.call_arguments import Arguments
-from arraybridge.offload.call_signature import Proof
 from arraybridge.offload.cost_model import CPU, GPU, Timings
 from arraybridge.offload.device_choice import Choice, DeviceChooser, OffloadDecision, staying
 from arraybridge.offload.gpu_search import BackendGpu
-from arraybridge.offload.verification import difference, widened
+from arraybridge.offload.verification import Proof, difference, widened
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, arrays_of, kinds, map_arrays

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.caches import new_cache, remember
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
@@ -19,7 +21,6 @@ from arraybridge.frameworks.installation import is_imported
 from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.hardware import driver, gpus
 from arraybridge.offload import cost_model
-from arraybridge.types import Device, new_cache, remember
 
 #: The number of seconds for which a measurement of free GPU memory is reused.
 FREE_MEMORY_SECONDS = 0.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -155,3 +157,53 @@ def widened(tree: Any) -> Any:
         return x.astype(np_dtype("complex128" if x.dtype.kind == "c" else "float64"))
 
     return map_arrays(tree, widen)
+
+
+#: The maximum number of cached proofs per function. The least recently used one is evicted first.
+MAX_PROOFS = 256
+
+
+class Proof:
+    """The verification state of one signature on one GPU.
+
+    Attributes:
+        seen: Whether such a call has run on the CPU.
+        is_verified: Whether a trial has shown that the GPU gives the results of NumPy.
+        scalars: For each array in the NumPy result, whether it is a scalar.
+    """
+
+    __slots__ = ("is_verified", "scalars", "seen")
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.is_verified = False
+        self.scalars: list[bool] = []
+
+
+class Proofs:
+    """An LRU cache of the proofs of one function."""
+
+    def __init__(self) -> None:
+        self._proofs: dict[Hashable, Proof] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._proofs)
+
+    def get(self, key: Hashable) -> Proof:
+        """Return the proof of a signature, and make it the most recently used one."""
+        with self._lock:
+            proof = self._proofs.pop(key, None) or Proof()
+            while len(self._proofs) >= MAX_PROOFS:
+                del self._proofs[next(iter(self._proofs))]
+            self._proofs[key] = proof
+            return proof
+
+    def peek(self, key: Hashable) -> Proof | None:
+        """Return the proof of a signature if there is one, and change nothing."""
+        return self._proofs.get(key)
+
+    def items(self) -> list[tuple[Any, Proof]]:
+        """Return all signatures and their proofs."""
+        with self._lock:
+            return list(self._proofs.items())

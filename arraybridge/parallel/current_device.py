@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from arraybridge.device import Device
 from arraybridge.frameworks.registry import loaded
 from arraybridge.parallel.workers import Worker
 from arraybridge.settings import busy_workers, default_device, worker_device
-from arraybridge.types import Device
 
 __all__ = ["working_on"]
 

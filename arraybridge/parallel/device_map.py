@@ -12,20 +12,23 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.wrapping import name_of
+from arraybridge.device import Device
 from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.missing_gpu import find_device_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.progress_bar import with_progress
-from arraybridge.parallel.workers import Run, Shown, Work, Worker, noting
+from arraybridge.parallel.stage_chain import Run
+from arraybridge.parallel.workers import Shown, Work, Worker, noting
 from arraybridge.trees import map_arrays
-from arraybridge.types import Device, DeviceLike
+from arraybridge.types import DeviceLike
 from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["device_map"]

@@ -17,10 +17,11 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.formatting import Contents, Table, format_seconds
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import identity
+from arraybridge.frameworks.streams import identity
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.item_sources import source_of_items
-from arraybridge.parallel.workers import Enter, ItemTime, Run, Shown, Work, Worker, nothing
+from arraybridge.parallel.stage_chain import Run
+from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, nothing
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.validation import bool_option, whole_number

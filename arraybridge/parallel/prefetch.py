@@ -8,18 +8,21 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from arraybridge.conversion.convert import Grad, convert_tree
+from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.device_resolution import check_placement, resolve_device
+from arraybridge.conversion.tree_conversion import convert_tree
+from arraybridge.device import Device
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.memory.pools import page_locked_copy
+from arraybridge.memory.pinned_memory import page_locked_copy
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.progress_bar import with_progress
+from arraybridge.parallel.stage_chain import Run
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
-from arraybridge.parallel.workers import END, Run, Work, Worker
+from arraybridge.parallel.workers import END, Work, Worker
 from arraybridge.tracing import trace_log
 from arraybridge.trees import map_arrays
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.types import DeviceLike, FrameworkLike, GpuId
 from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["prefetch"]

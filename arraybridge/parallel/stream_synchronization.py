@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.device import Device
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import StreamEvent
 from arraybridge.frameworks.base import take_over
+from arraybridge.frameworks.streams import StreamEvent
 from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
-from arraybridge.types import Device
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:

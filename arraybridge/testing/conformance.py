@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory, explain
+from arraybridge.device import Device
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError, first_line
 from arraybridge.formatting import Contents, Table
 from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.accelerators import identity
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.streams import identity
 from arraybridge.memory.oom_recovery import split_and_retry
 from arraybridge.testing.simulated_oom import inject_oom
 from arraybridge.tracing.route import Route
 from arraybridge.tracing.trace_log import trace
-from arraybridge.types import Device, FrameworkLike
+from arraybridge.types import FrameworkLike
 
 
 class FrameworkCheckError(AssertionError):

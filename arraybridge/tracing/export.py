@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from arraybridge import formatting
-from arraybridge.formatting import COLORS, format_bytes, format_seconds, plot_axes
-from arraybridge.tracing.events import CONVERSIONS, Event, source_line
+from arraybridge.formatting import format_bytes, format_seconds
+from arraybridge.plots import COLORS, plot_axes
+from arraybridge.tracing.events import CONVERSIONS, Event
 from arraybridge.tracing.hotspots import HotSpots
+from arraybridge.tracing.user_lines import source_line
 
 __all__ = ["page", "plot", "save"]
 

@@ -19,15 +19,18 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import dlpack_capsules, read_only, registry
-from arraybridge.frameworks.base import Framework, Observation, is_c_contiguous
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.interchange import is_c_contiguous
+from arraybridge.frameworks.runtime import Observation
 from arraybridge.reasons import Cause, Reason, as_cause
-from arraybridge.tracing import events
-from arraybridge.tracing.events import Event, Site, Steps
+from arraybridge.tracing import events, user_lines
+from arraybridge.tracing.events import Event, Steps
 from arraybridge.tracing.records import Record
+from arraybridge.tracing.user_lines import Site
 from arraybridge.trees import leaves_of
-from arraybridge.types import Device
 
 #: The functions of each package that convert arrays.
 _CALLS = {
@@ -251,7 +254,7 @@ class _Call:
     ) -> None:
         frame: Any = currentframe()
         frame = frame.f_back.f_back  # the frame of the caller
-        at = events.site(frame, foreign=True)
+        at = user_lines.site(frame, foreign=True)
         if at is None:  # a step of a conversion by arraybridge
             return
         # The package that made the call; "" for the user's code.

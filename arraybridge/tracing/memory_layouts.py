@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.interchange import is_c_contiguous
 
 __all__ = ["Steps", "layout", "steps"]
 

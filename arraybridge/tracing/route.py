@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from arraybridge.device import Device
 from arraybridge.formatting import format_bytes, format_seconds, html_table
 from arraybridge.reasons import Cause, Reason
 from arraybridge.tracing.memory_layouts import Steps
 from arraybridge.tracing.memory_layouts import layout as memory_layout
-from arraybridge.types import Device
 
 __all__ = ["Route"]
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.formatting import Contents, Table, format_bytes, format_seconds
 from arraybridge.frameworks import registry
-from arraybridge.tracing import events
+from arraybridge.hooks import hooks
+from arraybridge.tracing import events, user_lines
 from arraybridge.tracing.events import Event
 from arraybridge.tracing.records import ConversionRecord, Record, SpanRecord
 from arraybridge.tracing.route import Route
-from arraybridge.types import hooks
 from arraybridge.validation import bool_option, whole_number
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class TraceLog(Table):
         _, code, instruction, _ = record.site
         line = lines.get((id(code), instruction))
         if line is None:
-            line = events.line_of(record.site)
+            line = user_lines.line_of(record.site)
             lines[id(code), instruction] = line
         return record.event(self._opened, line)
 
@@ -396,7 +396,7 @@ class Span:
         self.item: int | None = None
         self.flow = ""
         self._logs = logs
-        self._at = events.site() if logs else None
+        self._at = user_lines.site() if logs else None
         self._annotation = annotation(name)
         self._annotation.__enter__()
         self._began = time.perf_counter()

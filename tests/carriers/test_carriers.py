@@ -494,8 +494,8 @@ class Scans(Carrier):
 
 
 def test_custom_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge.caches import empty_caches
     from arraybridge.carriers import registry as buffer
-    from arraybridge.types import empty_caches
 
     monkeypatch.setattr(buffer, "_registered", [])
     scan = Scan(np.ones(3), "Ada")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import arraybridge as ab
-from arraybridge.errors import Advice, MemoryConversionError
+from arraybridge.advice import Advice
+from arraybridge.errors import MemoryConversionError
 from tests.helpers import require
 
 NAMES = ("torch", "tensorflow", "jax", "SimpleITK", "pandas", "polars", "pyarrow", "arraybridge")

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import arraybridge
-from arraybridge.cli import output
+from arraybridge.cli import option_parsing
 from tests.cli.programs import Site, call_cli, environment, join_boxed_lines, run_cli
 
 UNIX = pytest.mark.skipif(sys.platform == "win32", reason="requires pipes, signals and terminals of Unix")
@@ -206,10 +206,10 @@ SIZES = {"1": 1, "4MiB": 4 << 20, "64 KiB": 65536, "1.5k": 1536, "2MB": 2_000_00
 
 
 def test_sizes_are_parsed() -> None:
-    assert {text: output.parse_size(text) for text in SIZES} == SIZES
+    assert {text: option_parsing.parse_size(text) for text in SIZES} == SIZES
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "4 apples", "0", "-1", "nan", "inf", "0.1B", "1e999", "4Bi"])
 def test_invalid_sizes_raise(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a size"):
-        output.parse_size(text)
+        option_parsing.parse_size(text)

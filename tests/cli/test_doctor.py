@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge.cli.doctor import CHECKS, Findings, find_problems
+from arraybridge.cli.doctor_checks import CHECKS, Findings, find_problems
 from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
 from arraybridge.hardware import Driver, Gpu
 from tests.cli.programs import Site, environment

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from arraybridge.cli import matrix as command
-from arraybridge.cli import output
+from arraybridge.cli import matrix_report, output
 from tests.cli.programs import PLANTED, call_cli
 from tests.helpers import require
 
@@ -73,7 +73,7 @@ def test_the_html_page_escapes_texts_of_frameworks() -> None:
     names = ("method", "device", "shares_memory", "copies", "seconds", "bytes_per_second", "exact", "reason")
     result = {"dtype": "float32", "shape": [1], "nbytes": 4, "arraybridge": "1", "machine": "<i>"}
     result |= {"places": ["<u>"], "cells": [dict.fromkeys(names) | cell], "missing": {"<s>": "<em>"}}
-    text = command.html_page(result | {"numpy_own": []})
+    text = matrix_report.html_page(result | {"numpy_own": []})
     for tag in ("<b ", "<i>", "<u>", "<s>", "<em>"):
         assert tag not in text
     assert text.count("<script>") == 1
@@ -125,7 +125,7 @@ def test_cells_of_frameworks_without_the_dtype_are_refused() -> None:
 
 def test_sortable_tables_have_a_button_per_column_and_two_orders_for_numbers() -> None:
     rows = [("a", ("1 s", 'data-value="1"')), ("<b>", ("2 s", 'data-value="2"'))]
-    text = command.sortable_table(("name", "time"), rows, ("time",))
+    text = matrix_report.sortable_table(("name", "time"), rows, ("time",))
     assert text.count("<button>") == 2
     assert "&lt;b&gt;" in text
     for choice in ('value="0 up">name', 'value="1 up">time', 'value="1 down">time, largest first'):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge.cli import bench, demo, doctor, matrix
+from arraybridge.cli import bench, demo, doctor, doctor_checks, matrix_report
 from arraybridge.hardware import Driver, Gpu
 from tests.cli.programs import UNSET, call_cli, environment, run_cli
 
@@ -82,14 +82,14 @@ def matrix_result() -> Json:
     """Make a result with five frameworks, in which pyclesperanto rejects arrays of the last one."""
     places = ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"]
     cells = []
-    for source in (*places, matrix.UNALIGNED):
+    for source in (*places, matrix_report.UNALIGNED):
         for target in places:
             cell: Json = {"source": source, "target": target, "exact": True, "error": None}
             if source == target:
                 cell |= {"kind": "same", "method": "same", "seconds": 3e-7, "bytes_per_second": None}
             elif "pyclesperanto" not in (source, target):
                 cell |= {"kind": "shared", "method": "dlpack", "seconds": 1.21e-5, "bytes_per_second": None}
-            elif source == matrix.UNALIGNED:
+            elif source == matrix_report.UNALIGNED:
                 error = "pyclesperanto does not support this dtype."
                 cell |= {"kind": "refused", "exact": None, "error": error}
                 cell |= {"method": None, "seconds": None, "bytes_per_second": None}
@@ -112,11 +112,11 @@ def test_matrix_table(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    matrix.print_result(matrix_result())
+    matrix_report.print_result(matrix_result())
     check_snapshot("matrix", width, capsys.readouterr().out)
 
 
-def doctor_findings() -> doctor.Findings:
+def doctor_findings() -> doctor_checks.Findings:
     """Make findings with a problem of each severity, and a device name that wraps in 80 columns."""
 
     def probe(version: str, built_for: str, *devices: tuple[str, str], **changes: Any) -> Json:
@@ -132,7 +132,7 @@ def doctor_findings() -> doctor.Findings:
         }
 
     crash = "SIGSEGV (Segmentation fault)"
-    return doctor.Findings(
+    return doctor_checks.Findings(
         driver=Driver("550.54.15", (12, 4)),
         gpus=(Gpu(0, "NVIDIA RTX A5000", "GPU-1", "0000:3b:00.0", 24 << 30),),
         probes={
@@ -155,7 +155,7 @@ def test_doctor_report(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     findings = doctor_findings()
-    doctor.print_report(findings, doctor.find_problems(findings))
+    doctor.print_report(findings, doctor_checks.find_problems(findings))
     first, rest = capsys.readouterr().out.split("\n", 1)
     assert first.startswith(f"arraybridge {arraybridge.__version__}, Python 3.")
     check_snapshot("doctor", width, rest)

@@ -28,7 +28,7 @@ from arraybridge import (
     device_of,
     explain,
 )
-from arraybridge.frameworks.base import component
+from arraybridge.frameworks.component import component
 from tests import matrix_data as data
 from tests.fake_gpu import FakeGpuFramework, GpuDevices
 from tests.helpers import jax_with, registry_kept, require

@@ -17,7 +17,14 @@ from distributed.protocol import deserialize, serialize
 import arraybridge
 from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, hardware
 from arraybridge.conversion import device_resolution
-from arraybridge.dask import array_registration, cluster, map_blocks, prepare, recoveries, to_dask
+from arraybridge.dask import (
+    cluster,
+    map_blocks,
+    prepare,
+    recoveries,
+    to_dask,
+    worker_shared_memory,
+)
 from arraybridge.memory.shared_memory import Exchange
 from tests import matrix_data as data
 from tests.conversion.scripts.blocker import hide
@@ -261,8 +268,8 @@ def test_large_values_travel_between_workers_in_shared_memory(framework: str, tw
 
 @pytest.fixture
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_registration, "_exchange", Exchange())
-    monkeypatch.setattr(array_registration, "_exported", {})
+    monkeypatch.setattr(worker_shared_memory, "_exchange", Exchange())
+    monkeypatch.setattr(worker_shared_memory, "_exported", {})
 
 
 LARGE = np.ones(1 << 20)
@@ -274,31 +281,31 @@ def test_unreturned_memory_is_not_exported_again(monkeypatch: pytest.MonkeyPatch
 
     A slow reader then requests it again.
     """
-    one, two = (array_registration.import_exported(*array_registration.export(LARGE)) for _ in range(2))
+    one, two = (worker_shared_memory.import_exported(*worker_shared_memory.export(LARGE)) for _ in range(2))
     one[:] = 0
     assert one.sum() == 0
     assert two.sum() == LARGE.sum() == LARGE.size
     del one, two
-    assert len(array_registration._exchange.segments) == 2
-    monkeypatch.setattr(array_registration, "_exchange", Exchange())
-    monkeypatch.setattr(array_registration, "_TIMEOUT", 0.0)
-    (lost, _), _ = array_registration.export(LARGE), array_registration.export(LARGE)
-    assert len(array_registration._exchange.segments) == 1
+    assert len(worker_shared_memory._exchange.segments) == 2
+    monkeypatch.setattr(worker_shared_memory, "_exchange", Exchange())
+    monkeypatch.setattr(worker_shared_memory, "_TIMEOUT", 0.0)
+    (lost, _), _ = worker_shared_memory.export(LARGE), worker_shared_memory.export(LARGE)
+    assert len(worker_shared_memory._exchange.segments) == 1
     with pytest.raises(EOFError, match="Keep the array until it has arrived"):
-        array_registration.import_exported(lost, [])
-    monkeypatch.setattr(array_registration, "_MAX_EXPORTED", 0)
-    header, frames = array_registration.export(LARGE)
-    assert array_registration.import_exported(header, frames).sum() == LARGE.sum()
+        worker_shared_memory.import_exported(lost, [])
+    monkeypatch.setattr(worker_shared_memory, "_MAX_EXPORTED", 0)
+    header, frames = worker_shared_memory.export(LARGE)
+    assert worker_shared_memory.import_exported(header, frames).sum() == LARGE.sum()
     assert sum(map(len, frames)) == LARGE.nbytes, "the frames must contain the bytes"
 
 
 def test_workers_on_other_hosts_receive_bytes() -> None:
     worker = SimpleNamespace(rpc=SimpleNamespace(deserializers=None))
-    array_registration.register_memory(worker, {"arraybridge-elsewhere"})
+    worker_shared_memory.register_memory(worker, {"arraybridge-elsewhere"})
     assert worker.rpc.deserializers is None
     header, frames = serialize(LARGE, ("arraybridge-elsewhere", "dask"))
     assert header["serializer"] == "dask"
-    array_registration.register_memory(worker, {"arraybridge-elsewhere", array_registration.reach()})
+    worker_shared_memory.register_memory(worker, {"arraybridge-elsewhere", worker_shared_memory.reach()})
     header, frames = serialize([LARGE, "word", {"a": LARGE}], worker.rpc.deserializers)
     assert sum(map(len, frames)) < 1000
     one, word, two = deserialize(header, frames, worker.rpc.deserializers)

@@ -19,7 +19,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError
-from arraybridge.frameworks.accelerators import Streams
+from arraybridge.frameworks.streams import Streams
 from tests.decorators import cases
 from tests.decorators.cases import (
     FRAMEWORKS,

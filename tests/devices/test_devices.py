@@ -16,8 +16,9 @@ import pytest
 import arraybridge
 from arraybridge import Device, array_namespace, devices, get_device, hardware, set_device, use_device
 from arraybridge.devices import inventory as module
-from arraybridge.frameworks.accelerators import DeviceDetails
-from arraybridge.frameworks.base import Framework, Memory, component
+from arraybridge.frameworks.accelerator_memory import DeviceDetails, Memory
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.component import component
 from arraybridge.hardware import Gpu
 from tests.fake_gpu import FakeGpuFramework
 from tests.helpers import jax_with, require, run_python

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks.accelerators import StreamEvent
-from arraybridge.types import Device
+from arraybridge.device import Device
+from arraybridge.frameworks.streams import StreamEvent
 from tests.emulated_gpu import accounting
 from tests.gpu import test_memory as memory
 from tests.gpu import test_ordering as ordering

@@ -14,11 +14,11 @@ import pytest
 
 import arraybridge
 from arraybridge import free_memory
+from arraybridge.device import Device
 from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.accelerators import StreamEvent, Streams
-from arraybridge.frameworks.base import component
+from arraybridge.frameworks.component import component
 from arraybridge.frameworks.numpy import NumpyDevices, NumpyFramework, NumpyInterchange
-from arraybridge.types import Device
+from arraybridge.frameworks.streams import StreamEvent, Streams
 from tests.helpers import require
 
 GPU = Device("gpu", 0)

@@ -116,7 +116,7 @@ def test_another_package_cannot_take_the_name_of_an_entry_point(slates: str) -> 
 
 WITHOUT_COMPONENT = """
 from arraybridge import Framework
-from arraybridge.frameworks.base import Memory
+from arraybridge.frameworks.accelerator_memory import Memory
 
 class Bridge(Framework):
     name, modules, memory = "component", ("componentplug",), Memory

@@ -17,9 +17,11 @@ import pytest
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type, is_oom_error, register
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerators import Streams
-from arraybridge.frameworks.base import Devices, Memory, component
+from arraybridge.frameworks.accelerator_memory import Memory
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import Devices
 from arraybridge.frameworks.sparse import SparseArrays
+from arraybridge.frameworks.streams import Streams
 from tests.fake_gpu import FakeGpuArray, FakeGpuFramework
 from tests.helpers import registry_kept, require, run_python
 

@@ -17,9 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import arraybridge as ab
-from arraybridge.frameworks import base, gpu_memory
-from arraybridge.frameworks.accelerators import Streams
+from arraybridge.frameworks import (
+    accelerator_memory,
+    base,
+    batching,
+    component,
+    cuda_driver,
+    device_access,
+    interchange,
+    runtime,
+)
 from arraybridge.frameworks.protocol_producers import FOREIGN_HOST
+from arraybridge.frameworks.streams import Streams
 from tests.gpu.forked import print_results_of_each
 
 FIRST, SECOND = ab.Device("gpu", 0), ab.Device("gpu", 1)
@@ -69,7 +78,7 @@ class OfferedByDlpack:
         return 2, self._device
 
 
-class StreamlessInterchange(base.Interchange):
+class StreamlessInterchange(interchange.Interchange):
     dlpack_device = 2
 
 
@@ -78,7 +87,7 @@ class StreamlessFramework(ab.Framework):
 
     name = "lender"
     modules = ("tests",)
-    interchange = base.component(StreamlessInterchange)
+    interchange = component.component(StreamlessInterchange)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, OfferedByDlpack)
@@ -380,12 +389,12 @@ WITHOUT_DEVICE = frozenset(
 
 #: Components of a framework by name, without `autodiff`, which uses the framework's own functions.
 COMPONENTS = {
-    "batching": base.Batching,
-    "devices": base.Devices,
+    "batching": batching.Batching,
+    "devices": device_access.Devices,
     "fast_path": base.FastPath,
-    "interchange": base.Interchange,
-    "memory": base.Memory,
-    "runtime": base.Runtime,
+    "interchange": interchange.Interchange,
+    "memory": accelerator_memory.Memory,
+    "runtime": runtime.Runtime,
     "streams": Streams,
 }
 
@@ -404,7 +413,7 @@ def _methods_of(cls: type) -> list[str]:
 
 def component_names() -> set[str]:
     """Return the names of the components that `Framework` has."""
-    own = {name for name in dir(ab.Framework) if isinstance(getattr(ab.Framework, name), base.component)}
+    own = {name for name in dir(ab.Framework) if isinstance(getattr(ab.Framework, name), component.component)}
     return own | {"streams"}
 
 
@@ -445,7 +454,7 @@ def _outcome(name: str, call: Call, before: Callable[[], None]) -> Outcome:
             raise
     is_array = s.own.owns(result)
     current = s.current()
-    first_is_open = gpu_memory.has_context(0)
+    first_is_open = cuda_driver.has_context(0)
     pushed = _pushed_contexts()
     if is_array:  # only now, since reading the values may open a device
         result = [str(s.devices.device_of(result)), s.own.to_host(result).tolist()]

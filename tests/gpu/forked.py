@@ -30,9 +30,9 @@ def print_results_of_each(functions: Mapping[str, Callable[[], Any]]) -> None:
     The result of a function that raises is its traceback; the result of a process that crashes is its exit
     status.
     """
-    from arraybridge.frameworks import gpu_memory
+    from arraybridge.frameworks import cuda_driver
 
-    assert not gpu_memory.is_driver_initialized(), "a fork of this process cannot use CUDA"
+    assert not cuda_driver.is_driver_initialized(), "a fork of this process cannot use CUDA"
     # Importing NumPy starts threads of its BLAS, which are not used here.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     print(json.dumps({name: _result_in_fork(function) for name, function in functions.items()}))

@@ -15,7 +15,7 @@ import numpy as np
 
 import arraybridge as ab
 from arraybridge import hardware
-from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks import cuda_driver
 from tests.gpu.forked import print_results_of_each
 
 LAST = ab.Device("gpu", max(0, len(hardware.gpus()) - 1))
@@ -106,7 +106,7 @@ def wakes(query: Callable[[], Any]) -> Callable[[], bool]:
 
     def is_awake_afterwards() -> bool:
         query()
-        return gpu_memory.is_driver_initialized()
+        return cuda_driver.is_driver_initialized()
 
     return is_awake_afterwards
 

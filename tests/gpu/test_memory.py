@@ -14,8 +14,8 @@ import pytest
 
 import arraybridge
 from arraybridge import BufferPool, explain, free_memory, is_oom_error, memory_peak, memory_stats, pinned
+from arraybridge.device import Device
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
 from tests.helpers import EMULATED, output_of, require
 
 pytestmark = pytest.mark.gpu

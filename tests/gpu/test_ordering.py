@@ -17,10 +17,11 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map, prefetch
+from arraybridge.device import Device
 from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.base import Interchange, component
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.interchange import Interchange
 from arraybridge.frameworks.protocol_producers import FOREIGN_HOST
-from arraybridge.types import Device
 from tests.helpers import EMULATED, needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu

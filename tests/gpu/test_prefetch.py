@@ -11,8 +11,8 @@ import pytest
 
 import arraybridge
 from arraybridge import pinned, prefetch
-from arraybridge.frameworks import gpu_memory
-from arraybridge.types import Device
+from arraybridge.device import Device
+from arraybridge.frameworks import cuda_driver
 from tests.helpers import EMULATED, require
 
 pytestmark = pytest.mark.gpu
@@ -115,7 +115,7 @@ def test_only_page_locked_host_memory_counts_as_pinned() -> None:
     x = cupy.arange(3)
     locked = pinned(np.arange(3))
     addresses = [x.data.ptr, np.arange(3).ctypes.data, locked.ctypes.data, 0]
-    assert [gpu_memory.is_page_locked(one) for one in addresses] == [False, False, True, False]
+    assert [cuda_driver.is_page_locked(one) for one in addresses] == [False, False, True, False]
 
 
 def test_dtypes_that_numpy_lacks_are_sent() -> None:

@@ -12,10 +12,10 @@ import cupy
 import numpy as np
 
 import arraybridge
-from arraybridge.frameworks import base
-from arraybridge.frameworks.accelerators import StreamEvent
+from arraybridge.device import Device
+from arraybridge.frameworks import component, device_access, interchange
 from arraybridge.frameworks.cupy import CupyStreams, on_gpu
-from arraybridge.types import Device
+from arraybridge.frameworks.streams import StreamEvent
 
 
 class TwinArray:
@@ -84,7 +84,7 @@ class TwinStreams(CupyStreams):
         return x
 
 
-class TwinInterchange(base.Interchange):
+class TwinInterchange(interchange.Interchange):
     dlpack_device = 2
 
     def import_from(self, x: Any, source: arraybridge.Framework, device: Device) -> TwinArray:
@@ -96,7 +96,7 @@ class TwinInterchange(base.Interchange):
         return TwinArray(array, self.framework.streams.of(device))
 
 
-class TwinDevices(base.Devices):
+class TwinDevices(device_access.Devices):
     def device_of(self, x: TwinArray) -> Device:
         return Device("gpu", x.array.device.id)
 
@@ -111,8 +111,8 @@ class TwinFramework(arraybridge.Framework):
     name = "twin"
     modules = (__name__,)
     has_host = False
-    interchange = base.component(TwinInterchange)
-    devices = base.component(TwinDevices)
+    interchange = component.component(TwinInterchange)
+    devices = component.component(TwinDevices)
 
     def __init__(self) -> None:
         self.streams = TwinStreams()

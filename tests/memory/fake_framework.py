@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from arraybridge.device import Device
 from arraybridge.frameworks import host_memory
-from arraybridge.frameworks.accelerators import GpuMemory, Holding
-from arraybridge.frameworks.base import Memory, component
-from arraybridge.types import Device
+from arraybridge.frameworks.accelerator_memory import GpuMemory, Holding, Memory
+from arraybridge.frameworks.component import component
 from tests.fake_gpu import FakeGpuFramework, GpuDevices
 
 

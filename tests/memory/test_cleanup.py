@@ -12,8 +12,8 @@ import pytest
 
 import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context, hardware
+from arraybridge.device import Device
 from arraybridge.memory import coexistence
-from arraybridge.types import Device
 from tests.helpers import require
 from tests.memory.fake_framework import FakeFramework
 

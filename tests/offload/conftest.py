@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from arraybridge.device import Device
 from arraybridge.frameworks import registry
 from arraybridge.offload import cost_model
 from arraybridge.offload.gpu_search import found_gpus
-from arraybridge.types import Device
 from tests.helpers import registry_kept
 from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.frameworks.base import Framework, Memory, component
+from arraybridge.device import Device
+from arraybridge.frameworks.accelerator_memory import Memory
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.component import component
 from arraybridge.offload import cost_model
 from arraybridge.offload.gpu_call import Offload
 from arraybridge.offload.gpu_search import BackendGpu, found_gpus
-from arraybridge.types import Device
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework
 from tests.helpers import require
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from arraybridge.offload import call_signature
+from arraybridge.device import Device
+from arraybridge.offload import verification
 from arraybridge.offload.call_signature import NoSignatureError, signature_of
 from arraybridge.settings import worker_device
-from arraybridge.types import Device
 from tests.fake_gpu import FakeGpuArray
 from tests.offload.simulated_gpu import Clock, FakeGpu, Machine, offload
 
@@ -267,7 +267,7 @@ def test_numbers_that_change_on_every_call_are_not_verified(
 def test_remembered_signatures_are_bounded(
     machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_signature, "MAX_PROOFS", 8)
+    monkeypatch.setattr(verification, "MAX_PROOFS", 8)
     run = offload(differs_for(clock, lambda _: False), machine)
     for _ in range(4):
         run(X, 0.5)

@@ -12,10 +12,10 @@ import pytest
 
 import arraybridge
 from arraybridge import UnknownFrameworkError, array_namespace, use_device
+from arraybridge.device import Device
 from arraybridge.hardware import gpus
 from arraybridge.offload.gpu_decorator import gpu, stay_on_gpu
 from arraybridge.settings import worker_device
-from arraybridge.types import Device
 from tests.fake_gpu import FakeGpuArray
 from tests.helpers import require
 from tests.offload.simulated_gpu import Clock, FakeGpu, Machine, machine_with, offload, paying, running_on

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from arraybridge import Device
-from arraybridge.frameworks.accelerators import StreamEvent, Streams
-from arraybridge.frameworks.base import component
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.streams import StreamEvent, Streams
 from tests.fake_gpu import FakeGpuArray, FakeGpuFramework, GpuBatching
 
 

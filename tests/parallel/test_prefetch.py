@@ -10,8 +10,8 @@ import pytest
 
 import arraybridge
 from arraybridge import prefetch
+from arraybridge.device import Device
 from arraybridge.frameworks import host_memory
-from arraybridge.types import Device
 from tests.helpers import registry_kept, require
 from tests.memory.fake_framework import FakeFramework
 from tests.parallel.fake_streams import StreamFramework

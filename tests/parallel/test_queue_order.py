@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from arraybridge.device import Device
 from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.accelerators import StreamEvent, Streams
+from arraybridge.frameworks.streams import StreamEvent, Streams
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
-from arraybridge.types import Device
 
 GPU = Device("gpu", 0)
 

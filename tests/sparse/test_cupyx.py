@@ -13,8 +13,8 @@ import pytest
 
 import arraybridge
 from arraybridge import convert_memory, explain, trace
-from arraybridge.frameworks import base
-from arraybridge.frameworks.accelerators import Streams
+from arraybridge.frameworks import base, component, unsupported
+from arraybridge.frameworks.streams import Streams
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework, GpuDevices
 from tests.helpers import registry_kept, require
 from tests.sparse.arrays import BETA, made, random_contents, read
@@ -93,7 +93,7 @@ class SparseDevices(GpuDevices):
 class SparseGpus(FakeGpuFramework):
     name = "cards"
     array = DeviceArray
-    devices = base.component(SparseDevices)
+    devices = component.component(SparseDevices)
     sparse = cupyx_sparse.CupyxSparse()
 
     def owns(self, x: Any) -> bool:
@@ -104,7 +104,7 @@ class SparseGpus(FakeGpuFramework):
 
     def check(self, x: Any) -> None:
         if is_sparse(x):
-            raise base.sparse_array_error(self, x)
+            raise unsupported.sparse_array_error(self, x)
 
 
 @contextmanager

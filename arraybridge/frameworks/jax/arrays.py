@@ -17,43 +17,34 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge import hardware
+from arraybridge.device import Device
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import (
     dlpack_capsules,
     dtype_names,
     gpu_memory,
     host_memory,
-    protocols,
     read_only,
     resource_exhausted,
 )
-from arraybridge.frameworks.accelerators import Holding
-from arraybridge.frameworks.base import (
-    CPU,
-    Devices,
-    FastPath,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    Observation,
-    OneLevel,
-    Pytree,
-    Runtime,
-    component,
-    is_c_contiguous,
+from arraybridge.frameworks.accelerator_memory import Holding, Memory
+from arraybridge.frameworks.base import FastPath, Framework, nbytes_of_parts
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.installation import can_find
+from arraybridge.frameworks.interchange import Interchange, is_c_contiguous
+from arraybridge.frameworks.jax import gradients as jax_autodiff
+from arraybridge.frameworks.jax.sparse import JaxSparse, is_sparse
+from arraybridge.frameworks.runtime import Observation, OneLevel, Pytree, Runtime
+from arraybridge.frameworks.unsupported import (
     is_sub_byte,
-    nbytes_of_parts,
     sparse_array_error,
     sub_byte_dtype_error,
     unsupported_array_error,
     unsupported_dtype_error,
 )
-from arraybridge.frameworks.installation import can_find
-from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.jax.sparse import JaxSparse, is_sparse
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
 
 # If the axes are in another order in memory, JAX 0.7.1 imports wrong values, and JAX 0.7.2 raises.
 _RESPECTS_ORDER = jax.__version_info__ >= (0, 8)
@@ -497,7 +488,7 @@ class JaxFramework(Framework):
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
-            return jax.dlpack.from_dlpack(protocols.Importable(capsule), device=native)
+            return jax.dlpack.from_dlpack(dlpack_capsules.Importable(capsule), device=native)
 
     def copy(self, x: jax.Array) -> jax.Array:
         if is_sparse(x):

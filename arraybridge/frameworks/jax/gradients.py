@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from arraybridge.caches import exact_key
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff
-from arraybridge.types import exact_key
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0

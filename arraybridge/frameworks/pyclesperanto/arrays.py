@@ -17,25 +17,21 @@ from typing import Any
 import numpy as np
 
 from arraybridge import hardware
+from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import gpu_memory, protocols
-from arraybridge.frameworks.accelerators import DeviceDetails
-from arraybridge.frameworks.base import (
-    Batching,
-    Devices,
-    Framework,
-    Interchange,
-    Memory,
-    Runtime,
-    component,
-    is_c_contiguous,
-    no_counterpart_error,
-)
+from arraybridge.frameworks import dlpack_capsules, gpu_memory
+from arraybridge.frameworks.accelerator_memory import DeviceDetails, Memory
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.batching import Batching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import Devices
 from arraybridge.frameworks.installation import can_find, is_imported
+from arraybridge.frameworks.interchange import Interchange, is_c_contiguous
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN
+from arraybridge.frameworks.runtime import Runtime
+from arraybridge.frameworks.unsupported import no_counterpart_error
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
 
 # The only dtypes that kernels support. push() silently converts float64 to float32, int64 to int32, bool to
 # uint8 and complex64 to its real part. The prototype converts everything to float32.
@@ -76,7 +72,7 @@ class ImageInterchange(Interchange):
     def export(self, x: Any, device: Device) -> Any:
         self.block_until_ready(x)
         # pyclesperanto 0.25 defines __dlpack__(stream, version), without max_version.
-        return protocols.Importable(x.__dlpack__(), (2, device.index))
+        return dlpack_capsules.Importable(x.__dlpack__(), (2, device.index))
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
         gpu_memory.release()

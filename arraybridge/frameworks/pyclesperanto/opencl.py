@@ -17,7 +17,7 @@ from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError, text_of
 from arraybridge.frameworks import dlpack_capsules
-from arraybridge.frameworks.accelerators import DeviceDetails
+from arraybridge.frameworks.accelerator_memory import DeviceDetails
 from arraybridge.frameworks.installation import is_imported
 
 __all__ = ["use_pocl_wheel"]

@@ -13,40 +13,33 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from arraybridge.device import Device
 from arraybridge.frameworks import (
     dlpack_capsules,
     dtype_names,
     gpu_memory,
     host_memory,
-    protocols,
     read_only,
     resource_exhausted,
 )
-from arraybridge.frameworks.accelerators import Holding
-from arraybridge.frameworks.base import (
-    CPU,
-    Devices,
-    FastPath,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    Observation,
-    Runtime,
-    component,
-    is_c_contiguous,
-    nbytes_of_parts,
+from arraybridge.frameworks.accelerator_memory import Holding, Memory
+from arraybridge.frameworks.base import FastPath, Framework, nbytes_of_parts
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.interchange import Interchange, is_c_contiguous
+from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.runtime import Observation, Runtime
+from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
+from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
+from arraybridge.frameworks.unsupported import (
     sparse_array_error,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
     wider_dtype,
 )
-from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
-from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device
 
 # TensorFlow supports neither DLPack nor bitcast nor buffers for float8, so float8 is converted through NumPy.
 _FLOAT8 = tuple(f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"))
@@ -123,7 +116,7 @@ class TensorflowInterchange(Interchange):
 
     def export(self, x: Any, device: Device) -> Any:
         # TensorFlow's __dlpack__ does not accept stream=; it waits until the memory is ready.
-        return protocols.Importable(x.__dlpack__(), (2, device.index))
+        return dlpack_capsules.Importable(x.__dlpack__(), (2, device.index))
 
     def block_until_ready(self, x: Any) -> None:
         if isinstance(x, _EAGER) and "CPU" in x.device:

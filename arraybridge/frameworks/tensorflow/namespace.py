@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import dlpack_capsules, host_memory, registry
-from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.device_access import CPU
 from arraybridge.reasons import as_cause
 
 _np = tf.experimental.numpy

@@ -19,32 +19,35 @@ from torch.utils import _pytree as pytree
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge import hardware
-from arraybridge.frameworks import dlpack_capsules, dtype_names, gpu_memory, host_memory, protocols, read_only
-from arraybridge.frameworks.accelerators import GpuMemory, Holding, Streams
-from arraybridge.frameworks.base import (
-    CPU,
-    Devices,
-    FastPath,
-    Framework,
-    IndexedBatching,
-    Interchange,
-    Memory,
-    OneLevel,
-    Pytree,
-    Runtime,
-    component,
-    nbytes_of_parts,
+from arraybridge.device import Device, gpu_device
+from arraybridge.frameworks import (
+    cuda_driver,
+    dlpack_capsules,
+    dtype_names,
+    gpu_memory,
+    host_memory,
+    protocols,
+    read_only,
+)
+from arraybridge.frameworks.accelerator_memory import GpuMemory, Holding, Memory
+from arraybridge.frameworks.base import FastPath, Framework, nbytes_of_parts
+from arraybridge.frameworks.batching import IndexedBatching
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import CPU, Devices
+from arraybridge.frameworks.interchange import Interchange
+from arraybridge.frameworks.runtime import OneLevel, Pytree, Runtime
+from arraybridge.frameworks.streams import Streams
+from arraybridge.frameworks.torch import gradients as torch_autodiff
+from arraybridge.frameworks.torch.observation import TorchObservation
+from arraybridge.frameworks.torch.sparse import TorchSparse
+from arraybridge.frameworks.torch.streams import TorchStreams, on_device
+from arraybridge.frameworks.unsupported import (
     sparse_array_error,
     unsupported_array_error,
     unsupported_cast_error,
     unsupported_dtype_error,
 )
-from arraybridge.frameworks.torch import gradients as torch_autodiff
-from arraybridge.frameworks.torch.observation import TorchObservation
-from arraybridge.frameworks.torch.sparse import TorchSparse
-from arraybridge.frameworks.torch.streams import TorchStreams, on_device
 from arraybridge.reasons import Cause, Reason
-from arraybridge.types import Device, gpu_device
 
 #: NumPy's dtype names → PyTorch's dtypes.
 DTYPES: dict[str, torch.dtype] = {
@@ -375,7 +378,7 @@ class TorchMemory(Memory):
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
             for i in _gpu_numbers():
-                if torch.version.hip or gpu_memory.has_context(i):  # otherwise, this would create a context
+                if torch.version.hip or cuda_driver.has_context(i):  # otherwise, this would create a context
                     torch.cuda.synchronize(i)
         elif self.framework.devices.is_started():
             torch.accelerator.synchronize()
@@ -583,7 +586,7 @@ def _is_driver_uninitialized() -> bool:
     After initialization, this process cannot be forked. Most queries, such as ``is_available``, initialize
     the driver.
     """
-    return _CUDA > 0 and not gpu_memory.is_driver_initialized()
+    return _CUDA > 0 and not cuda_driver.is_driver_initialized()
 
 
 def _gpu_numbers(device: Device | None = None) -> list[int]:
@@ -681,7 +684,7 @@ def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
     interface = x.__cuda_array_interface__
     address, is_read_only = interface["data"]
     writable = protocols.Exported(x, __cuda_array_interface__={**interface, "data": (address, False)})
-    index = gpu_memory.device_at(address)
+    index = cuda_driver.device_at(address)
     # Pass the device that the memory is on. PyTorch would copy the memory to any other device, and without a
     # device, it would create a context on the current one.
     tensor = torch.as_tensor(writable, device=None if index is None else f"cuda:{index}")

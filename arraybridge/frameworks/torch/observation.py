@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from arraybridge.frameworks.base import Observation
-from arraybridge.types import Device
+from arraybridge.device import Device
+from arraybridge.frameworks.runtime import Observation
 
 if TYPE_CHECKING:
     from arraybridge.frameworks.base import Framework

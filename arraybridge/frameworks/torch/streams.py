@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from arraybridge.frameworks import gpu_memory
-from arraybridge.frameworks.accelerators import StreamEvent, Streams
-from arraybridge.types import Device
+from arraybridge.device import Device
+from arraybridge.frameworks import cuda_driver, gpu_memory
+from arraybridge.frameworks.streams import StreamEvent, Streams
 
 if torch.backends.cuda.is_built():
     gpu_memory.captures.append(torch.cuda.is_current_stream_capturing)
@@ -25,11 +25,11 @@ def on_device(index: int) -> Iterator[None]:
     therefore not for CuPy.
     """
     before = torch.cuda.current_device()
-    if before == index or torch.version.hip or gpu_memory.has_context(before):
+    if before == index or torch.version.hip or cuda_driver.has_context(before):
         with torch.cuda.device(index):
             yield
     else:
-        with gpu_memory.primary_context(index), torch.cuda.device(index):
+        with cuda_driver.primary_context(index), torch.cuda.device(index):
             yield
 
 

@@ -8,9 +8,11 @@ import numpy as np
 
 import arraybridge
 from arraybridge import Device
-from arraybridge.frameworks.accelerators import DeviceDetails, Holding
-from arraybridge.frameworks.base import Devices, Memory, Runtime, component
+from arraybridge.frameworks.accelerator_memory import DeviceDetails, Holding, Memory
+from arraybridge.frameworks.component import component
+from arraybridge.frameworks.device_access import Devices
 from arraybridge.frameworks.registry import FrameworkMetadata
+from arraybridge.frameworks.runtime import Runtime
 
 __version__ = "3.2.1"
 

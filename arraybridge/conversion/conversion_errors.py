@@ -1,68 +1,15 @@
-"""Requests and decisions of conversions, and the errors that several decisions raise."""
+"""The errors of conversions: copies that are not allowed, dropped gradients, and exceptions of frameworks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
+from arraybridge.device import Device
 from arraybridge.errors import CopyRequiredError, GradientError, MemoryConversionError, error_text
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
-from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.frameworks.base import Framework
 from arraybridge.reasons import Cause, Reason
-from arraybridge.tracing.route import Method, Route
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.tracing.route import Method
 
-__all__ = ["Decision", "Request", "conversion_error", "copy_required_error", "graph_required_error", "is_oom"]
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Request:
-    """The arguments of a conversion, except the array.
-
-    For a `convert_memory` call, they have the values that the user passed. For the parts of a sparse array,
-    they are normalized.
-    """
-
-    target: FrameworkLike
-    declared: FrameworkLike | None = None
-    gpu_id: GpuId = None
-    device: DeviceLike | None = None
-    copy: bool | None = None
-    dtype: Any = None
-    grad: str = "error"
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Decision:
-    """A route, and the function that performs the conversion."""
-
-    route: Route
-    source: Framework
-    target: Framework
-    #: The array that was passed; if it is of another library, the array that was imported from it.
-    data: Any
-    #: Also converts any other array for which `decide` would make this decision. The plan cache relies on it.
-    convert: Callable[[Any], Any]
-    #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
-    #: dense arrays, and for sparse ones that are converted as a whole.
-    convert_by_parts: Callable[[Any, Callable[[Any, Request], Any]], Any] | None = None
-
-    @property
-    def conversion_errors(self) -> tuple[type[Exception], ...]:
-        """The exceptions that the two frameworks raise for arrays that they do not support."""
-        return conversion_errors(self.source, self.target)
-
-    def __call__(self) -> Any:
-        """Convert the array."""
-        try:
-            return self.convert(self.data)
-        except MemoryConversionError:
-            raise
-        except self.conversion_errors as error:
-            if is_oom(error, self.source, self.target):
-                raise
-            raise conversion_error(self.source, self.target, self.route.method, error) from error
+__all__ = ["conversion_error", "copy_required_error", "graph_required_error", "is_oom"]
 
 
 def graph_required_error(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:

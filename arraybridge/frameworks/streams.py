@@ -1,4 +1,4 @@
-"""Streams on accelerators, and the records in which frameworks report devices and memory."""
+"""The component `Streams`: streams on accelerators, one per thread, and the order between them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
-from arraybridge.types import Device
+from arraybridge.device import Device
 
-__all__ = ["DeviceDetails", "GpuMemory", "Holding", "StreamEvent", "Streams", "identity"]
+__all__ = ["StreamEvent", "Streams", "identity"]
 
 
 def identity(x: Any) -> Any:
@@ -110,66 +110,3 @@ class Streams:
             An array that shares the memory of ``x``. Arrays in host memory are returned unchanged.
         """
         return x
-
-
-class DeviceDetails(NamedTuple):
-    """The details of a device that a framework reports.
-
-    Attributes:
-        name: The name of the model; ``""`` if it is unknown.
-        identity: The UUID or PCI address; ``""`` if it is unknown.
-        total: The size of its memory in bytes; None if it is unknown.
-    """
-
-    name: str = ""
-    identity: str = ""
-    total: int | None = None
-
-
-class GpuMemory(NamedTuple):
-    """The memory of a GPU.
-
-    Attributes:
-        free: The free memory in bytes.
-        total: The total memory in bytes.
-    """
-
-    free: int
-    total: int
-
-
-class Holding(NamedTuple):
-    """The memory that one holder uses on one device, in bytes. None means unknown.
-
-    Attributes:
-        device: The device string, ``"cpu"`` or ``"gpu:0"``.
-        holder: The name of a framework, ``"this process"`` (on the host), ``"this process, otherwise"``,
-            ``"other processes"``, or ``"everything else"``.
-        used: The size of live arrays; for a process, all memory that it holds.
-        cached: The memory that the framework reserves for future arrays.
-        peak: The maximum of ``used``.
-    """
-
-    device: str
-    holder: str
-    used: int | None
-    cached: int | None = None
-    peak: int | None = None
-
-    @property
-    def reserved(self) -> int | None:
-        """The allocated memory in bytes: ``used`` plus ``cached``, or None if either is unknown."""
-        return None if self.used is None or self.cached is None else self.used + self.cached
-
-    @property
-    def fragmentation(self) -> float | None:
-        """The fraction of ``reserved`` that no live array uses, from 0 to 1; None if it is unknown.
-
-        A high value after an out-of-memory error means that free memory is fragmented, or in the cache of
-        another framework.
-        """
-        return None if self.reserved is None else (self.cached or 0) / max(1, self.reserved)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, ``reserved`` and ``fragmentation`` as a dictionary."""
-        return {**self._asdict(), "reserved": self.reserved, "fragmentation": self.fragmentation}

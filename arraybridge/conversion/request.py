@@ -1,0 +1,131 @@
+"""Requests for conversions with their checked options, and the decisions that answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.conversion_errors import conversion_error, is_oom
+from arraybridge.conversion.device_resolution import check_placement
+from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError, nearest
+from arraybridge.frameworks import dtype_names, registry
+from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.tracing.route import Route
+from arraybridge.types import DeviceLike, FrameworkLike, GpuId
+
+__all__ = ["Decision", "Request", "dtype_name"]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """The arguments of a conversion, except the array.
+
+    For a `convert_memory` call, they have the values that the user passed. For the parts of a sparse array,
+    they are normalized.
+    """
+
+    target: FrameworkLike
+    declared: FrameworkLike | None = None
+    gpu_id: GpuId = None
+    device: DeviceLike | None = None
+    copy: bool | None = None
+    dtype: Any = None
+    grad: str = "error"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Decision:
+    """A route, and the function that performs the conversion."""
+
+    route: Route
+    source: Framework
+    target: Framework
+    #: The array that was passed; if it is of another library, the array that was imported from it.
+    data: Any
+    #: Also converts any other array for which `decide` would make this decision. The plan cache relies on it.
+    convert: Callable[[Any], Any]
+    #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
+    #: dense arrays, and for sparse ones that are converted as a whole.
+    convert_by_parts: Callable[[Any, Callable[[Any, Request], Any]], Any] | None = None
+
+    @property
+    def conversion_errors(self) -> tuple[type[Exception], ...]:
+        """The exceptions that the two frameworks raise for arrays that they do not support."""
+        return conversion_errors(self.source, self.target)
+
+    def __call__(self) -> Any:
+        """Convert the array."""
+        try:
+            return self.convert(self.data)
+        except MemoryConversionError:
+            raise
+        except self.conversion_errors as error:
+            if is_oom(error, self.source, self.target):
+                raise
+            raise conversion_error(self.source, self.target, self.route.method, error) from error
+
+
+def check_options(request: Request) -> Request:
+    """Check the options of a request, without an array, and return the request with normalized options.
+
+    Raises:
+        ValueError: If an option is invalid, or no framework has the declared name.
+        TypeError: If the declared source is not a name.
+    """
+    copy = request.copy
+    if request.declared is not None:
+        registry.framework_name(request.declared)
+    if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
+        raise _grad_error(request.grad)
+    if copy is not None and not isinstance(copy, (bool, np.bool_)):
+        raise ValueError(f"copy={copy!r} must be None, True or False.")
+    if request.gpu_id is not None or request.device is not None:
+        check_placement(request.gpu_id, request.device)
+    return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
+
+
+def _grad_error(grad: Any) -> ValueError:
+    """Return the error for an invalid value of ``grad``."""
+    if isinstance(grad, str) and grad == "flow":
+        return ValueError(
+            "grad='flow' is not an option of conversions, because gradients need a function. Use it with the"
+            " decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
+        )
+    return ValueError(f"grad={grad!r} must be 'error' or 'detach'{nearest(str(grad), ('error', 'detach'))}.")
+
+
+_DTYPES = dtype_names.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return NumPy's name of a dtype, which may be a name or a dtype of any framework.
+
+    Raises:
+        DtypeNotSupportedError: If casts to it are not supported.
+    """
+    name = dtype_names.name_of_any(dtype)
+    if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
+        return name
+    raise DtypeNotSupportedError(
+        f"dtype={dtype!r} is not a supported dtype{_nearest_dtype(name)}.",
+        advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
+        reason=f"unknown dtype {name}",
+    )
+
+
+def _nearest_dtype(name: str) -> str:
+    """Return ``" (did you mean 'complex64'?)"``: for an unsupported width, the next one of the same kind."""
+    kind = name.rstrip("0123456789")
+    bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
+    width = name.removeprefix(kind)
+    if bits and width and int(width).bit_count() == 1:  # a power of 2 is not a typo
+        return f" (did you mean '{kind}{min((b for b in bits if b >= int(width)), default=bits[-1])}'?)"
+    return nearest(name, _DTYPES)
+
+
+def is_dtype(x: Any) -> bool:
+    """Return whether ``x`` is a dtype of any framework, or the name of a dtype."""
+    return dtype_names.name_of_any(x) in _DTYPES

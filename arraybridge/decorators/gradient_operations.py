@@ -1,0 +1,255 @@
+"""The operations that pass gradients to and from a function of another framework."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.decorators import argument_conversion
+from arraybridge.decorators.results import Restoration
+from arraybridge.errors import GradientError
+from arraybridge.frameworks import autodiff, read_only, registry
+from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
+from arraybridge.frameworks.base import Framework
+from arraybridge.tracing import trace_log
+from arraybridge.trees import arrays_of
+
+
+class CallOperation(autodiff.Operation):
+    """A pure function of the callee, applied to arrays of the caller.
+
+    Args:
+        call: The function, with its other arguments, which have no gradient and are not written to.
+        caller: The framework that differentiates it.
+        enter: Converts a plain array to the callee, on the device on which the function runs.
+        active: For each argument, whether it is differentiated.
+    """
+
+    #: The random state of the callee before the first run.
+    state: Any = autodiff.NO_STATE
+
+    def __init__(
+        self, call: autodiff.Call, caller: Framework, enter: argument_conversion.Change, active: list[bool]
+    ) -> None:
+        self.body: autodiff.Body = call
+        self.caller = caller
+        self.enter = enter
+        self.active = tuple(active)
+        self.label = call.function.label
+        self.callee = callee = registry.framework(call.function.name)
+        values = [leaf.value for leaf in call.leaves]
+        self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(values)]
+        self.context = contextvars.copy_context()
+        self.settings = callee.runtime.thread_settings()
+
+    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        """Return the results and their linearization. Without one, the pullback runs the function again."""
+        callee = self.callee.autodiff
+        self.state = callee.random_state()
+        results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
+        self._check_captured(linear.captured)
+        results = self._to_caller(results, [arrays[0]] * len(results))
+        if self.caller.mutable:  # the backward pass reads the arguments and the constants
+            spans = list(map(self.caller.autodiff.span, arrays))
+            self._copy_shared(results, spans + [callee.span(x) for x, _ in self.versions])
+        return results, linear
+
+    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
+        """Return the results as NumPy arrays, for a callback of a compiled program of the caller.
+
+        ``states`` has the random state before the first run. It is empty for the first run, and for functions
+        that draw no random numbers.
+        """
+        operation = self
+        for state in states:
+            operation = operation.replaying(state)
+        return list(operation.run_under_settings(operation.host_results, arrays))
+
+    def host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the results of the function as host arrays."""
+        self._check_unmodified()
+        # No copy of read-only arrays is needed, because writing to an argument raises an error.
+        entered = self._to_callee([read_only.writable_alias(x) for x in arrays])
+        results = self.callee.autodiff.run(self.body, entered, self.label)
+        return [convert_memory(y, "numpy", grad="detach") for y in results]
+
+    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+        """Run the function again on arrays of the callee, with the random numbers of the first run."""
+        callee = self.callee.autodiff
+        self._check_unmodified()
+        if self.draws is None:
+            callee.check_repeatable(self.body, arrays, self.label)
+        with callee.replayed(self.state):
+            return callee.linearize(self.body, arrays, self.active, self.label)
+
+    def replaying(self, state: Any) -> Self:
+        """Return the same operation with this random state before its first run."""
+        operation = copy.copy(self)
+        operation.state = state
+        return operation
+
+    def random_state(self) -> np.ndarray:
+        """Return the current random state of the callee."""
+        return self.callee.autodiff.random_state()
+
+    def predict(self, shapes: list[Shape]) -> list[Shape]:
+        """Return the shapes and dtypes of the results for arguments of these shapes and dtypes."""
+        for shape, dtype in shapes:
+            self.callee.supports(dtype, shape)
+        predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
+        if self.differentiated:
+            self._check_captured(captured)
+        return predicted
+
+    # -- its pullback ------------------------------------------------------------------------------
+
+    def pullback(
+        self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
+    ) -> tuple[Pullback, list[Any]]:
+        """Return the operation that computes the gradients of the active arguments, and its arguments.
+
+        ``cotangents`` has one for each result; None if there is none.
+        """
+        operands = [*arrays, *(c for c in cotangents if c is not None)]
+        return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
+
+    def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
+        """Return the gradients of the arguments as differentiable arrays; None for inactive arguments."""
+        pullback, operands = self.pullback(arrays, cotangents, linear)
+        if any(pullback.active):
+            results = iter(self.caller.autodiff.apply(pullback, operands))
+        else:
+            results = iter(pullback.linearize(operands)[0])
+        return [next(results) if a else None for a in self.active]
+
+    def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
+        """Return the results whose memory the pullback reads and which must not be written to."""
+        if linear is None:
+            return []
+        if linear.residuals is None:
+            return results
+        spans = [self.callee.autodiff.span(x) for x in linear.residuals]
+        return [y for y in results if overlaps(self.caller.autodiff.span(y), spans)]
+
+    # -- conversion between caller and callee --------------------------------------------------------
+
+    def run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call a function under the settings of the forward pass; a backward pass may run in any thread."""
+        context = self.context.copy()
+        if trace_log.open_logs:  # a trace around the backward pass records it
+            trace_log.record_in_context(context)
+        with self.settings():
+            return context.run(run, *args)
+
+    def _to_callee(self, arrays: Sequence[Any]) -> list[Any]:
+        entered = [self.enter(x) for x in arrays]
+        for x in entered:
+            self.callee.autodiff.check_argument(x, self.label)
+        return entered
+
+    def _to_caller(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
+        """Return the results as arrays of the caller, each on the device of its example."""
+        pairs = zip(results, examples, strict=True)
+        arrays = [Restoration(example, "detach").array(x) for x, example in pairs]
+        for x in arrays:
+            self.caller.autodiff.check_argument(x, self.label)
+        return arrays
+
+    def _copy_shared(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
+        """Copy the arrays that share memory with each other or with these memory ranges."""
+        span_of = self.caller.autodiff.span
+        for i, x in enumerate(arrays):
+            span = span_of(x)
+            if overlaps(span, spans):
+                arrays[i] = self.caller.copy(x)
+                span = span_of(arrays[i])
+            spans.append(span)
+
+    def _check_unmodified(self) -> None:
+        if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
+            raise autodiff.modified_argument_error(self.label)
+
+    def _check_captured(self, what: str) -> None:
+        if not what:
+            return
+        callee = self.callee.autodiff
+        advice = (
+            f"If w is a constant, {callee.constant_advice}. Otherwise, pass it as an argument:"
+            f" {self.caller.autodiff.argument_advice}."
+        )
+        if self.callee.name == "torch":
+            advice += " For the parameters of a module, use torch.func.functional_call."
+        raise GradientError(
+            f"The result depends on w, {what} that is not an argument and would get no gradient.",
+            reason="captured",
+            advice=advice,
+            place=f"{self.label}()",
+        )
+
+
+class Pullback(CallOperation):
+    """The gradients of the active arguments, as an operation on the arguments and the cotangents.
+
+    Args:
+        forward: The operation whose pullback this is.
+        present: For each result of ``forward``, whether it has a cotangent.
+        arrays: The arrays to which it will be applied.
+        linear: The linearization of a forward run. Without one, the function runs again.
+    """
+
+    def __init__(
+        self, forward: CallOperation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
+    ) -> None:
+        self.forward = forward
+        self.present = present
+        self.linear = linear
+        caller = forward.caller.autodiff
+        self.active = tuple(caller.is_differentiable(x) and caller.is_tracked(x) for x in arrays)
+        self.versions = []
+        self.state = forward.state
+        self.callee = forward.callee
+        self.caller = forward.caller
+        self.enter = forward.enter
+        self.context = forward.context
+        self.settings = forward.settings
+        self.label = forward.label
+
+    def body(self, arrays: list[Any]) -> list[Any]:
+        """Return the gradients as arrays of the callee. Run the function again to compute them."""
+        count = len(self.forward.active)
+        _, linear = self.forward.replaying(self.state).again(arrays[:count])
+        return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
+
+    def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
+        """Return the gradients, without a linearization."""
+        # Second derivatives are rare. The pullback runs again to compute them.
+        return list(self.run_under_settings(self._values, arrays)), None
+
+    def _values(self, arrays: Sequence[Any]) -> list[Any]:
+        examples = select(arrays, self.forward.active)
+        spans = list(map(self.caller.autodiff.span, arrays))
+        linear = self.linear
+        self.linear = None  # the caller's graph of the gradients would keep it alive
+        if linear is None:
+            gradients = self._to_caller(self.body(self._to_callee(arrays)), examples)
+        else:
+            # The caller may write to a gradient and then run the backward pass again.
+            spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
+            cotangents = self._to_callee(arrays[len(self.forward.active) :])
+            cotangents = substitute([None] * len(self.present), self.present, cotangents)
+            gradients = self._to_caller(linear.pull(cotangents), examples)
+        self._copy_shared(gradients, spans)
+        return gradients
+
+    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+        """Run the pullback again on arrays of the callee."""
+        return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
+
+    def predict(self, shapes: list[Shape]) -> list[Shape]:
+        """Return the shapes and dtypes of the active arguments."""
+        return select(shapes, self.forward.active)

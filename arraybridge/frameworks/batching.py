@@ -1,0 +1,138 @@
+"""The component `Batching`: slices of a framework's arrays, and joins of the slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.device import Device
+from arraybridge.frameworks import dtype_names, host_memory
+from arraybridge.frameworks.component import Component
+
+__all__ = ["Batching", "IndexedBatching"]
+
+
+class Batching(Component):
+    """Functions that split arrays into parts and join parts. The defaults work through host memory."""
+
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        """Return a range of rows of an array, as a view if the framework has views.
+
+        Args:
+            x: An array of the framework.
+            axis: The axis of the rows.
+            start: The index of the first row.
+            stop: The index after the last row.
+
+        Returns:
+            ``x[start:stop]`` along ``axis``, on the same device.
+        """
+        framework = self.framework
+        values = framework.to_host(x)[_rows(axis, len(framework.shape(x)), start, stop)]
+        return framework.from_host(host_memory.aligned_copy(values), framework.devices.device_of(x))
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        """Join arrays along an axis.
+
+        Args:
+            parts: Arrays of one device, with equal shapes except along ``axis``.
+            axis: The axis to join along.
+
+        Returns:
+            A new array on the same device.
+        """
+        return self._joined("concat", np.concatenate, parts, axis)
+
+    def stack(self, planes: list[Any]) -> Any:
+        """Stack arrays along a new first axis.
+
+        Args:
+            planes: Arrays of the same shape and dtype, on the same device.
+
+        Returns:
+            A new array of shape ``(len(planes), *shape)`` on the same device.
+        """
+        return self._joined("stack", np.stack, planes, 0)
+
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        """Join arrays by a function of the array API, or on the host if there is no namespace."""
+        namespace = self.framework.runtime.array_namespace()
+        if namespace is None:
+            host = on_host([self.framework.to_host(x) for x in arrays], axis)
+            return self.framework.from_host(
+                host_memory.aligned_copy(host), self.framework.devices.device_of(arrays[0])
+            )
+        with self.framework.runtime.device_guard(arrays[0]):
+            return getattr(namespace, name)(arrays, axis=axis)
+
+    def unstack(self, x: Any) -> list[Any]:
+        """Split an array along its first axis, into views if the framework has views.
+
+        Args:
+            x: An array of shape ``(n, ...)``.
+
+        Returns:
+            ``n`` arrays on the same device, without the first axis.
+        """
+        framework = self.framework
+        device = framework.devices.device_of(x)
+        return [
+            framework.from_host(host_memory.aligned_copy(plane), device) for plane in framework.to_host(x)
+        ]
+
+    def output_buffer(self, part: Any, shape: tuple[int, ...]) -> Any:
+        """Return an empty array to which parts are assigned by index.
+
+        Args:
+            part: The first part, which determines dtype and device.
+            shape: The shape of the whole array.
+
+        Returns:
+            The array; None if parts are collected and concatenated at the end instead.
+        """
+        return None
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        """Return an uninitialized array.
+
+        Args:
+            shape: The number of elements along each axis.
+            dtype: The name of the dtype.
+            device: One of the available devices.
+
+        Returns:
+            An array on that device.
+        """
+        return self.framework.from_host(host_memory.aligned_empty(shape, dtype_names.np_dtype(dtype)), device)
+
+    def reinterpret(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a view of the first bytes of an array as another array.
+
+        Args:
+            memory: A C-contiguous array with at least as many bytes.
+            shape: The shape of the view.
+            dtype: The name of the view's dtype.
+
+        Returns:
+            The view; None if the framework does not support such views.
+        """
+        return None
+
+
+def _rows(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
+    """Return the index of the rows from ``start`` to ``stop`` along ``axis``."""
+    return (*(slice(None),) * (axis % rank), slice(start, stop))
+
+
+class IndexedBatching(Batching):
+    """Functions that split arrays by NumPy-style indexing, on their device."""
+
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        with self.framework.runtime.device_guard(x):
+            return x[_rows(axis, len(self.framework.shape(x)), start, stop)]
+
+    def unstack(self, x: Any) -> list[Any]:
+        with self.framework.runtime.device_guard(x):
+            return [x[i] for i in range(self.framework.shape(x)[0])]

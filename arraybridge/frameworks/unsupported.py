@@ -1,0 +1,164 @@
+"""Errors for dtypes and arrays that a framework does not support, with casts and expressions instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from arraybridge.advice import Advice, Cast
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
+
+if TYPE_CHECKING:
+    from arraybridge.frameworks.base import Framework
+
+__all__ = ["sparse_array_error"]
+
+
+# Names such as float6_e2m3fn and int1. NumPy stores each element in a byte; other libraries pack several
+# elements into one byte.
+_SUB_BYTE = re.compile(r"(?:u?int[1-7]|float[1-7]_\w+)$")
+# Maps dtypes that only NumPy has to the nearest common dtype.
+_NEAREST = {
+    "float128": "float64",
+    "float96": "float64",
+    "complex256": "complex128",
+    "complex192": "complex128",
+}
+
+
+def missing_dtype_error(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeNotSupportedError:
+    """Return the error for a dtype that arrays of ``framework`` cannot have."""
+    if is_sub_byte(dtype):
+        reason = f"{framework.name} cannot import {dtype}, because each library packs it differently"
+        problem = f"{reason}."
+    else:
+        reason = f"{framework.name} has no dtype {dtype}"
+        problem = f"{reason}; nothing was converted, because any other dtype could lose values."
+    cast = _possible_cast(dtype, dtypes)
+    if cast is None:
+        advice = Advice(f"It has no {_kind_of_dtype(dtype)} dtype: convert x.real and x.imag separately.")
+    else:
+        advice = cast.by_option()
+    return DtypeNotSupportedError(
+        problem,
+        target_type=framework.name,
+        reason=reason,
+        advice=advice,
+        cast=cast,
+    )
+
+
+def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
+    """Return the suggested cast, which is to a dtype of the same kind so that values keep their meaning."""
+    kind = _kind_of_dtype(dtype)
+    same = [other for other in dtypes if _kind_of_dtype(other) == kind]
+    if not same:
+        return None
+    exact = _exact_cast(dtype)
+    if exact is not None and exact in same:
+        return Cast(exact, keeps_values=True)
+    nearest = _NEAREST.get(dtype)
+    if nearest is not None and nearest in same:
+        return Cast(nearest)
+    usual = ("float32", "complex64", "int32")
+    first, *others = [*sorted(set(same) & set(usual)), *sorted(set(same) - set(usual))]
+    return Cast(first, tuple(others))
+
+
+def _exact_cast(dtype: str) -> str | None:
+    """Return a common dtype that holds every value of an uncommon dtype, or None."""
+    if is_sub_byte(dtype):
+        return wider_dtype(dtype)
+    if dtype in ("float16", "bfloat16") or dtype.startswith("float8"):
+        return "float32"
+    return "uint8" if dtype == "bool" else None
+
+
+def _kind_of_dtype(dtype: str) -> str:
+    if dtype.startswith(("int", "uint", "bool")):
+        return "integer"
+    return "complex" if dtype.startswith("complex") else "floating"
+
+
+def unsupported_cast_error(
+    framework: Framework, source: str, dtype: str, instead: str, *expressions: str
+) -> DtypeNotSupportedError:
+    """Return the error for a cast that a framework does not have, with the expressions to use instead."""
+    return DtypeNotSupportedError(
+        f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast.",
+        reason=f"{framework.name} cannot cast {source} to {dtype}",
+        advice=Advice(instead, expressions),
+    )
+
+
+def unsupported_array_error(
+    framework: Framework, what: str, instead: str, *expressions: str
+) -> ArrayNotSupportedError:
+    """Return the error for an array of ``framework`` that has no dense, concrete values.
+
+    ``instead`` has a ``{}`` for each of the expressions, which refer to the array as ``{x}``.
+    """
+    return ArrayNotSupportedError(
+        f"{what} of {framework.name} cannot be converted",
+        source_type=framework.name,
+        reason=what,
+        advice=Advice(instead, expressions),
+    )
+
+
+def no_counterpart_error(
+    framework: Framework, what: str, instead: str, *expressions: str
+) -> ArrayNotSupportedError:
+    """Return the error for an array of another framework that ``framework`` cannot represent."""
+    reason = f"{framework.name} cannot hold {what}"
+    return ArrayNotSupportedError(
+        reason, target_type=framework.name, reason=reason, advice=Advice(instead, expressions)
+    )
+
+
+def sparse_array_error(framework: Framework, x: Any) -> ArrayNotSupportedError:
+    """Return the error for a sparse array where only dense arrays are supported."""
+    sparse = framework.sparse
+    layout = sparse.layout(x)
+    return ArrayNotSupportedError(
+        f"A sparse {layout.upper()} array of {sparse.title} is not a dense array.",
+        source_type=framework.name,
+        reason=f"it is a sparse {layout.upper()} array",
+        advice=Advice("Pass its stored values, {}.", (sparse.expressions(x).values,)),
+    )
+
+
+def unsupported_dtype_error(
+    framework: Framework, dtype: object, instead: str, *expressions: str
+) -> DtypeNotSupportedError:
+    """Return the error for a dtype of ``framework`` that no other framework supports."""
+    return DtypeNotSupportedError(
+        f"{framework.name} arrays of dtype {dtype} cannot be converted",
+        source_type=framework.name,
+        reason=f"no other framework supports {dtype}",
+        advice=Advice(instead, expressions),
+    )
+
+
+def sub_byte_dtype_error(framework: Framework, dtype: str) -> DtypeNotSupportedError:
+    """Return the error for elements smaller than a byte. It suggests an exact cast."""
+    return DtypeNotSupportedError(
+        f"{framework.name} arrays of dtype {dtype} cannot be converted, because each library packs elements"
+        " smaller than a byte differently",
+        source_type=framework.name,
+        reason=f"each library packs {dtype} differently",
+        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider_dtype(dtype)}")',)),
+    )
+
+
+def is_sub_byte(dtype: str) -> bool:
+    """Return whether the elements of a dtype are smaller than a byte."""
+    return _SUB_BYTE.match(dtype) is not None
+
+
+def wider_dtype(dtype: str) -> str:
+    """Return a byte-sized or larger dtype that holds every value of a dtype with smaller elements."""
+    if dtype.startswith("float"):
+        return "float32"
+    return "uint8" if dtype.startswith("u") else "int8"

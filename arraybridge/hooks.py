@@ -1,0 +1,39 @@
+"""Functions of higher layers that lower layers call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from arraybridge.device import Device
+    from arraybridge.types import FrameworkLike
+
+
+class Hooks:
+    """Functions of higher layers that lower layers call, because lower layers do not import higher ones.
+
+    A module that defines one of the functions sets the attribute when the module is imported.
+
+    Attributes:
+        native_device: Returns a framework's own object for a `Device`. Set in frameworks/registry.py.
+        read_device: Returns the `Device` that a framework's own device object denotes; None for other
+            objects. Set in frameworks/registry.py.
+        user_line: Returns the file and line of the user's code that called this package. Set in
+            tracing/events.py.
+        annotate: Opens a context in which a profiler shows the names of operations. Set in
+            tracing/trace_log.py.
+        decorator_of: Returns the decorator of a framework. Set in decorators/framework_decorators.py.
+    """
+
+    __slots__ = ("annotate", "decorator_of", "native_device", "read_device", "user_line")
+
+    native_device: Callable[[Device, FrameworkLike], Any]
+    read_device: Callable[[Any], Device | None]
+    user_line: Callable[[], tuple[str, int]]
+    annotate: Callable[[str], AbstractContextManager[None]]
+    decorator_of: Callable[[str], Any]
+
+
+hooks = Hooks()

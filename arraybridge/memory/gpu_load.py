@@ -1,0 +1,53 @@
+"""The utilization, memory and temperature of NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from arraybridge import hardware
+
+__all__ = ["gpu_utilization"]
+
+
+class GpuLoad(NamedTuple):
+    """The utilization of a GPU. A value is None if the GPU does not report it.
+
+    Attributes:
+        device: The device string, such as ``"gpu:0"``.
+        name: The model.
+        load: The utilization in percent.
+        memory_used: The used memory in bytes.
+        memory_total: The total memory in bytes.
+        temperature: The temperature in degrees Celsius.
+    """
+
+    device: str
+    name: str
+    load: int | None
+    memory_used: int | None
+    memory_total: int | None
+    temperature: int | None
+
+
+def gpu_utilization() -> tuple[GpuLoad, ...]:
+    """Return the load, memory and temperature of each NVIDIA GPU.
+
+    Returns:
+        One `GpuLoad` per GPU; an empty tuple without an NVIDIA GPU.
+
+    Example:
+        >>> for gpu in gpu_utilization():
+        ...     print(gpu.device, gpu.load)  # doctest: +SKIP
+    """
+    readings = [(gpu, hardware.read_gpu(gpu)) for gpu in hardware.gpus()]
+    return tuple(
+        GpuLoad(
+            f"gpu:{gpu.index}",
+            gpu.name,
+            load=now.load,
+            memory_used=now.used,
+            memory_total=now.total,
+            temperature=now.temperature,
+        )
+        for gpu, now in readings
+    )

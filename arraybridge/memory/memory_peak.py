@@ -1,0 +1,155 @@
+"""`memory_peak`: the largest memory use within a block, per device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from arraybridge.errors import nearest
+from arraybridge.formatting import Contents, Table, format_bytes
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.stats import holdings
+
+__all__ = ["memory_peak"]
+
+
+@contextmanager
+def repeated(probe: Callable[[], object], interval: float) -> Iterator[None]:
+    """Call ``probe`` every ``interval`` seconds in a thread during a ``with`` block, and once at its end."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(interval):
+            probe()
+
+    watcher = threading.Thread(target=watch, name="arraybridge-memory", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        probe()
+
+
+_PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
+
+
+class PeakRow(NamedTuple):
+    """The bytes that a holder used before a `memory_peak` block, and the most that it used within it."""
+
+    device: str
+    holder: str
+    before: int
+    peak: int
+
+    @property
+    def growth(self) -> int:
+        """The difference between ``peak`` and ``before``, in bytes."""
+        return max(0, self.peak - self.before)
+
+
+# Reentrant: the start of a block probes the enclosing blocks.
+_peaks_lock = threading.RLock()
+_open_peaks: list[MemoryPeak] = []
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """Bytes of one holder on one device.
+
+    Attributes:
+        before: The bytes in use before the block.
+        peak: The largest number of bytes in use so far.
+        counted: The peak that the framework reported before the block. Only a larger peak is from the block.
+    """
+
+    before: int = 0
+    peak: int = 0
+    counted: int = 0
+
+
+class MemoryPeak(Table):
+    """The peak memory use of a `memory_peak` block so far: all ``rows``, or one such as ``m["torch"]``."""
+
+    def __init__(self) -> None:
+        #: The measured bytes, by device and holder.
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        for one in holdings():
+            if one.used is not None:
+                self._watched[one.device, one.holder] = _Watched(one.used, one.used, one.peak or 0)
+
+    @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """One row per device and holder."""
+        return tuple(
+            PeakRow(device, holder, before=one.before, peak=one.peak)
+            for (device, holder), one in self._watched.items()
+        )
+
+    def __getitem__(self, holder: str) -> PeakRow:
+        """Return the row of a framework on its first device, or of ``"this process"`` on the host.
+
+        Raises:
+            KeyError: If the holder has no row: it is not loaded, has opened no device, or does not count its
+                memory.
+        """
+        for row in self.rows:
+            if row.holder == holder:
+                return row
+        holders = list(dict.fromkeys(row.holder for row in self.rows))
+        known = registry.framework_names()
+        if holder in known:
+            cause = f"{holder} has opened no device, or its memory is not counted."
+        else:
+            cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
+        raise KeyError(f"no row for {holder!r}: {cause} Pass one of {', '.join(map(repr, holders))}.")
+
+    def _table(self) -> Contents:
+        rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]
+        return _PEAK_HEAD, rows, _PEAK_HEAD[2:], ""
+
+    def probe(self) -> None:
+        """Read the current memory of all frameworks, and update the peaks."""
+        with _peaks_lock:
+            for one in holdings():
+                if one.used is not None:
+                    watched = self._watched.setdefault((one.device, one.holder), _Watched())
+                    watched.peak = max(watched.peak, one.used)
+                    if one.peak is not None and one.peak > watched.counted:
+                        watched.peak = max(watched.peak, one.peak)
+
+
+@contextmanager
+def memory_peak() -> Iterator[MemoryPeak]:
+    """Measure the peak memory of each framework, and of this process on the host, in a ``with`` block.
+
+    PyTorch and TensorFlow count their peaks; the block resets these counters. JAX counts as well, but reports
+    the peak of the block only if it exceeds every earlier one. CuPy is sampled every two milliseconds, and so
+    is the host while it stays below the highest peak of the process.
+
+    Yields:
+        The measurement. It is complete when the block has ended.
+
+    Example:
+        >>> with memory_peak() as m:
+        ...     pass
+        >>> m["this process"].growth >= 0
+        True
+    """
+    with _peaks_lock:
+        for outer in _open_peaks:  # read their peaks before the counters are reset
+            outer.probe()
+        for one in loaded():
+            one.memory.reset_peak()
+        measured = MemoryPeak()
+        _open_peaks.append(measured)
+    try:
+        with repeated(measured.probe, 0.002):
+            yield measured
+    finally:
+        _open_peaks.remove(measured)
