@@ -67,8 +67,8 @@ if _TYPE_CHECKING:
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.devices.namespaces import array_namespace
     from arraybridge.memory.cleanup import free_memory
-    from arraybridge.memory.coexistence import coexist
     from arraybridge.memory.gpu_context import gpu_context
+    from arraybridge.memory.gpu_sharing import coexist
     from arraybridge.memory.oom_recovery import is_oom_error, run_with_oom_recovery, split_and_retry
     from arraybridge.memory.pinned_memory import pinned
     from arraybridge.memory.pools import BufferPool

@@ -30,8 +30,8 @@ from arraybridge.caches import exact_key, new_cache, remember
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.protocol_producers import is_protocol_producer, offers_on_instance
 from arraybridge.frameworks.runtime import Pytree
+from arraybridge.frameworks.third_party_arrays import is_protocol_producer, offers_on_instance
 
 # -- kinds of values -----------------------------------------------------------------------------------
 

@@ -20,10 +20,10 @@ import numpy as np
 from arraybridge.device import Device
 from arraybridge.frameworks.registry import framework
 from arraybridge.offload.call_arguments import Arguments
-from arraybridge.offload.cost_model import CPU, GPU
 from arraybridge.offload.device_choice import DeviceChooser
 from arraybridge.offload.gpu_decorator import gpu
 from arraybridge.offload.gpu_search import BackendGpu, found_gpus
+from arraybridge.offload.timing_history import CPU, GPU
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 
 TARGET_US = 20.0

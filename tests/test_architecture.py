@@ -29,7 +29,7 @@ _LATER = """
     hashlib json logging multiprocessing pathlib pickle subprocess traceback urllib uuid arraybridge.cli
     arraybridge.decorators.decorated_call arraybridge.decorators.gradient_flow arraybridge.frameworks.torch
     arraybridge.hardware arraybridge.memory.oom_recovery arraybridge.memory.stats
-    arraybridge.offload.device_choice arraybridge.offload.gpu_call arraybridge.offload.gpu_search
+    arraybridge.offload.device_choice arraybridge.offload.offloaded_call arraybridge.offload.gpu_search
 """
 
 # Importable, but not in `__all__`: decorators named after a framework, results of calls, rarely needed names.

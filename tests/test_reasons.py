@@ -13,8 +13,8 @@ import pytest
 
 import arraybridge
 from arraybridge import CopyRequiredError, Framework, Route, convert_memory, explain, register, trace
+from arraybridge.copy_advice import ADVICE, WITHOUT_ADVICE, Copy, advice_for_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, TEXTS, Cause, Reason, as_cause
-from arraybridge.tracing.copy_advice import ADVICE, WITHOUT_ADVICE, Copy, advice_for_copy
 from tests.helpers import registry_kept, require
 
 

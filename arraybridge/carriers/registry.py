@@ -16,8 +16,8 @@ from arraybridge.caches import empty_caches, new_cache, remember
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.errors import MemoryConversionError, error_text, warn
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.protocol_producers import is_protocol_producer
 from arraybridge.frameworks.registry import not_an_instance_error
+from arraybridge.frameworks.third_party_arrays import is_protocol_producer
 
 __all__ = ["carrier_of", "register_carrier"]
 

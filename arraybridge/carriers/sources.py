@@ -12,7 +12,7 @@ from arraybridge.errors import MemoryConversionError, error_text
 from arraybridge.frameworks import host_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.protocol_producers import (
+from arraybridge.frameworks.third_party_arrays import (
     framework_of_producer,
     is_protocol_producer,
     unknown_array_error,

@@ -7,7 +7,7 @@ from arraybridge.errors import CopyRequiredError, GradientError, MemoryConversio
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework
 from arraybridge.reasons import Cause, Reason
-from arraybridge.tracing.route import Method
+from arraybridge.route import Method
 
 __all__ = ["conversion_error", "copy_required_error", "graph_required_error", "is_oom"]
 

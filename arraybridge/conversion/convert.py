@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from arraybridge.conversion import plan_cache
-from arraybridge.conversion.decide import decide
+from arraybridge.conversion.decision import decide
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.conversion.recorded import convert_and_record
 from arraybridge.conversion.request import Request, dtype_name, is_dtype
+from arraybridge.route import Route
 from arraybridge.tracing import trace_log
-from arraybridge.tracing.route import Route
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.types import DeviceLike, FrameworkLike, GpuId, MemoryType
 

@@ -7,7 +7,7 @@ from typing import Any
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.device import Device
-from arraybridge.frameworks import protocol_producers, registry
+from arraybridge.frameworks import registry, third_party_arrays
 
 __all__ = ["detect_memory_type", "device_of"]
 
@@ -39,9 +39,9 @@ def detect_memory_type(x: Any) -> str:
         return owner.name
     if carrier_of(x) is not None:
         return source_of(x)[0].name
-    if not protocol_producers.is_protocol_producer(x):
+    if not third_party_arrays.is_protocol_producer(x):
         source_of(x)  # raises the error
-    return "cupy" if protocol_producers.is_on_gpu(x) else "numpy"
+    return "cupy" if third_party_arrays.is_on_gpu(x) else "numpy"
 
 
 def device_of(x: Any) -> Device:

@@ -29,14 +29,14 @@ from typing import Any
 
 from arraybridge.caches import MOST_ENTRIES, new_cache, remember
 from arraybridge.carriers.registry import carrier_of
-from arraybridge.conversion.decide import decide
+from arraybridge.conversion.decision import decide
 from arraybridge.conversion.request import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import conversion_errors
 from arraybridge.frameworks.device_access import CPU
-from arraybridge.frameworks.protocol_producers import FOREIGN_HOST, importer, opener
+from arraybridge.frameworks.third_party_arrays import FOREIGN_HOST, importer, opener
 
 __all__ = ["declined", "plans_by_signature", "signature_of_call"]
 

@@ -13,7 +13,7 @@ from arraybridge.conversion.device_resolution import check_placement
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError, nearest
 from arraybridge.frameworks import dtype_names, registry
 from arraybridge.frameworks.base import Framework, conversion_errors
-from arraybridge.tracing.route import Route
+from arraybridge.route import Route
 from arraybridge.types import DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["Decision", "Request", "dtype_name"]

@@ -19,7 +19,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.sparse import Expressions, Layout, SparseParts
 from arraybridge.frameworks.streams import identity
 from arraybridge.reasons import Cause, Reason
-from arraybridge.tracing.route import Method, Route
+from arraybridge.route import Method, Route
 
 __all__ = ["SparseConversion"]
 

@@ -17,7 +17,7 @@ from arraybridge import hardware
 from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration, worker_shared_memory
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.memory import coexistence, oom_recovery
+from arraybridge.memory import gpu_sharing, oom_recovery
 from arraybridge.validation import bool_option, whole_number
 
 
@@ -40,7 +40,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         own = "dask_cuda" in sys.modules if self.own_gpu is None else self.own_gpu
         device_resolution.only_gpu = 0 if own else None
         if self.share_memory:
-            coexistence.share_gpu_memory("torch")
+            gpu_sharing.share_gpu_memory("torch")
 
 
 def cluster(
@@ -89,7 +89,7 @@ def cluster(
     bool_option("share_memory", share_memory)
     _check_env(env)
     on_gpus = bool(hardware.gpus()) if gpus is None else gpus
-    environment = {**coexistence.coexistence(fraction), **(env or {})}
+    environment = {**gpu_sharing.coexistence(fraction), **(env or {})}
     cluster_class = _cuda_cluster() if on_gpus else LocalCluster
     started = cluster_class(n_workers=n_workers, **options)
     with ExitStack() as undone:

@@ -20,7 +20,7 @@ from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, So
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.non_array_advice import has_method
-from arraybridge.frameworks.protocol_producers import unknown_array_error
+from arraybridge.frameworks.third_party_arrays import unknown_array_error
 from arraybridge.settings import busy_workers, worker_device
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, has_array_inside, kind_of, leaves_of

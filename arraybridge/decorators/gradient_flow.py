@@ -16,7 +16,7 @@ import numpy as np
 from arraybridge.advice import Advice
 from arraybridge.carriers.sources import is_array
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.decide import find_source
+from arraybridge.conversion.decision import find_source
 from arraybridge.decorators import argument_conversion, decorated_call
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.gradient_operations import CallOperation

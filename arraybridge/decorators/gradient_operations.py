@@ -13,7 +13,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators import argument_conversion
 from arraybridge.decorators.results import Restoration
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import autodiff, read_only, registry
+from arraybridge.frameworks import autodiff, read_only_memory, registry
 from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
 from arraybridge.frameworks.base import Framework
 from arraybridge.tracing import trace_log
@@ -74,7 +74,7 @@ class CallOperation(autodiff.Operation):
         """Return the results of the function as host arrays."""
         self._check_unmodified()
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
-        entered = self._to_callee([read_only.writable_alias(x) for x in arrays])
+        entered = self._to_callee([read_only_memory.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
         return [convert_memory(y, "numpy", grad="detach") for y in results]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from arraybridge.device import Device
 from arraybridge.errors import ArrayNotSupportedError
-from arraybridge.frameworks import dlpack_capsules, dtype_names, host_memory, read_only
+from arraybridge.frameworks import dlpack_capsules, dtype_names, host_memory, read_only_memory
 from arraybridge.frameworks.accelerator_memory import Memory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.batching import Batching
@@ -213,7 +213,7 @@ class Framework(ABC):
                 f"{self.name} exports no host memory through DLPack. Define host_view() or to_host()."
             )
         view = dlpack_capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
-        return read_only.writable_alias(view) if self.mutable else view
+        return read_only_memory.writable_alias(view) if self.mutable else view
 
     def to_host(self, x: Any) -> np.ndarray:
         """Copy an array to host memory.

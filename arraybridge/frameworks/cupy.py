@@ -15,18 +15,12 @@ import numpy as np
 
 from arraybridge import hardware
 from arraybridge.device import Device, gpu_device
-from arraybridge.frameworks import (
-    cuda_driver,
-    dlpack_capsules,
-    dtype_names,
-    gpu_memory,
-    host_memory,
-)
+from arraybridge.frameworks import cuda_driver, dlpack_capsules, dtype_names, host_memory, keep_alives
 from arraybridge.frameworks.accelerator_memory import GpuMemory, Holding, Memory
 from arraybridge.frameworks.base import Framework, nbytes_of_parts
 from arraybridge.frameworks.batching import IndexedBatching
 from arraybridge.frameworks.component import component
-from arraybridge.frameworks.cupy_device import on_gpu
+from arraybridge.frameworks.cupy_current_gpu import on_gpu
 from arraybridge.frameworks.cupyx_sparse import CupyxSparse, is_sparse
 from arraybridge.frameworks.device_access import Devices
 from arraybridge.frameworks.interchange import Interchange
@@ -41,7 +35,7 @@ def _is_capturing() -> bool:
     return bool(cupy.cuda.get_current_stream().is_capturing())
 
 
-gpu_memory.captures.append(_is_capturing)
+keep_alives.captures.append(_is_capturing)
 
 # Matches status names such as CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED and
 # CURAND_STATUS_ALLOCATION_FAILED.
@@ -149,7 +143,7 @@ class CupyInterchange(Interchange):
         if source.interchange.dlpack_device is None:  # a DLPack producer of an unknown library
             with on_gpu(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
-        gpu_memory.release()
+        keep_alives.release()
         # PyTorch exports only from the current GPU.
         with on_gpu(device.index), source.devices.selected(device):
             imported = source.interchange.export(x, device)
@@ -376,7 +370,7 @@ def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, devi
     """Return an array that shares the memory of ``x`` and releases it in stream order when collected."""
     if not x.size:
         return x
-    owner = gpu_memory.keep_alive(x, exporter, importer, device)
+    owner = keep_alives.keep_alive(x, exporter, importer, device)
     memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
@@ -459,7 +453,7 @@ class CupyStreams(Streams):
     def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
         # CuPy's pool may reuse a block on the stream on which it was allocated while this thread still reads
         # it, so the block is kept alive until this thread's work is done.
-        gpu_memory.release()
+        keep_alives.release()
         return _with_keep_alive(x, Streams(), self, Device("gpu", x.device.id))
 
 

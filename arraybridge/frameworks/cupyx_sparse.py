@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any, ClassVar
 
-from arraybridge.frameworks.cupy_device import on_gpu
+from arraybridge.frameworks.cupy_current_gpu import on_gpu
 from arraybridge.frameworks.sparse import INT32_OR_INT64, Expressions, Layout, SparseArrays, SparseParts
 
 __all__ = ["CupyxSparse", "is_sparse"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.dtype_names import DLPACK_CODES, name_of, np_dtype
-from arraybridge.frameworks.read_only import writable_alias
+from arraybridge.frameworks.read_only_memory import writable_alias
 
 __all__ = ["capsule_address"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.dtype_names import dtype_of, np_dtype
-from arraybridge.frameworks.read_only import writable_alias
+from arraybridge.frameworks.read_only_memory import writable_alias
 
 __all__ = [
     "MAX_RANK",

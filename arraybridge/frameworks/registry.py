@@ -53,10 +53,10 @@ GROUP = "arraybridge.frameworks"
 _CLASSES = {
     "numpy": "arraybridge.frameworks.numpy:NumpyFramework",
     "cupy": "arraybridge.frameworks.cupy:CupyFramework",
-    "torch": "arraybridge.frameworks.torch.arrays:TorchFramework",
-    "jax": "arraybridge.frameworks.jax.arrays:JaxFramework",
-    "tensorflow": "arraybridge.frameworks.tensorflow.arrays:TensorflowFramework",
-    "pyclesperanto": "arraybridge.frameworks.pyclesperanto.arrays:installed_framework",
+    "torch": "arraybridge.frameworks.torch.framework:TorchFramework",
+    "jax": "arraybridge.frameworks.jax.framework:JaxFramework",
+    "tensorflow": "arraybridge.frameworks.tensorflow.framework:TensorflowFramework",
+    "pyclesperanto": "arraybridge.frameworks.pyclesperanto.framework:installed_framework",
     "mlx": "arraybridge.frameworks.mlx:MlxFramework",
     "paddle": "arraybridge.frameworks.paddle:PaddleFramework",
 }

@@ -13,7 +13,7 @@ from functools import partial
 from arraybridge.conversion.device_resolution import check_gpu_id
 from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError
-from arraybridge.frameworks import gpu_memory, registry
+from arraybridge.frameworks import keep_alives, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.reasons import Reason
@@ -100,7 +100,7 @@ cleanup_torch_gpu = partial(_freed, "torch")
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
     """Collect garbage, free the caches of these frameworks, and return the number of bytes freed."""
     gc.collect()
-    gpu_memory.block_until_ready()  # memory shared between frameworks may still be in use by a stream
+    keep_alives.block_until_ready()  # memory shared between frameworks may still be in use by a stream
     freed = 0
     for one in frameworks:
         device = None if index is None else one.devices.accelerator(index)

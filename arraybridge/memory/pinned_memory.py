@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge import memory_layouts
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.detection import detect_memory_type
 from arraybridge.errors import MemoryConversionError
@@ -15,7 +16,6 @@ from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.interchange import c_strides
 from arraybridge.frameworks.unsupported import sparse_array_error
 from arraybridge.memory.oom_recognition import is_oom_error
-from arraybridge.tracing import memory_layouts
 
 __all__ = ["pinned"]
 

@@ -15,8 +15,8 @@ from arraybridge.devices.inventory import least_used_gpu
 from arraybridge.formatting import format_bytes, format_seconds
 from arraybridge.offload.call_arguments import Arguments
 from arraybridge.offload.call_signature import NoSignatureError, names_in, signature_of_self
-from arraybridge.offload.cost_model import CPU, GPU, History, Timings
 from arraybridge.offload.gpu_search import BackendGpu, find_gpu, found_gpus
+from arraybridge.offload.timing_history import CPU, GPU, History, Timings
 from arraybridge.offload.verification import Proof, Proofs
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.settings import chosen_device, worker_device

@@ -15,8 +15,8 @@ from arraybridge.types import FrameworkLike, GpuId
 from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
-    from arraybridge.offload.cost_model import History
     from arraybridge.offload.device_choice import OffloadDecision
+    from arraybridge.offload.timing_history import History
 
 __all__ = ["Offloaded", "gpu", "stay_on_gpu"]
 
@@ -140,7 +140,7 @@ def _check_backend(backend: FrameworkLike) -> str:
 
 def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:
     # This import takes a tenth of the time of `import arraybridge`.
-    from arraybridge.offload.gpu_call import Offload
+    from arraybridge.offload.offloaded_call import Offload
 
     if kind_of_function(fn) != "function":
         raise TypeError(

@@ -20,7 +20,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.installation import is_imported
 from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.hardware import driver, gpus
-from arraybridge.offload import cost_model
+from arraybridge.offload import timing_history
 
 #: The number of seconds for which a measurement of free GPU memory is reused.
 FREE_MEMORY_SECONDS = 0.5
@@ -61,7 +61,7 @@ class BackendGpu:
 
     def free(self) -> int:
         """Return the bytes that the framework can still allocate, including its cache; 0 if unknown."""
-        now = cost_model.clock()
+        now = timing_history.clock()
         if now - self._measured_at >= FREE_MEMORY_SECONDS:
             self._measured_at = now
             self._free = self.framework.memory.free_memory_of(self.device)

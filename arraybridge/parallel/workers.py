@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from arraybridge.device import Device
 from arraybridge.errors import note_on
-from arraybridge.frameworks.gpu_memory import KeepAlives
+from arraybridge.frameworks.keep_alives import KeepAlives
 from arraybridge.frameworks.streams import StreamEvent, Streams
 from arraybridge.parallel.stream_synchronization import (
     record_reader_events,

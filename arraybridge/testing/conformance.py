@@ -23,8 +23,8 @@ from arraybridge.frameworks import dtype_names, host_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.streams import identity
 from arraybridge.memory.oom_recovery import split_and_retry
+from arraybridge.route import Route
 from arraybridge.testing.simulated_oom import inject_oom
-from arraybridge.tracing.route import Route
 from arraybridge.tracing.trace_log import trace
 from arraybridge.types import FrameworkLike
 

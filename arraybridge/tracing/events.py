@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from arraybridge.carriers.sources import is_array, source_of
 from arraybridge.frameworks.base import Framework
+from arraybridge.memory_layouts import Steps, layout, steps
 from arraybridge.reasons import Reason
-from arraybridge.tracing.memory_layouts import Steps, layout, steps
 from arraybridge.tracing.user_lines import _USERS, _owners
 from arraybridge.trees import leaves_of
 
 if TYPE_CHECKING:
-    from arraybridge.tracing.route import Route
+    from arraybridge.route import Route
 
 __all__ = [
     "Event",

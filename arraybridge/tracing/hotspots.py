@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from arraybridge import copy_advice
+from arraybridge.copy_advice import Copy
 from arraybridge.formatting import Contents, Table, format_bytes, format_seconds
-from arraybridge.tracing import copy_advice
-from arraybridge.tracing.copy_advice import Copy
 from arraybridge.tracing.events import CONVERSIONS, Event
 from arraybridge.tracing.user_lines import source_line
 from arraybridge.validation import whole_number

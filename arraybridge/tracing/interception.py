@@ -21,7 +21,7 @@ import numpy as np
 
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import dlpack_capsules, read_only, registry
+from arraybridge.frameworks import dlpack_capsules, read_only_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.interchange import is_c_contiguous
 from arraybridge.frameworks.runtime import Observation
@@ -421,7 +421,7 @@ def _obstacle(
         return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
     keeps_read_only = target.respects_read_only or not target.mutable
     if source.devices.has_only_host and not keeps_read_only and not x.flags.writeable:
-        return _READ_ONLY_FILE_MAP if read_only.is_file_map(x) else _READ_ONLY
+        return _READ_ONLY_FILE_MAP if read_only_memory.is_file_map(x) else _READ_ONLY
     return None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from arraybridge.memory_layouts import Steps, layout
+from arraybridge.route import Route
 from arraybridge.tracing.events import Event
-from arraybridge.tracing.memory_layouts import Steps, layout
-from arraybridge.tracing.route import Route
 from arraybridge.tracing.user_lines import Site
 
 __all__ = ["ConversionRecord", "Record", "SpanRecord"]

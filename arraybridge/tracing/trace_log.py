@@ -16,10 +16,10 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.formatting import Contents, Table, format_bytes, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.hooks import hooks
+from arraybridge.route import Route
 from arraybridge.tracing import events, user_lines
 from arraybridge.tracing.events import Event
 from arraybridge.tracing.records import ConversionRecord, Record, SpanRecord
-from arraybridge.tracing.route import Route
 from arraybridge.validation import bool_option, whole_number
 
 if TYPE_CHECKING:

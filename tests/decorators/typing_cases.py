@@ -17,8 +17,8 @@ from arraybridge.benchmarking import Comparison, SizeComparison
 from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.decorated_call import ConvertingCall
 from arraybridge.decorators.options import DecoratorOptions
-from arraybridge.offload.cost_model import History
 from arraybridge.offload.device_choice import OffloadDecision
+from arraybridge.offload.timing_history import History
 from arraybridge.tracing.events import Event
 
 

@@ -92,7 +92,7 @@ def test_gpus_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None
 
 def _opencl(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], *addresses: str) -> Any:
     """Simulate OpenCL devices: the two GPUs in reverse order, and a CPU."""
-    from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
+    from arraybridge.frameworks.pyclesperanto import framework as pyclesperanto
 
     require("pyclesperanto")
     one: Any = copy.copy(arraybridge.framework("pyclesperanto"))

@@ -16,7 +16,7 @@ from tests.helpers import require
 @pytest.mark.parametrize("dtype", ["float64", "int64", "float32", "bool"])
 def test_public_import_shares_without_the_private_one(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require("jax")
-    from arraybridge.frameworks.jax import arrays as module
+    from arraybridge.frameworks.jax import framework as module
 
     memory: Any = arraybridge.aligned((4, 3), dtype)
     memory[...] = np.arange(12).reshape(4, 3)

@@ -27,8 +27,8 @@ from arraybridge.frameworks import (
     interchange,
     runtime,
 )
-from arraybridge.frameworks.protocol_producers import FOREIGN_HOST
 from arraybridge.frameworks.streams import Streams
+from arraybridge.frameworks.third_party_arrays import FOREIGN_HOST
 from tests.gpu.forked import print_results_of_each
 
 FIRST, SECOND = ab.Device("gpu", 0), ab.Device("gpu", 1)

@@ -16,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map, pinned, prefetch
-from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks import keep_alives
 from tests.gpu import test_ordering
 from tests.gpu.test_ordering import (
     GPU,
@@ -184,7 +184,7 @@ def test_keep_alive_memory_is_dropped_only_after_the_read() -> None:
         z = y + 0
         del x, y
         gc.collect()
-    gpu_memory.block_until_ready()
+    keep_alives.block_until_ready()
     gc.collect()
     with made:
         assert overwrite(address), NOTHING_SHOWN

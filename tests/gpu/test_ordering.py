@@ -18,10 +18,10 @@ import pytest
 import arraybridge
 from arraybridge import Pipeline, device_map, prefetch
 from arraybridge.device import Device
-from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks import keep_alives
 from arraybridge.frameworks.component import component
 from arraybridge.frameworks.interchange import Interchange
-from arraybridge.frameworks.protocol_producers import FOREIGN_HOST
+from arraybridge.frameworks.third_party_arrays import FOREIGN_HOST
 from tests.helpers import EMULATED, needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
@@ -470,7 +470,7 @@ def test_exports_of_a_framework_without_streams_stay_alive_until_read(target: st
     reader.synchronize()
     assert is_all(z, 3)
     used = cupy.get_default_memory_pool().used_bytes()
-    gpu_memory.block_until_ready()
+    keep_alives.block_until_ready()
     gc.collect()
     assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "memory is still allocated"
 

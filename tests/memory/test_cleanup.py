@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context, hardware
 from arraybridge.device import Device
-from arraybridge.memory import coexistence
+from arraybridge.memory import gpu_sharing
 from tests.helpers import require
 from tests.memory.fake_framework import FakeFramework
 
@@ -157,7 +157,7 @@ def test_sharing_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DeviceNotFoundError, match=message):
             arraybridge.share_gpu_memory("torch")
     # Only here, because PyTorch's build for CUDA also reads the GPUs.
-    monkeypatch.setattr(coexistence, "hardware", SimpleNamespace(gpus=lambda: ("a GPU",)))
+    monkeypatch.setattr(gpu_sharing, "hardware", SimpleNamespace(gpus=lambda: ("a GPU",)))
     with pytest.raises(DeviceNotFoundError, match="gpu:0") as caught:
         arraybridge.share_gpu_memory("torch")
     assert "Skip" not in str(caught.value)

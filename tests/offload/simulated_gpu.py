@@ -11,9 +11,9 @@ from arraybridge.device import Device
 from arraybridge.frameworks.accelerator_memory import Memory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.component import component
-from arraybridge.offload import cost_model
-from arraybridge.offload.gpu_call import Offload
+from arraybridge.offload import timing_history
 from arraybridge.offload.gpu_search import BackendGpu, found_gpus
+from arraybridge.offload.offloaded_call import Offload
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework
 from tests.helpers import require
 
@@ -84,7 +84,7 @@ class Machine:
     """A simulated machine: the clock of a test, and GPUs that `@gpu` finds until fixtures remove them."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = cost_model.clock = clock
+        self.clock = timing_history.clock = clock
 
     def add_gpu(self, framework: Framework, device: Device, index: int = 0) -> None:
         found_gpus[framework.name, index] = BackendGpu(framework, device)

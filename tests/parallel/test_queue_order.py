@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.device import Device
-from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks import keep_alives
 from arraybridge.frameworks.streams import StreamEvent, Streams
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
 
@@ -57,6 +57,6 @@ def test_streams_of_different_devices_do_not_wait() -> None:
 def test_host_waits_at_the_end_of_an_unordered_export() -> None:
     log: list[Any] = []
     exporter = Recorded("lender", 1, log, RuntimeError("cudaErrorInvalidResourceHandle"))
-    held = gpu_memory.keep_alive(object(), exporter, Recorded("borrower", 2, log), GPU)
+    held = keep_alives.keep_alive(object(), exporter, Recorded("borrower", 2, log), GPU)
     del held
     assert log == [("host waits for", "borrower")]

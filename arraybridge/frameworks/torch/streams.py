@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from arraybridge.device import Device
-from arraybridge.frameworks import cuda_driver, gpu_memory
+from arraybridge.frameworks import cuda_driver, keep_alives
 from arraybridge.frameworks.streams import StreamEvent, Streams
 
 if torch.backends.cuda.is_built():
-    gpu_memory.captures.append(torch.cuda.is_current_stream_capturing)
+    keep_alives.captures.append(torch.cuda.is_current_stream_capturing)
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import (
     dlpack_capsules,
     dtype_names,
-    gpu_memory,
     host_memory,
-    read_only,
+    keep_alives,
+    read_only_memory,
     resource_exhausted,
 )
 from arraybridge.frameworks.accelerator_memory import Holding, Memory
@@ -135,7 +135,7 @@ class JaxInterchange(Interchange):
         return _NOT_COMPACT
 
     def import_from(self, x: Any, source: Framework, device: Device) -> jax.Array:
-        gpu_memory.release()
+        keep_alives.release()
         # PyTorch exports only from the current GPU.
         with source.devices.selected(device), _x64(True):
             # JAX passes its stream for external events to the producer, and does not copy.
@@ -383,7 +383,7 @@ class JaxFastPath(FastPath):
         if alignment > 1:
             memoryview(x)  # raises for other orders of the axes and for dtypes without a buffer format
         shape = x.shape
-        is_shared_read_only = bool(read_only.exported_ranges) and read_only.is_shared_read_only(
+        is_shared_read_only = bool(read_only_memory.exported_ranges) and read_only_memory.is_shared_read_only(
             x.unsafe_buffer_pointer()
         )
         return (
@@ -478,7 +478,7 @@ class JaxFramework(Framework):
             return super().to_host(x)
         # np.asarray(x) would return a copy that must not be written to, because `x` keeps a reference to it.
         # The array that to_device returns is new.
-        return read_only.writable_alias(np.asarray(self.devices.to_device(x, CPU)))
+        return read_only_memory.writable_alias(np.asarray(self.devices.to_device(x, CPU)))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
@@ -550,7 +550,7 @@ def _keep_for_jax(x: Any, imported: jax.Array, device: Any) -> None:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
-    gpu_memory.keep_until_done(imported, x, begin, jax.block_until_ready)
+    keep_alives.keep_until_done(imported, x, begin, jax.block_until_ready)
 
 
 def _add_one(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from arraybridge.errors import (
     UnknownArrayError,
     error_text,
 )
-from arraybridge.frameworks import dlpack_capsules, host_memory, read_only, registry
+from arraybridge.frameworks import dlpack_capsules, host_memory, read_only_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.numpy import NumpyFramework
@@ -216,7 +216,7 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
                 continue
             is_copy = dlpack_capsules.is_copied(capsule)
             view = dlpack_capsules.from_any_capsule(capsule)
-            memory = read_only.writable_alias(view) if is_copy else host_memory.contiguous_copy(view)
+            memory = read_only_memory.writable_alias(view) if is_copy else host_memory.contiguous_copy(view)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  # third-party code may raise anything

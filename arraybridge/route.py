@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from arraybridge.device import Device
 from arraybridge.formatting import format_bytes, format_seconds, html_table
+from arraybridge.memory_layouts import Steps
+from arraybridge.memory_layouts import layout as memory_layout
 from arraybridge.reasons import Cause, Reason
-from arraybridge.tracing.memory_layouts import Steps
-from arraybridge.tracing.memory_layouts import layout as memory_layout
 
 __all__ = ["Route"]
 
@@ -100,7 +100,7 @@ class Route:
         if not self.copies:
             return ""
         # Imported here, since it takes 0.6 ms.
-        from arraybridge.tracing.copy_advice import Copy, advice_for_copy
+        from arraybridge.copy_advice import Copy, advice_for_copy
 
         copy = Copy(
             self.code,

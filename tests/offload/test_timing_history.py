@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arraybridge.offload.cost_model import CPU, GPU, Timings
+from arraybridge.offload.timing_history import CPU, GPU, Timings
 
 
 def run(timings: Timings, cpu: float, gpu: float, calls: int) -> list[str]:

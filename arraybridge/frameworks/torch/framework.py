@@ -1,6 +1,6 @@
 """PyTorch tensors on the CPU and on the accelerators of ``torch.accelerator`` (CUDA, ROCm, XPU, MPS).
 
-PyTorch has no read-only tensors, so `arraybridge.conversion.decide` copies read-only memory for it.
+PyTorch has no read-only tensors, so `arraybridge.conversion.decision` copies read-only memory for it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from arraybridge.frameworks import (
     cuda_driver,
     dlpack_capsules,
     dtype_names,
-    gpu_memory,
     host_memory,
+    keep_alives,
     protocols,
-    read_only,
+    read_only_memory,
 )
 from arraybridge.frameworks.accelerator_memory import GpuMemory, Holding, Memory
 from arraybridge.frameworks.base import FastPath, Framework, nbytes_of_parts
@@ -204,7 +204,7 @@ class TorchInterchange(Interchange):
             return torch.from_dlpack(x)
         if not self.framework.streams.has_streams:
             return torch.from_dlpack(x)
-        gpu_memory.release()
+        keep_alives.release()
         # CuPy makes the consumer wait for CuPy's stream on the current GPU, even if the array is on another
         # GPU.
         with source.devices.selected(device), on_device(device.index):
@@ -463,7 +463,7 @@ class TorchFastPath(FastPath):
     def fast_import(self, capsule: Any) -> torch.Tensor:
         tensor: torch.Tensor = torch_dlpack.from_dlpack(capsule)
         # Read-only memory has to be copied.
-        if read_only.exported_ranges and read_only.is_shared_read_only(tensor.data_ptr()):
+        if read_only_memory.exported_ranges and read_only_memory.is_shared_read_only(tensor.data_ptr()):
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
 
@@ -670,7 +670,7 @@ def _with_keep_alive(
         "data": (named.data_ptr(), False),
         "version": 2,
     }
-    owner = gpu_memory.keep_alive(imported, exporter, importer, device)
+    owner = keep_alives.keep_alive(imported, exporter, importer, device)
     exported = protocols.Exported(owner, __cuda_array_interface__=interface)
     return torch.as_tensor(exported, device=imported.device).view(imported.dtype)
 

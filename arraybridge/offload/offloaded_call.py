@@ -14,11 +14,11 @@ from arraybridge.decorators.results import Restoration, ResultConversion
 from arraybridge.decorators.wrapping import label_of
 from arraybridge.errors import CannotSplitError, error_text, first_line
 from arraybridge.memory.oom_recovery import drop_tracebacks, is_oom_error, recovered
-from arraybridge.offload import cost_model
+from arraybridge.offload import timing_history
 from arraybridge.offload.call_arguments import Arguments
-from arraybridge.offload.cost_model import CPU, GPU, Timings
 from arraybridge.offload.device_choice import Choice, DeviceChooser, OffloadDecision, staying
 from arraybridge.offload.gpu_search import BackendGpu
+from arraybridge.offload.timing_history import CPU, GPU, Timings
 from arraybridge.offload.verification import Proof, difference, widened
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
@@ -52,7 +52,7 @@ class Offload:
         make = partial(Offload, backend=chooser.backend, gpu_id=chooser.gpu_id, split_axis=self.split_axis)
         return (make, (self.fn,), self.history)  # the wrapper refers to the same history
 
-    def __setstate__(self, history: cost_model.History) -> None:
+    def __setstate__(self, history: timing_history.History) -> None:
         self.history = self.chooser.history = history
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,9 +99,9 @@ class Offload:
             return result, self._remember_failure(gpu, timings, error)
 
     def _on_cpu(self, call: Arguments, timings: Timings) -> Any:
-        started = cost_model.clock()
+        started = timing_history.clock()
         result = _restored_from_host(call, call.on_host().run(self.fn))
-        timings.add(CPU, cost_model.clock() - started)
+        timings.add(CPU, timing_history.clock() - started)
         return result
 
     def _on_gpu(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> Any:
@@ -112,12 +112,12 @@ class Offload:
             result = gpu.run(lambda: _run_decided(on_gpu, self.fn))
             return result if stays else _restored(result, call.arrays[0], proof.scalars)
 
-        started = cost_model.clock()
+        started = timing_history.clock()
         index = gpu.device.index
         axis = self.split_axis
         result = recovered(attempt, call.batch, call.named, 1, index, None, axis is not None, axis or 0)
         if not stays:  # the GPU may still be computing a result that stays there
-            timings.add(GPU, cost_model.clock() - started)
+            timings.add(GPU, timing_history.clock() - started)
         return result
 
     def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
@@ -140,9 +140,9 @@ class Offload:
     def _trial(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
         """Run a call on the CPU and on a GPU, and return the result, with a warning if the results differ."""
         on_host = call.on_host()
-        started = cost_model.clock()
+        started = timing_history.clock()
         expected = _run_decided(on_host, self.fn)
-        timings.add(CPU, cost_model.clock() - started)
+        timings.add(CPU, timing_history.clock() - started)
         proof.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
         if expected is None:
             self.chooser.cpu_reason = "it returns None, which cannot be verified"

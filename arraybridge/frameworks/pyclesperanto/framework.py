@@ -19,7 +19,7 @@ import numpy as np
 from arraybridge import hardware
 from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import dlpack_capsules, gpu_memory
+from arraybridge.frameworks import dlpack_capsules, keep_alives
 from arraybridge.frameworks.accelerator_memory import DeviceDetails, Memory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.batching import Batching
@@ -75,14 +75,14 @@ class ImageInterchange(Interchange):
         return dlpack_capsules.Importable(x.__dlpack__(), (2, device.index))
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
-        gpu_memory.release()
+        keep_alives.release()
         with source.devices.selected(device):
             source.interchange.block_until_ready(x)
             native = self.framework.natives[device.index]
             exported = source.interchange.export(x, device)
             imported = self.framework.cle.from_dlpack(exported, device=native, copy=False)
         begin = partial(self.framework.batching.empty, (1, 1, 1), "float32", device)
-        gpu_memory.keep_until_done(imported, x, begin, self.block_until_ready)
+        keep_alives.keep_until_done(imported, x, begin, self.block_until_ready)
         return imported
 
 

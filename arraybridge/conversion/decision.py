@@ -27,14 +27,14 @@ from arraybridge.errors import (
     SourceMismatchError,
     UnknownArrayError,
 )
-from arraybridge.frameworks import host_memory, read_only, registry
+from arraybridge.frameworks import host_memory, read_only_memory, registry
 from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.frameworks.graph_breaks import break_graph
-from arraybridge.frameworks.protocol_producers import check_readable_without_copy
 from arraybridge.frameworks.streams import identity
+from arraybridge.frameworks.third_party_arrays import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
+from arraybridge.route import Method, Route
 from arraybridge.tracing import events
-from arraybridge.tracing.route import Method, Route
 from arraybridge.types import FrameworkLike
 
 __all__ = ["find_source"]
@@ -324,7 +324,7 @@ class _Choice:
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
-            view = _compose(view, read_only.export_read_only)  # records that the memory is read-only
+            view = _compose(view, read_only_memory.export_read_only)  # records that the memory is read-only
         return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> Cause | None:
@@ -348,10 +348,10 @@ class _Choice:
             return self._scalar_objection()
         is_read_only = not memory.flags.writeable
         if not source.mutable:  # NumPy's view of an immutable array is always read-only
-            is_read_only = read_only.is_shared_read_only(host_memory.address(memory))
+            is_read_only = read_only_memory.is_shared_read_only(host_memory.address(memory))
         if is_read_only:
             # The target has no read-only arrays, and a write to a read-only page crashes the process.
-            code = Reason.READ_ONLY_FILE_MAP if read_only.is_file_map(memory) else Reason.READ_ONLY
+            code = Reason.READ_ONLY_FILE_MAP if read_only_memory.is_file_map(memory) else Reason.READ_ONLY
             return Cause(code, framework=target.name)
         return None
 

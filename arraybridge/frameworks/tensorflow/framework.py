@@ -17,9 +17,9 @@ from arraybridge.device import Device
 from arraybridge.frameworks import (
     dlpack_capsules,
     dtype_names,
-    gpu_memory,
     host_memory,
-    read_only,
+    keep_alives,
+    read_only_memory,
     resource_exhausted,
 )
 from arraybridge.frameworks.accelerator_memory import Holding, Memory
@@ -105,7 +105,7 @@ class TensorflowInterchange(Interchange):
         return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
-        gpu_memory.release()
+        keep_alives.release()
         # PyTorch exports only from the current GPU. TensorFlow ignores streams, so wait for the source.
         with source.devices.selected(device):
             source.interchange.block_until_ready(x)
@@ -275,7 +275,7 @@ class TensorflowFastPath(FastPath):
         if not x.backing_device.endswith(_CPU):
             raise NotImplementedError
         memory = self.fast_view(x)
-        is_shared_read_only = bool(read_only.exported_ranges) and read_only.is_shared_read_only(
+        is_shared_read_only = bool(read_only_memory.exported_ranges) and read_only_memory.is_shared_read_only(
             host_memory.address(memory)
         )
         return _numpy.fast_path.plan_key(memory, alignment), is_shared_read_only
@@ -425,7 +425,7 @@ def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:
     def wait(y: Any) -> None:
         y.numpy()
 
-    gpu_memory.keep_until_done(imported, x, begin, wait)
+    keep_alives.keep_until_done(imported, x, begin, wait)
 
 
 def _known_shape(x: Any) -> tf.TensorShape:

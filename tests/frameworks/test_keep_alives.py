@@ -15,7 +15,7 @@ import pytest
 import arraybridge
 from arraybridge import free_memory
 from arraybridge.device import Device
-from arraybridge.frameworks import gpu_memory
+from arraybridge.frameworks import keep_alives
 from arraybridge.frameworks.component import component
 from arraybridge.frameworks.numpy import NumpyDevices, NumpyFramework, NumpyInterchange
 from arraybridge.frameworks.streams import StreamEvent, Streams
@@ -65,15 +65,15 @@ def collected(*steps: Callable[[], object]) -> None:
     ],
     ids=["same stream", "other stream", "per-thread stream", "no streams"],
 )
-@pytest.mark.parametrize("end", [gpu_memory.release, gpu_memory.block_until_ready, free_memory])
+@pytest.mark.parametrize("end", [keep_alives.release, keep_alives.block_until_ready, free_memory])
 def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
     exporter: Streams, ended_on: int | None, kept: bool, end: Callable[[], object]
 ) -> None:
     importer, memory = FakeStreams(3), Memory()
     before = exporter.number if isinstance(exporter, FakeStreams) else 0
-    seen, keep_alive = weakref.ref(memory), [gpu_memory.keep_alive(memory, exporter, importer, GPU)]
+    seen, keep_alive = weakref.ref(memory), [keep_alives.keep_alive(memory, exporter, importer, GPU)]
     del memory
-    collected(gpu_memory.release)
+    collected(keep_alives.release)
     assert seen() is not None, "the importer's array is alive"
     if isinstance(exporter, FakeStreams):
         exporter.number, exporter.waited = ended_on, []
@@ -82,12 +82,12 @@ def test_exported_memory_is_released_when_the_stream_waits_or_the_read_is_done(
         assert exporter.waited == ([] if kept else [3])
         exporter.number = before
     assert (seen() is not None) == kept
-    collected(gpu_memory.release)
+    collected(keep_alives.release)
     assert (seen() is not None) == kept, "memory with unfinished reads must stay alive"
-    importer.done = end is gpu_memory.release
+    importer.done = end is keep_alives.release
     collected(end)
     assert seen() is None
-    assert importer.done == (kept or end is gpu_memory.release), "block_until_ready() must wait for the read"
+    assert importer.done == (kept or end is keep_alives.release), "block_until_ready() must wait for the read"
 
 
 def test_the_host_waits_before_the_release_if_streams_cannot_be_ordered() -> None:
@@ -104,7 +104,7 @@ def test_the_host_waits_before_the_release_if_streams_cannot_be_ordered() -> Non
 
     memory, reader = Memory(), Reader(2)
     gone = weakref.ref(memory)
-    owner = gpu_memory.keep_alive(memory, Refusing(1), reader, GPU)
+    owner = keep_alives.keep_alive(memory, Refusing(1), reader, GPU)
     del memory, owner
     gc.collect()
     assert reader.done, "the memory was freed before the reader's work was done"
@@ -112,7 +112,7 @@ def test_the_host_waits_before_the_release_if_streams_cannot_be_ordered() -> Non
 
 
 def test_streams_without_queries_keep_only_their_own_exports() -> None:
-    kept, memory, broken = gpu_memory.KeepAlives(), Memory(), True
+    kept, memory, broken = keep_alives.KeepAlives(), Memory(), True
     seen = weakref.ref(memory)
 
     def is_done() -> bool:
@@ -134,7 +134,7 @@ def test_streams_without_queries_keep_only_their_own_exports() -> None:
 
 def test_streams_are_not_queried_during_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check with a fake driver that captures a graph, which a query by any framework would abort."""
-    kept, recording, queries = gpu_memory.KeepAlives(), True, 0
+    kept, recording, queries = keep_alives.KeepAlives(), True, 0
 
     def is_done() -> bool:
         nonlocal queries
@@ -144,12 +144,12 @@ def test_streams_are_not_queried_during_graph_capture(monkeypatch: pytest.Monkey
     def no_driver() -> bool:
         raise RuntimeError("cudaErrorInsufficientDriver")
 
-    monkeypatch.setattr(gpu_memory, "captures", [lambda: recording])
+    monkeypatch.setattr(keep_alives, "captures", [lambda: recording])
     kept.keep(Memory(), is_done, lambda: None)
     kept.release()
     assert (len(kept), queries) == (1, 0)
     recording = False
-    monkeypatch.setattr(gpu_memory, "captures", [lambda: recording, no_driver])
+    monkeypatch.setattr(keep_alives, "captures", [lambda: recording, no_driver])
     kept.release()
     assert (len(kept), queries) == (0, 1)
 
@@ -174,22 +174,22 @@ def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: s
     else:
         arrays._keep_for_tensorflow(memory, exported[0], "CPU:0")
     del memory
-    collected(gpu_memory.release)
+    collected(keep_alives.release)
     if how == "donated":  # donation deletes JAX's buffer, but not the array object
         module.jit(lambda x: x + 1, donate_argnums=0)(exported[0]).block_until_ready()
         assert exported[0].is_deleted()
-        collected(gpu_memory.release)
+        collected(keep_alives.release)
     assert seen() is not None, "the array that uses the memory is alive"
     collected(exported.clear)
     assert seen() is not None, "its stream has not been queried yet"
     if how == "inside jit":
 
         def traced(x: Any) -> Any:
-            gpu_memory.release()
+            keep_alives.release()
             return x + 1
 
         assert float((module.jit if name == "jax" else module.function)(traced)(1.0)) == 2.0
-    collected(gpu_memory.release, gpu_memory.block_until_ready)
+    collected(keep_alives.release, keep_alives.block_until_ready)
     assert seen() is None
 
 
