@@ -14,18 +14,6 @@ from typing import Any as _Any
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.carriers.registry import register_carrier
 from arraybridge.conversion.convert import convert, convert_memory, explain
-from arraybridge.conversion.detection import detect_memory_type, device_of
-from arraybridge.conversion.short_forms import (
-    to_cpu,
-    to_cupy,
-    to_gpu,
-    to_jax,
-    to_numpy,
-    to_pyclesperanto,
-    to_tensorflow,
-    to_torch,
-)
-from arraybridge.conversion.tree_conversion import convert_tree
 from arraybridge.decorators.framework_decorators import cupy as cupy
 from arraybridge.decorators.framework_decorators import jax as jax
 from arraybridge.decorators.framework_decorators import memory_types
@@ -62,6 +50,18 @@ if _TYPE_CHECKING:
     from arraybridge.batches import fixed
     from arraybridge.benchmarking import benchmark, compare
     from arraybridge.carriers.chunks import chunks
+    from arraybridge.conversion.detection import detect_memory_type, device_of
+    from arraybridge.conversion.short_forms import (
+        to_cpu,
+        to_cupy,
+        to_gpu,
+        to_jax,
+        to_numpy,
+        to_pyclesperanto,
+        to_tensorflow,
+        to_torch,
+    )
+    from arraybridge.conversion.tree_conversion import convert_tree
     from arraybridge.decorators.dtype_conversion import DtypeConversion
     from arraybridge.decorators.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
@@ -167,8 +167,11 @@ _use_pocl_wheel()
 _MODULES = {
     "batches": "fixed",
     "carriers.chunks": "chunks",
-    "conversion.convert": "to_mlx to_paddle",
-    "tracing.route": "Route",
+    "conversion.detection": "detect_memory_type device_of",
+    "conversion.short_forms": "to_cpu to_cupy to_gpu to_jax to_numpy to_pyclesperanto to_tensorflow to_torch"
+    " to_mlx to_paddle",
+    "conversion.tree_conversion": "convert_tree",
+    "route": "Route",
     "tracing.trace_log": "TraceLog",
     "devices.found_device": "FoundDevice",
     "devices.inventory": "least_used_gpu",
@@ -181,13 +184,18 @@ _MODULES = {
     "parallel.prefetch": "prefetch",
     "parallel.worker_processes": "ProcessDiedError",
     "benchmarking": "benchmark Timing compare Comparison SizeComparison",
-    "memory.coexistence": "coexist Coexistence SharedPoolError share_gpu_memory",
-    "memory.cleanup": "free_memory gpu_context cleanup_all_gpu_frameworks"
+    "memory.gpu_sharing": "coexist Coexistence SharedPoolError share_gpu_memory",
+    "memory.gpu_context": "gpu_context",
+    "memory.cleanup": "free_memory cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
-    "memory.pools": "BufferPool PoolLimitError pinned",
+    "memory.pools": "BufferPool PoolLimitError",
+    "memory.pinned_memory": "pinned",
     "memory.oom_recovery": "is_oom_error run_with_oom_recovery split_and_retry",
     "memory.shared_memory": "shared SharedMemoryGoneError",
-    "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
+    "memory.stats": "MemoryStats memory_stats",
+    "memory.gpu_load": "gpu_utilization",
+    "memory.memory_peak": "memory_peak",
+    "memory.memory_collector": "MemoryCollector",
     "offload.gpu_decorator": "gpu stay_on_gpu",
     "reasons": "Reason",
 }

@@ -1,4 +1,4 @@
-"""Format bytes, seconds, tables, HTML pages and plots for the whole package."""
+"""Format bytes, seconds, tables and HTML pages for the whole package."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Table:
         return html_table(head, rows, line)
 
 
-# -- pages and plots ----------------------------------------------------------------------------------
+# -- pages ----------------------------------------------------------------------------------
 
 
 def page(title: str, *parts: str) -> str:

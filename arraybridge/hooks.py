@@ -1,4 +1,4 @@
-"""Functions of higher layers that lower layers call."""
+"""`hooks`: functions of higher layers that lower layers call."""
 
 from __future__ import annotations
 

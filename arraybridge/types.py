@@ -1,4 +1,4 @@
-"""Types that all layers share: framework names, devices, hooks and caches."""
+"""Framework names, and the types of arguments that name a framework or a GPU."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import arraybridge  # noqa: E402
-from arraybridge.device import Device
+from arraybridge.device import Device  # noqa: E402
 from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"

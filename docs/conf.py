@@ -26,9 +26,7 @@ sys.path.insert(0, str(CHECKOUT))
 import matplotlib as mpl  # noqa: E402
 
 import arraybridge  # noqa: E402
-from arraybridge import (
-    plots,
-)
+from arraybridge import plots  # noqa: E402
 
 # sphinx-autodoc-typehints uses a name of Sphinx that is deprecated, and warns a hundred times.
 warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")

@@ -1,4 +1,4 @@
-"""Helpers that the commands share: consoles, tables, JSON output and the parsing of options.
+"""Helpers that the commands share: consoles, tables, JSON output and progress bars.
 
 Results go to stdout, progress and remarks to stderr. With ``--json``, stdout contains only JSON.
 """

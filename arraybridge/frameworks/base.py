@@ -1,4 +1,4 @@
-"""The base class of frameworks, and components with defaults that work through host memory."""
+"""`Framework`, the base class of frameworks. Plug-ins import the components from here, too."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.frameworks import dlpack_capsules, dtype_names, host_memory, read_only_memory
 from arraybridge.frameworks.accelerator_memory import Memory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.batching import Batching
+from arraybridge.frameworks.batching import Batching, IndexedBatching
 from arraybridge.frameworks.component import Component, component
 from arraybridge.frameworks.device_access import CPU, Devices
 from arraybridge.frameworks.interchange import Interchange
-from arraybridge.frameworks.runtime import Runtime
+from arraybridge.frameworks.runtime import Observation, Runtime
 from arraybridge.frameworks.sparse import NO_SPARSE_ARRAYS, SparseArrays
 from arraybridge.frameworks.streams import Streams
 from arraybridge.frameworks.unsupported import missing_dtype_error, no_counterpart_error
@@ -26,8 +26,20 @@ from arraybridge.hooks import hooks
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [
+    "CPU",
+    "Autodiff",
+    "Batching",
+    "Component",
+    "Devices",
     "FastPath",
     "Framework",
+    "IndexedBatching",
+    "Interchange",
+    "Memory",
+    "Observation",
+    "Runtime",
+    "Streams",
+    "component",
     "conversion_errors",
     "nbytes_of_parts",
     "take_over",

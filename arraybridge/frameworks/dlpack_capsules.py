@@ -1,4 +1,4 @@
-"""Functions that create, read and inspect DLPack capsules of host memory."""
+"""DLPack capsules of host memory: create, read, inspect and pass on."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
-"""Memory of CUDA devices: open contexts, and the order in which shared memory is freed.
+"""Memory that one framework imports from another is kept alive until queued work has read it.
 
-The first part calls CUDA's driver. The equivalent functions of the CUDA runtime create a context on the
-current device, which takes several hundred MB of its memory.
-
-The second part keeps memory alive that one framework imports from another. An allocator reuses freed memory
-in the order of its own streams, so it could overwrite memory that the importer still has to read. The array
-of the importer therefore holds the object that `keep_alive` returns. When the array is collected, the
-exporter's stream waits for the importer's stream. If the exporter has no streams (JAX, TensorFlow) or another
-current stream, a `KeepAlives` holds the memory until the importer's work is done.
+An allocator reuses freed memory in the order of its own streams, so it could overwrite memory that the
+importer still has to read. The array of the importer therefore holds the object that `keep_alive` returns.
+When the array is collected, the exporter's stream waits for the importer's stream. If the exporter has no
+streams (JAX, TensorFlow) or another current stream, a `KeepAlives` holds the memory until the importer's work
+is done.
 """
 
 from __future__ import annotations
@@ -25,9 +22,6 @@ from arraybridge.frameworks.protocols import Exported
 from arraybridge.frameworks.streams import Streams
 
 __all__ = ["KeepAlives", "block_until_ready"]
-
-# -- CUDA's driver -------------------------------------------------------------------------------------
-
 
 # -- objects that queued work still reads --------------------------------------------------------------
 

@@ -283,7 +283,8 @@ def _wrong_component(name: str, value: Any, base: type, fix: str) -> str:
     if issubclass(base, Component):
         imported.append("component")
     names = ", ".join(imported)
-    imports = f" Import with: from {base.__module__} import {names}." if imported else ""
+    module = Framework.__module__ if issubclass(base, Component) else base.__module__
+    imports = f" Import with: from {module} import {names}." if imported else ""
     return f"its attribute {name!r} is {kind}. {derive} {fix}.{imports}"
 
 

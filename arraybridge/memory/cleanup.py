@@ -1,7 +1,4 @@
-"""Functions that free caches, and that select a GPU in all frameworks.
-
-They import no framework, and only `gpu_context` opens an accelerator.
-"""
+"""Functions that free the caches of frameworks. They import no framework and open no accelerator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools of reusable arrays, and page-locked host memory."""
+"""`BufferPool`: pools of reusable arrays."""
 
 from __future__ import annotations
 

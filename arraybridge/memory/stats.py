@@ -1,4 +1,4 @@
-"""Current and peak memory use per framework, device and process, and the load of GPUs.
+"""`memory_stats`: the current memory use per framework, device and process.
 
 A reading imports no framework and opens no accelerator: a framework that has not opened a GPU uses no memory
 on it. `arraybridge.hardware` reads the GPUs themselves.

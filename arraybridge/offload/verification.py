@@ -1,4 +1,4 @@
-"""Comparison of GPU results with NumPy results: structure, dtypes, shapes, and values to half the digits."""
+"""Verification of GPU results: the state of each signature, and the comparison with NumPy's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of a trace, and the lines of the user's code that they belong to."""
+"""Events of a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from arraybridge.carriers.sources import is_array, source_of
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory_layouts import Steps, layout, steps
 from arraybridge.reasons import Reason
-from arraybridge.tracing.user_lines import _USERS, _owners
+from arraybridge.tracing.user_lines import is_user_file
 from arraybridge.trees import leaves_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Event(NamedTuple):
     @property
     def in_library(self) -> bool:
         """Whether the line belongs to a library, in a thread that runs none of the user's code."""
-        return bool(self.library) and _owners.get(self.file, _USERS) != _USERS
+        return bool(self.library) and not is_user_file(self.file)
 
     @property
     def where(self) -> str:

@@ -21,6 +21,11 @@ __all__ = ["as_own", "handed_out", "line_of", "site"]
 Site = tuple[str, CodeType, int, str]
 
 
+def is_user_file(file: str) -> bool:
+    """Return whether a file that appeared in a trace is the user's own code."""
+    return _owners.get(file, _USERS) == _USERS
+
+
 def line_of(site: Site) -> int:
     """Return the line number of a site."""
     _, code, at, _ = site

@@ -166,7 +166,7 @@ def test_streams_are_not_queried_during_graph_capture(monkeypatch: pytest.Monkey
 )
 def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: str) -> None:
     module, memory = require(name), Memory()
-    arrays = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    arrays = importlib.import_module(f"arraybridge.frameworks.{name}.framework")
     exported = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
     if name == "jax":
@@ -222,7 +222,7 @@ def test_importers_without_streams_synchronize_the_source_and_keep_it_alive(
 
     framework = arraybridge.framework(name)
     kept: list[Any] = []
-    module = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    module = importlib.import_module(f"arraybridge.frameworks.{name}.framework")
     monkeypatch.setattr(module, f"_keep_for_{name}", lambda x, *_: kept.append(x))
     monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")

@@ -402,8 +402,8 @@ COMPONENTS = {
 def methods() -> set[str]:
     """Return the names of all public methods of `Framework`, such as ``copy`` and ``devices.selected``."""
     names = set(_methods_of(ab.Framework))
-    for component_name, component in COMPONENTS.items():
-        names |= {f"{component_name}.{name}" for name in _methods_of(component)}
+    for component_name, cls in COMPONENTS.items():
+        names |= {f"{component_name}.{name}" for name in _methods_of(cls)}
     return names
 
 
