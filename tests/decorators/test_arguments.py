@@ -549,6 +549,25 @@ def test_self_is_recognized_in_renamed_classes_and_reused_methods() -> None:
     assert _Shadowing.combine(one, one) == ("Tensor", "Tensor")
 
 
+class _ComparedByValue(type):
+    """A metaclass with equality but without a hash, so that its classes cannot be dictionary keys."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+def test_self_is_recognized_in_classes_without_a_hash() -> None:
+    class Model(list, metaclass=_ComparedByValue):  # a list, which would be converted as an argument
+        @arraybridge.numpy
+        def add(self, x):
+            return self[0] + x if type(self) is Model else None
+
+    assert Model([np.array([1.0, 2.0])]).add(np.array([3.0, 4.0])).tolist() == [4.0, 6.0]
+    assert Model([np.array([1.0, 2.0])]).add(np.array([5.0, 6.0])).tolist() == [6.0, 8.0]
+
+
 def test_functions_made_in_a_comprehension_have_no_self() -> None:
     torch = require("torch")
     assert all(isinstance(f(np.ones(2)), torch.Tensor) for f in _FROM_COMPREHENSION.values())
