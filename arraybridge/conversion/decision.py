@@ -61,14 +61,14 @@ def decide(data: Any, request: Request) -> Decision:
             f" Use convert_memory(data, {data!r})."
         )
     target = registry.framework(request.target)
-    if request.copy is False and registry.find_owner(data) is None:
-        check_readable_without_copy(data, target.name)
-    try:
-        source, array = find_source(data, request.declared, target.name)
-    except UnknownArrayError:
-        if request.dtype is not None:
-            dtype_name(request.dtype)  # an invalid option is reported first
-        raise
+    owner = registry.find_owner(data)
+    if owner is not None and request.declared is None:  # most calls
+        source = owner
+        array = data
+    else:
+        if owner is None and request.copy is False:
+            check_readable_without_copy(data, target.name)
+        source, array = _find_requested_source(data, request, target)
     try:
         return _decide_for(source, array, target, request)
     except MemoryConversionError as error:
@@ -76,6 +76,16 @@ def decide(data: Any, request: Request) -> Decision:
             advise_about(error, data)
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
+        raise
+
+
+def _find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:
+    """Return the framework and the array as `find_source` does; an invalid dtype is reported first."""
+    try:
+        return find_source(data, request.declared, target.name)
+    except UnknownArrayError:
+        if request.dtype is not None:
+            dtype_name(request.dtype)
         raise
 
 
