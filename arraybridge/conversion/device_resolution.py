@@ -125,7 +125,7 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
                 return index
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
-    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number. Pass 0, 1, … or 'auto'.")
+    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU number. Pass 0, 1, … or 'auto'.")
 
 
 def gpu_index_of(gpu_id: GpuId) -> GpuId:

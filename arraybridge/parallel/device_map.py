@@ -247,7 +247,7 @@ def _parsed(item: Any, framework: Framework | None) -> Device:
         return Device.parse(item)
     if isinstance(item, bool) or item < 0:
         raise ValueError(
-            f"devices= contains {item!r}, which is not a GPU's number. Pass 0, 1, … or device strings, such"
+            f"devices= contains {item!r}, which is not a GPU number. Pass 0, 1, … or device strings, such"
             " as 'gpu:0'."
         )
     return Device("gpu", int(item)) if framework is None else framework.devices.accelerator(int(item))

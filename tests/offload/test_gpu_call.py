@@ -327,7 +327,7 @@ def test_explain_reports_why_no_gpu_is_used() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"gpu_id": -1}, ValueError, "GPU's number"),
+        ({"gpu_id": -1}, ValueError, "GPU number"),
         ({"backend": "tensorflow"}, ValueError, "cupy, torch, jax"),
         ({"backend": "pytorch"}, ValueError, "torch"),
         ({"split_axis": 1.5}, TypeError, "must be an int"),

@@ -170,7 +170,7 @@ def test_unordered_results_arrive_before_an_error() -> None:
         ((abs, [1], ["cpu", "cpu"]), {}, ValueError, "twice"),
         ((abs, [1], ["gpu 1"]), {}, ValueError, "is not a device"),
         ((abs, [1], "everything"), {}, ValueError, "devices='everything' must be 'all', a device such as"),
-        ((abs, [1], [True]), {}, ValueError, r"devices= contains True, which is not a GPU's number\. Pass"),
+        ((abs, [1], [True]), {}, ValueError, r"devices= contains True, which is not a GPU number\. Pass"),
         ((abs, [1], [0, -1]), {}, ValueError, "devices= contains -1, which is not"),
         ((abs, [1], [None]), {}, ValueError, "None"),
         ((abs, [1], ["auto"]), {}, ValueError, "is not a device"),
