@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from arraybridge.advice import Advice
 from arraybridge.batches import fixed, plain
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.device_resolution import gpu_index_of
@@ -28,6 +29,7 @@ from arraybridge.decorators.slices import call_by_planes
 from arraybridge.decorators.wrapping import SelfArgument, label_of, name_of
 from arraybridge.errors import (
     FrameworkNotInstalledError,
+    GradientError,
     MemoryConversionError,
     note_on,
 )
@@ -54,6 +56,13 @@ if TYPE_CHECKING:
 
 #: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created at the first use.
 _untraced: list[Callable[..., Any]] = []
+
+
+# The advice for a result whose graph would end in the conversion for the caller.
+_KEEP_VALUES = Advice(
+    "To return only its values, pass grad='detach' to the decorator, or detach the result in the function. To"
+    " preserve gradients, omit output_type, and use grad='flow' for callers of other frameworks."
+)
 
 
 class DecoratedCall:
@@ -421,6 +430,8 @@ class ConvertingCall(DecoratedCall):
             error.add_call(f"{self.label}(), result")
             if error.cast is not None:
                 error.advise(error.cast.in_function())
+            elif isinstance(error, GradientError):
+                error.advise(_KEEP_VALUES)
             raise
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 

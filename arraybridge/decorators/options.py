@@ -209,9 +209,10 @@ def _check_dtype(option: str, value: Any) -> str:
 def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
     """Return the member that a member, a name (``"preserve_input"``, ``"uint8"``) or a value denotes."""
     if not isinstance(value, (DtypeConversion, str)):
+        names = ", ".join(f"'{member.name.lower()}'" for member in DtypeConversion)
         raise TypeError(
-            f"{option} expects a DtypeConversion or its name, got {type(value).__name__}."
-            f" Pass {option}='uint8'."
+            f"{option} expects a DtypeConversion or its name, got {type(value).__name__}. Pass one of"
+            f" {names}, or omit {option} to keep the dtype that the function returns."
         )
     try:
         return DtypeConversion(value)

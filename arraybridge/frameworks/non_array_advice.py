@@ -311,7 +311,10 @@ def _of_buffer(x: Any) -> Advice:
 def _of_array_like(x: Any) -> Advice:
     """Return the advice for an object with only ``__array__``, which may be slow or lose metadata."""
     if has_method(x, "__array__") or isinstance(x, list) or has_method(x, "__getitem__"):
-        return Advice("it supports no array protocol; pass {}", ("np.asarray({x})",))
+        if gives_numbers(lambda: np.asarray(x)):
+            return Advice("it supports no array protocol; pass {}", ("np.asarray({x})",))
+        if has_method(x, "__array__"):
+            return Advice("its __array__() method does not return an array of numbers; correct that method")
     return _ANY_ARRAY
 
 

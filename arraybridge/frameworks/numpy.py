@@ -246,8 +246,8 @@ def _advice_for_elements(x: Any) -> tuple[str, ...]:
     is_text = kind != "O" or (x.dtype.metadata or {}).get("vlen") in (str, bytes)  # h5py's strings
     if isinstance(x, np.ndarray) and _are_numbers(x):
         if kind == "O":
-            return "it holds numeric objects; pass {}, in which None becomes NaN", "{x}.astype(float)"
-        return "it holds text that represents numbers; pass {}", "{x}.astype(float)"
+            return "its elements are numeric objects; pass {}, in which None becomes NaN", "{x}.astype(float)"
+        return "its elements are texts that represent numbers; pass {}", "{x}.astype(float)"
     if not is_text:
         elements = f"{values.format(x='x')}.tolist()"
         return (f"not all of its elements are numbers; convert them with convert_tree({elements}, target)",)

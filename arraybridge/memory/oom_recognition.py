@@ -78,7 +78,10 @@ def is_oom_error(error: BaseException) -> bool:
         (True, False)
     """
     if not isinstance(error, BaseException):
-        raise TypeError(f"is_oom_error() expected an exception, got {type(error).__name__}.")
+        got = f"the class {error.__name__}" if isinstance(error, type) else type(error).__name__
+        raise TypeError(
+            f"is_oom_error() expected an exception, got {got}. Pass the exception that was caught."
+        )
     return is_oom(error, None)
 
 

@@ -538,7 +538,7 @@ def _too_large_a_part(size: int, rows: int, least: int) -> str:
     """Return the message for a part of the smallest size that does not fit."""
     if size <= 1:
         return (
-            "Out of memory even with a single row. Free GPU memory (see memory_stats()) or reduce the size of"
+            "Out of memory even with a single row. Free memory (see memory_stats()) or reduce the size of"
             " each row."
         )
     return (

@@ -175,7 +175,10 @@ def test_an_error_without_a_message_propagates_from_a_part() -> None:
 def test_a_single_row_that_does_not_fit() -> None:
     with inject_oom("numpy", above_rows=0), pytest.raises(MemoryError) as caught:
         split_and_retry(lambda x: x, numbered(4))
-    assert "Out of memory even with a single row. Free GPU memory" in caught.value.__notes__[-1]
+    assert (
+        "Out of memory even with a single row. Free memory (see memory_stats()) or reduce"
+        in caught.value.__notes__[-1]
+    )
 
 
 def test_before_retry_is_called_before_each_further_attempt() -> None:
