@@ -216,7 +216,7 @@ class Container(ABC):
         self.extra = extra
 
     def place(self, i: int) -> str:
-        """Return the place of a child as Python writes it, such as ``[0]`` or ``.image``."""
+        """Return the Python expression that accesses a child, such as ``[0]`` or ``.image``."""
         return f"[{self.names[i]!r}]"
 
     def rebuild(self, children: Sequence[Any]) -> Any:

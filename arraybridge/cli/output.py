@@ -122,7 +122,7 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
 
 @contextlib.contextmanager
 def _redirected(descriptor: int, target: int) -> Iterator[None]:
-    """Redirect a file descriptor, including output of C++ code, to another one."""
+    """Redirect a file descriptor to another one, including the output from C++ code."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     stream.flush()
     original = os.dup(descriptor)

@@ -84,7 +84,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
 
 
 def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
-    """Return a fast function that opens arrays of the class of ``data``; None if there is none."""
+    """Return a fast function that views arrays of the class of ``data`` in NumPy; None if there is none."""
     if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
         return None
     return opener(data, decision.data)

@@ -20,7 +20,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.streams import identity
 
 FastFunction = Callable[[Any], Any]
-#: Returns the fast converter of a pair, for arrays that need no special handling; None if there is none.
+#: Returns the fast converter for two frameworks, for arrays without special handling; None if there is none.
 RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 

@@ -145,8 +145,9 @@ class Holding(NamedTuple):
 
     Attributes:
         device: The device string, ``"cpu"`` or ``"gpu:0"``.
-        holder: The name of a framework, ``"this process"`` (on the host), ``"this process, otherwise"``,
-            ``"other processes"``, or ``"everything else"``.
+        holder: The name of a framework, ``"this process"`` (on the host), ``"this process, otherwise"``
+            (memory of this process that no framework reports), ``"other processes"``, or ``"everything
+            else"``.
         used: The size of live arrays; for a process, all memory that it holds.
         cached: The memory that the framework reserves for future arrays.
         peak: The maximum of ``used``.

@@ -149,7 +149,7 @@ def _mx_name(dtype: str) -> str:
 
 
 class MlxAutodiff(autodiff.Autodiff):
-    """MLX in the roles of caller and callee."""
+    """The derivatives of MLX, as the caller and as the callee."""
 
     constant_advice = "use mx.stop_gradient(w) in the function"
     argument_advice = 'convert(w, "mlx", grad="detach"), and list its position in argnums= of mx.grad'

@@ -15,7 +15,7 @@ __all__ = ["export_read_only", "is_file_map", "is_shared_read_only", "writable_a
 
 
 def writable_alias(view: np.ndarray) -> np.ndarray:
-    """Return an array of the same memory without the read-only flag, for a consumer that never writes.
+    """Return a writable array that shares the view's memory, for a consumer that never writes to it.
 
     JAX and TensorFlow never write to memory that they import. But their DLPack version has no read-only flag,
     so NumPy raises when it exports read-only arrays to them.

@@ -61,9 +61,9 @@ class ScipySparse(SparseArrays):
             kind = "matrix"
         make = getattr(scipy, f"{parts.layout}_{kind}")
         options = {"blocksize": parts.values.shape[1:]} if parts.layout is Layout.BSR else {}
-        # The attributes are set, because the constructors copy views, and those of matrices also read the
-        # indices and narrow int64 to int32. Some constructors also reject dtypes that SciPy stores but does
-        # not compute with, such as float16.
+        # The attributes are set directly, because the constructors copy views, and those of matrices also
+        # read the indices and narrow int64 to int32. Some constructors also reject dtypes that SciPy stores
+        # but does not compute with, such as float16.
         made = make(parts.shape, **options)
         made.data = parts.values
         if parts.layout is Layout.COO:

@@ -68,7 +68,7 @@ def is_protocol_producer(x: Any) -> bool:
 
 
 def _is_arrow_without_numbers(x: Any) -> bool:
-    """Return whether ``x`` is a pyarrow array without numbers, which still offers ``__dlpack__``."""
+    """Return whether ``x`` is a non-numeric pyarrow array, which offers ``__dlpack__`` nevertheless."""
     pyarrow = sys.modules.get("pyarrow")
     if pyarrow is None or not issubclass(type(x), getattr(pyarrow, "Array", ())):
         return False
@@ -264,9 +264,9 @@ def _is_readable(kind: int) -> bool:
 
 
 def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
-    """Return a function that opens host arrays of the class of ``x`` in NumPy; None if there is none.
+    """Return a function that views host arrays of the class of ``x`` in NumPy; None if there is none.
 
-    The function raises `NotImplementedError` for an array that it does not open.
+    The function raises `NotImplementedError` for an array that it cannot view.
     """
     cls = type(x)
     if isinstance(x, np.generic) or offers_on_instance(x):

@@ -1,4 +1,4 @@
-"""`gpu_context`: make a GPU the current one of every loaded framework."""
+"""`gpu_context`: make a GPU the current device of every loaded framework."""
 
 from __future__ import annotations
 

@@ -128,9 +128,9 @@ class MemoryPeak(Table):
 def memory_peak() -> Iterator[MemoryPeak]:
     """Measure the peak memory of each framework, and of this process on the host, in a ``with`` block.
 
-    PyTorch and TensorFlow count their peaks; the block resets these counters. JAX counts as well, but reports
-    the peak of the block only if it exceeds every earlier one. CuPy is sampled every two milliseconds, and so
-    is the host while it stays below the highest peak of the process.
+    PyTorch and TensorFlow track their own peaks, which the block resets. JAX also tracks its peak, but
+    reports the peak of the block only if it exceeds every earlier one. CuPy is sampled every two
+    milliseconds, and so is the host while it stays below the highest peak of the process.
 
     Yields:
         The measurement. It is complete when the block has ended.

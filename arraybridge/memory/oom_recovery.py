@@ -535,7 +535,7 @@ def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
 
 
 def _too_large_a_part(size: int, rows: int, least: int) -> str:
-    """Return the message for a part of the smallest size that does not fit."""
+    """Return the message for a part that does not fit and cannot be split further."""
     if size <= 1:
         return (
             "Out of memory even with a single row. Free GPU memory (see memory_stats()) or reduce the size of"
@@ -560,7 +560,7 @@ def _named_arguments(fn: Callable[..., Any], batch: Batch) -> list[tuple[str, An
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return names for positional arguments: parameter names as far as the signature has them."""
+    """Return names for positional arguments, from the signature if possible."""
     import inspect  # takes a few ms, and only errors need it
 
     names = [f"argument {i}" for i in range(count)]

@@ -198,7 +198,7 @@ class Exchange:
         return segment, places
 
     def import_exported(self, segment: Segment | None, places: list[Any]) -> list[Any]:
-        """Return writable buffers. The segment is free again when all views of them are deleted."""
+        """Return writable views of the buffers. The segment is free again when all views are deleted."""
         if segment is None:
             return places
         memory = np.asarray(segment)

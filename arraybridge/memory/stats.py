@@ -55,11 +55,11 @@ class DeviceMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryStats(Table):
-    """One reading of `memory_stats`. It prints as a table, also in a notebook.
+    """One reading of `memory_stats`. It prints as a table, including in notebooks.
 
     Attributes:
         devices: The host first, then each accelerator.
-        note: The reason, if the driver could not be read; an empty string otherwise.
+        note: Why the driver could not be queried; an empty string if it could.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -154,11 +154,11 @@ def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
     ours = _reserved(rows)
     if now.used is None:  # a GPU that shares the host's memory
         remainder = []
-    elif own is None:  # the driver lists ids from outside a container, or no sizes
+    elif own is None:  # the driver lists process IDs from outside a container, or reports no sizes
         remainder = [Holding(device, "everything else", max(0, now.used - ours))]
     else:
         remainder = [
-            # Contexts, libraries, and pools that no framework counts.
+            # Contexts, libraries, and pools that no framework reports.
             Holding(device, "this process, otherwise", max(0, own - ours)),
             Holding(device, "other processes", max(0, now.used - max(own, ours))),
         ]

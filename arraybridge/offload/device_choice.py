@@ -67,7 +67,7 @@ class OffloadDecision:
 
 
 class Choice(NamedTuple):
-    """The GPU on which a call runs, or None for the CPU, with the reason and the proof of the signature."""
+    """The GPU for a call, or None for the CPU, the reason, and the verification state of the signature."""
 
     gpu: BackendGpu | None
     reason: str

@@ -204,9 +204,9 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
 
 
 def _usable_devices(framework: Framework | None, placed: Placement | None) -> list[Device]:
-    """Return the device that a decorator names, otherwise all devices of the function's framework.
+    """Return the device that a decorator fixes, otherwise all devices of the function's framework.
 
-    For a function without a framework, return the devices of every loaded framework.
+    For a function without a framework, return the devices of every loaded framework, except OpenCL devices.
     """
     if framework is None:
         found = all_devices([one.name for one in loaded()])

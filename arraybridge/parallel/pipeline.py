@@ -86,7 +86,8 @@ class Pipeline:
         for i, stage in enumerate(stages):
             if isinstance(stage, (list, tuple)):
                 raise TypeError(
-                    "Pipeline() takes each stage as an argument. Pass Pipeline(*stages) for a list."
+                    "Pipeline() takes each stage as a separate argument. To pass a list, use"
+                    " Pipeline(*stages)."
                 )
             if isinstance(stage, Pipeline):
                 raise TypeError(
@@ -381,7 +382,7 @@ class PipelineReport(Table):
         save(file, self.events())
 
     def plot(self, file: str | os.PathLike[str]) -> None:
-        """Plot the run with one row per stage and one bar per item, in the format of the file suffix.
+        """Plot the run with one row per stage and one bar per item, in the format given by the file suffix.
 
         Raises:
             ImportError: Matplotlib is not installed.

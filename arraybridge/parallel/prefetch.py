@@ -182,8 +182,8 @@ class _Reader:
         return convert_tree(item, self.target.name, device=self.place, **self.options)
 
     def _is_pinning(self) -> bool:
-        """Return whether to pin host arrays. An automatically chosen GPU has to be open first."""
-        # Without an open GPU, allocating page-locked memory would open the current one.
+        """Return whether to pin host arrays: False until the target framework has initialized a GPU."""
+        # Before that, allocating page-locked memory would create a context on the current GPU.
         if self._pins is None and self.target.devices.is_started():
             self._pins = self.target.memory.pinned_bytes(1) is not None
         return bool(self._pins)

@@ -86,10 +86,10 @@ class Run:
         self._line = site()  # the user's line, for warnings and events of the threads
 
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Yield the results, reading the source up to the limit; end the threads when closed.
+        """Yield the results, reading the source up to the limit. Closing the generator ends the threads.
 
-        An exception of an item or of the source is raised after the results of the items before it. If
-        ``ordered`` is False, it is raised after the results that are ready.
+        An exception raised for an item or by the source is raised after the results of the preceding items.
+        If ``ordered`` is False, it is raised after the results that are ready.
         """
         more = True
         timeout = _TIMEOUT

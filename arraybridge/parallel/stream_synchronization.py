@@ -22,9 +22,9 @@ from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 def record_stream_events(tree: Any) -> list[StreamEvent]:
     """Record and return the events after which another thread may read the arrays.
 
-    There is one event per framework and device. JAX orders its own work, but raises errors of pending
-    computation where the result is read. This function therefore waits for JAX arrays, so that such an error
-    is raised in the thread that caused it.
+    There is one event per framework and device. JAX orders its own work, but raises errors from
+    pending computations only when the result is read. This function therefore waits for JAX arrays, so that
+    such an error is raised in the thread that caused it.
     """
     if kinds.get(type(tree)) is LEAF:
         return []

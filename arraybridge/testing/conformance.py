@@ -406,7 +406,7 @@ def dtypes(s: Subject, dtype: str) -> None:
 
 @_promise(dtype=attrgetter("dtypes"))
 def names(s: Subject, dtype: str) -> None:
-    """Check that the dtype name equals NumPy's, and that shape and number of bytes are correct."""
+    """Check that the dtype name equals NumPy's, and that the shape and the number of bytes are correct."""
     x = s.make(s.sample(dtype=dtype))
     values = s.framework.to_host(x)
     name = s.framework.dtype_name(x)
