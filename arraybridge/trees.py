@@ -175,7 +175,7 @@ def _is_model(cls: type) -> bool:
 
 
 def _pytree_of(x: Any) -> Pytree | None:
-    """Return the opened pytree of an object whose class is registered with a loaded framework, or None."""
+    """Return the pytree of an object whose class is registered with a loaded framework, otherwise None."""
     for framework in registry.loaded_cached():
         pytree = framework.runtime.open_pytree(x)
         if pytree is not None:

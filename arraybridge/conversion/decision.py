@@ -82,7 +82,7 @@ def decide(data: Any, request: Request) -> Decision:
 def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
     """Return the decision for an array of a known framework.
 
-    Exceptions of the frameworks are raised again as errors of this package.
+    Exceptions raised by the frameworks are raised again as errors of this package.
     """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)

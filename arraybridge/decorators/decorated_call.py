@@ -267,7 +267,7 @@ class ConvertingCall(DecoratedCall):
             raise
 
     def _add_note_on_lists(self, error: Exception, args: Args, kwargs: Kwargs) -> None:
-        """Add a note to an error of the function if the caller passed a list and no array."""
+        """Add a note to an error raised by the function if the caller passed a list and no array."""
         values = (*args, *kwargs.values())
         skip = self.count_own(args)
         if first_array(values[skip:]) is not None:

@@ -38,7 +38,7 @@ class Memory(Component):
         return False
 
     def device_details(self, device: Device) -> DeviceDetails:
-        """Return the name, identity and memory size of a device, as far as the framework knows them.
+        """Return the name, identity and memory size of a device, if the framework knows them.
 
         Args:
             device: One of the available devices.
@@ -77,11 +77,11 @@ class Memory(Component):
         return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
     def usage(self) -> list[Holding]:
-        """Return the memory that the framework holds, with one entry per device that it has opened."""
+        """Return the memory that the framework holds, with one entry per device that it has initialized."""
         return []
 
     def reset_peak(self) -> None:
-        """Reset `Holding.peak` on all devices, if the framework counts it."""
+        """Reset `Holding.peak` on all devices, if the framework tracks it."""
 
     def oom_error(self) -> Exception:
         """Return an error like those that the framework raises when memory runs out, for simulations."""
@@ -111,7 +111,7 @@ class Memory(Component):
         return None
 
     def synchronize(self) -> None:
-        """Wait for all work that this process has queued, on every device that it has opened."""
+        """Wait for all work that this process has queued, on every device that it has initialized."""
 
 
 class DeviceDetails(NamedTuple):

@@ -74,7 +74,7 @@ class CupyDevices(Devices):
         return tuple(Device("gpu", gpu.index) for gpu in hardware.gpus_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the GPUs that CUDA or ROCm counts. This initializes the driver."""
+        """Return the GPUs that CUDA or ROCm lists. This initializes the driver."""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:

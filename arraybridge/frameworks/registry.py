@@ -122,7 +122,7 @@ def numpy_like_names() -> list[str]:
 
 @cache
 def names_by_module() -> dict[str, tuple[str, ...]]:
-    """Return the names of frameworks by root module of their array classes.
+    """Return the names of frameworks by the top-level module of their array classes.
 
     These names identify the framework of an array without imports.
     """

@@ -137,7 +137,7 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
 def _inconsistent(x: Any) -> ArrayNotSupportedError:
     advice = "Find the cause with x.check_format()."
     if x.format == "coo":  # COO arrays do not have check_format()
-        advice = "Its data and each of its coords must be arrays of one axis and of the same length."
+        advice = "Its data and each of its coords must be 1-D arrays of the same length."
     return ArrayNotSupportedError(
         f"Cannot convert a sparse {x.format.upper()} array of scipy.sparse: its values, indices and shape do"
         " not fit together.",

@@ -44,7 +44,7 @@ _CUDA_TYPES = (2, 13)
 _CUDA_READERS = ("cupy", "torch")
 
 
-#: The framework of foreign host memory that was opened as a NumPy array.
+#: The framework of third-party arrays in host memory, which are read through a NumPy view.
 FOREIGN_HOST = NumpyFramework()
 
 

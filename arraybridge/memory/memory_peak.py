@@ -95,8 +95,8 @@ class MemoryPeak(Table):
         """Return the row of a framework on its first device, or of ``"this process"`` on the host.
 
         Raises:
-            KeyError: If the holder has no row: it is not loaded, has opened no device, or does not count its
-                memory.
+            KeyError: If the holder has no row: it is not loaded, has not initialized a device, or does not
+                report its memory use.
         """
         for row in self.rows:
             if row.holder == holder:
@@ -104,7 +104,7 @@ class MemoryPeak(Table):
         holders = list(dict.fromkeys(row.holder for row in self.rows))
         known = registry.framework_names()
         if holder in known:
-            cause = f"{holder} has opened no device, or its memory is not counted."
+            cause = f"{holder} has not initialized a device, or does not report its memory use."
         else:
             cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
         raise KeyError(f"no row for {holder!r}: {cause} Pass one of {', '.join(map(repr, holders))}.")

@@ -41,7 +41,7 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
 
     Raises:
         GradientError: If an array is part of an autograd graph, which cannot be sent.
-        Exception: Any error of an object that cannot be pickled.
+        Exception: Any exception raised by an object that cannot be pickled.
     """
     file = io.BytesIO()
     buffers: list[memoryview] = []

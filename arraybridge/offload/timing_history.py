@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 class Timings:
-    """The timing history of one call signature: seconds of the last runs on both devices, with transfers."""
+    """The timing history of one call signature: seconds of recent runs on both devices, with transfers."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[float]] = {CPU: [], GPU: []}

@@ -159,7 +159,7 @@ def widened(tree: Any) -> Any:
     return map_arrays(tree, widen)
 
 
-#: The maximum number of cached proofs per function. The least recently used one is evicted first.
+#: The maximum number of cached verification states per function. The least recently used is evicted first.
 MAX_PROOFS = 256
 
 

@@ -83,9 +83,9 @@ def device_map(
             option is of the wrong type.
         ValueError: ``per_device`` or ``devices`` is invalid.
         DeviceNotFoundError: A device does not exist.
-        Exception: An exception of ``fn`` or ``items``, with a note that names the item and the device. It is
-            raised after the results of the items before it; with ``ordered=False``, after those that are
-            ready.
+        Exception: Any exception raised by ``fn`` or ``items``, with a note that names the item and the
+            device. It is raised after the results of the preceding items; with ``ordered=False``, after
+            those that are ready.
 
     >>> import numpy as np
     >>> list(device_map(len, [np.zeros(3), np.zeros(4)], devices=["cpu"]))

@@ -124,7 +124,7 @@ class Pipeline:
             ValueError: The arrays have different numbers of rows or lack the axis.
             CannotSplitError: The results differ in structure, are values that cannot be joined, or contain a
                 list that could be either one entry per row or several results. Also a `ValueError`.
-            Exception: An exception of a stage, with a note that names the stage and the microbatch.
+            Exception: Any exception raised by a stage, with a note that names the stage and the microbatch.
         """
         if batch is _MISSING or _more or _named:
             raise TypeError(
@@ -163,8 +163,9 @@ class Pipeline:
 
         Raises:
             TypeError: ``items`` is not iterable, or a stage returns None.
-            Exception: An exception of a stage or of ``items``, with a note that names the stage and the item.
-                It is raised after the results of the items before it, and no further item is started.
+            Exception: Any exception raised by a stage or by ``items``, with a note that names the stage and
+                the item. It is raised after the results of the preceding items, and no further item is
+                started.
         """
         return self._run(source_of_items("pipeline.map", items), "item")
 

@@ -80,8 +80,8 @@ def prefetch(
         UnknownFrameworkError: No framework has that name.
         FrameworkNotInstalledError: The framework is not installed.
         DeviceNotFoundError: The framework does not have the device.
-        Exception: An exception of ``items`` or of a conversion, with a note that names the item. It is raised
-            after the items before it.
+        Exception: Any exception raised by ``items`` or by a conversion, with a note that names the item. It
+            is raised after the preceding items.
 
     >>> import numpy as np
     >>> for batch in prefetch([{"x": np.ones(2), "name": "a"}, {"x": np.zeros(2), "name": "b"}], "torch"):
@@ -148,7 +148,7 @@ class _Reader:
         self._pins = None if pins else False
 
     def note(self, number: int) -> str:
-        """Return the note for an exception of an item."""
+        """Return the note for an exception raised for an item."""
         if self.is_read:
             return f"while converting item {number} to {self.target.name}"
         return f"while reading item {number}"

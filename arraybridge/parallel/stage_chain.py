@@ -78,7 +78,7 @@ class Run:
         #: Finished items that are not yet returned, by their position in the output.
         self._arrived: dict[int, Item] = {}
         self._read = self._returned = 0
-        #: The exception of the input, if any. It is raised after the results of the items before it.
+        #: The exception raised by the input, if any. It is raised after the results of the preceding items.
         self._input_errors: list[BaseException] = []
         #: Items after this number are dropped, because that item failed or was the last; -1 after `stop`.
         self._end = sys.maxsize

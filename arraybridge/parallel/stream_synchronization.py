@@ -67,8 +67,8 @@ def received(result: Any, stream_events: list[StreamEvent]) -> Any:
 def record_reader_events(tree: Any) -> list[StreamEvent]:
     """Record and return events in all streams of this thread whose pending work may read the arrays.
 
-    A function may read an array in a framework other than the array's, so every framework that has opened the
-    GPU records an event.
+    A function may read an array in a framework other than the array's, so every framework that has
+    initialized the GPU records an event.
     """
     if kinds.get(type(tree)) is LEAF:
         return []

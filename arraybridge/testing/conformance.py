@@ -307,7 +307,7 @@ class Subject:
             return None
 
     def shares(self, x: Any, other: Any) -> bool:
-        """Return whether a write to one array changes the other, as far as the framework reveals it."""
+        """Return whether a write to one array is known to change the other."""
         memory = self.view(x)
         others = self.view(other)
         if memory is None or others is None:
