@@ -275,7 +275,7 @@ def open_container(tree: Any) -> Container:
         fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
-        return _Attributes(tree)  # also for a mapping, because its class may not accept a dict
+        return _Attributes(tree)  # even a mapping, because its class may not accept a dict
     return _Mapping(tree) if _is_mapping(tree) else _PytreeNode(tree)
 
 

@@ -70,7 +70,7 @@ class Carrier:
 
 
 class Unread:
-    """The values of a carrier, for `Carrier.array`. They are read with ``read`` when they are needed."""
+    """The values of a carrier, for `Carrier.array`. ``read`` reads them when they are needed."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
         self.shape = shape

@@ -136,7 +136,7 @@ def _redirected(descriptor: int, target: int) -> Iterator[None]:
 
 
 def reserve_stdout(for_json: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which output of libraries on stdout goes to stderr if ``for_json`` is set."""
+    """Return a context in which output from libraries on stdout goes to stderr if ``for_json`` is set."""
     return _redirected(1, 2) if for_json else contextlib.nullcontext()
 
 

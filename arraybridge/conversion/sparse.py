@@ -406,7 +406,7 @@ class SparseConversion:
         )
 
     def _check_padding(self, parts: SparseParts, convert_part: ConvertPart) -> None:
-        """Raise for indices and pointers outside of the array, which JAX ignores, unlike other frameworks."""
+        """Raise for indices and pointers out of bounds, which JAX ignores, unlike other frameworks."""
         indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
         if parts.layout is Layout.COO:
             is_inside = _are_inside(indices, parts.shape[: parts.sparse_axes])

@@ -13,7 +13,7 @@ __all__ = ["DeviceDetails", "GpuMemory", "Holding", "Memory"]
 
 
 class Memory(Component):
-    """The framework's memory on accelerators, and its out-of-memory errors."""
+    """The interface to a framework's memory on accelerators and to its out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         """Return whether an exception is an out-of-memory error of this framework.

@@ -168,7 +168,7 @@ class CupyInterchange(Interchange):
 
 
 class CupyMemory(Memory):
-    """CuPy's memory pools, and its out-of-memory errors."""
+    """The interface to CuPy's memory pools and out-of-memory errors."""
 
     framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 

@@ -66,7 +66,7 @@ def _code_of(exported: Any) -> ctypes.c_uint8:
 
 
 def _extended_dtype_of(exported: Any) -> np.dtype[Any] | None:
-    """Return the dtype of a capsule if it is one of ``ml_dtypes``; None for any other dtype."""
+    """Return the dtype of a capsule if it is a dtype from ``ml_dtypes``; None for any other dtype."""
     code, bits, lanes = struct.unpack("=BBH", ctypes.string_at(_tensor_of(exported) + _CODE_OFFSET, 4))
     name = _DLPACK_NAMES.get(code)
     if name is None or lanes != 1:

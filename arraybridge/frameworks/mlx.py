@@ -60,7 +60,7 @@ class MlxInterchange(Interchange):
 
 
 class MlxMemory(Memory):
-    """MLX's memory, and its out-of-memory errors."""
+    """The interface to MLX's memory and out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _OOM)

@@ -84,7 +84,7 @@ class PaddleDevices(Devices):
 
 
 class PaddleMemory(Memory):
-    """Paddle's memory on GPUs, and its out-of-memory errors."""
+    """The interface to Paddle's GPU memory and out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)

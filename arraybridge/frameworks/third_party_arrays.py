@@ -308,7 +308,7 @@ def importer(opened: Callable[[Any], np.ndarray], target: Framework) -> Callable
     """Return a function that imports arrays into ``target`` without a NumPy view; None if there is none.
 
     ``opened`` is the function that `opener` returned. An import function exists only for extended dtypes. It
-    saves the creation of the view, which takes as long as PyTorch's import, and it raises
+    avoids creating the view, which would take as long as the import by PyTorch, and it raises
     `NotImplementedError` for other arrays.
     """
     import_from = target.fast_path.fast_import

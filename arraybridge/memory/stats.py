@@ -1,7 +1,7 @@
 """`memory_stats`: the current memory use per framework, device and process.
 
 A reading imports no framework and initializes no accelerator: a framework that has not initialized a GPU uses
-no memory on it. `arraybridge.hardware` reads the GPUs themselves.
+no memory on it. `arraybridge.hardware` queries the GPUs themselves.
 """
 
 from __future__ import annotations

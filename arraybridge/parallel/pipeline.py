@@ -223,8 +223,8 @@ class Pipeline:
                 fix = f"Pass an axis from {-rank} to {rank - 1} to Pipeline, wrap" if rank else "Wrap"
                 raise ValueError(
                     f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in"
-                    " arraybridge.fixed() to pass it whole to every part, or pass single items to"
-                    " pipeline.map(items)."
+                    " arraybridge.fixed() to pass it unsplit with every part, or pass single items"
+                    " to pipeline.map(items)."
                 )
             counts.append(shape[self.axis])
         if len(set(counts)) > 1:
