@@ -46,8 +46,8 @@ class Case(NamedTuple):
 
     Attributes:
         name: The conversion, ``"numpy → torch"``, or the decorator, ``"@torch"``.
-        text: The native functions.
-        native: The call of these functions.
+        text: The names of the native functions.
+        native: Calls these functions.
         ours: The same work with arraybridge.
     """
 

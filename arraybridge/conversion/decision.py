@@ -192,7 +192,7 @@ class _Choice:
         self.copy_reason: Cause | None = None
 
     def in_place(self) -> Decision:
-        """Return the decision for an array that is already of the target framework and on its device."""
+        """Return the decision for an array that is already in the target framework and on its device."""
         source = self.source
         array = self.array
         self.nbytes = source.nbytes(array)

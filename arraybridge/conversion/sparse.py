@@ -78,7 +78,7 @@ class SparseConversion:
     def decision(self, x: Any, device: Device, *, stays: bool, cast: str | None) -> Decision:
         """Return the decision for a sparse array, without converting it.
 
-        ``stays`` states whether the array is already of the target framework and on ``device``. ``cast`` is
+        ``stays`` states whether the array is already in the target framework and on ``device``. ``cast`` is
         the dtype to cast to, or None.
 
         Raises:
