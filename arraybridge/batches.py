@@ -86,8 +86,8 @@ def _value(x: Any) -> Any:
 def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "") -> Any:
     """Return the tree with rows ``start`` to ``stop`` of each array and row list that has ``count`` rows.
 
-    Everything else is returned whole, without `fixed`. ``place`` is the path of the tree in a larger one, for
-    messages.
+    Everything else is returned whole, and values marked with `fixed` are unwrapped. ``place`` is the path of
+    the tree in a larger one, for messages.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
     if kind is ARRAY:
@@ -277,7 +277,7 @@ class Joined:
             )
 
     def _is_input_list(self, x: Any) -> bool:
-        """Return whether a list is itself part of the batch and was passed whole to every part."""
+        """Return whether a list is itself in the batch, so that it was passed unsplit with every part."""
         return issubclass(type(x), list) and _contains(self.batch, x)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: The maximum number of entries in a cache. A program that creates classes in a loop would otherwise fill the
-#: memory with entries.
+#: The maximum number of entries in a cache. A program that creates classes in a loop would otherwise exhaust
+#: the memory.
 MOST_ENTRIES = 512
 _caches: list[dict[Any, Any]] = []
 

@@ -64,7 +64,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 class MemoryConversionError(Exception):
-    """The base class of all errors of this package: an array could not be converted.
+    """The base class of all errors raised by this package: an array could not be converted.
 
     ``str(error)`` consists of ``place``, ``problem`` and ``advice``.
 
@@ -187,7 +187,8 @@ def _sentences(problem: str, advice: str) -> str:
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """The framework is not installed, or its import failed.
 
-    Also an ``ImportError``. The message contains the command that installs it, or the error of its import.
+    Also an ``ImportError``. The message contains the command that installs it, or the error raised by its
+    import.
 
     Example:
         >>> import numpy as np, arraybridge

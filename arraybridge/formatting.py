@@ -101,7 +101,7 @@ Contents: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str
 
 
 class Table:
-    """Base class of results that print as a table, also in notebooks."""
+    """Base class of results that print as a table, including in notebooks."""
 
     def _table(self) -> Contents:
         """Return the contents of the table. Subclasses override this."""

@@ -211,7 +211,7 @@ def _gpu_with_slices(index: int) -> list[Gpu]:
 
 
 def _speed(group: list[Gpu]) -> int:
-    """Return the number of cores times the clock rate, by which CUDA orders GPUs as far as is known."""
+    """Return the number of cores times the clock rate, by which CUDA seems to order GPUs."""
     handle = _query("nvmlDeviceGetHandleByUUID", group[0].uuid)
     cores = _query("nvmlDeviceGetNumGpuCores", handle)
     clock = _query("nvmlDeviceGetMaxClockInfo", handle, 1)

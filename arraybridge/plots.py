@@ -18,7 +18,7 @@ COLORS = {
     "clean-up": "#eeca3b",
 }
 _INK = "#3a4450"
-#: matplotlib settings for all plots: dark text on white, also on dark pages.
+#: Matplotlib settings for all plots: dark text on white, even on dark pages.
 PLOT_SETTINGS: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "white"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),

@@ -82,7 +82,7 @@ class Route:
         values["seconds"] = seconds
         values["layout"] = layout
 
-    # The texts are formatted on access, since a trace creates a route per conversion.
+    # The reason and the advice are formatted on access, since a trace creates a route per conversion.
 
     @property
     def code(self) -> Reason:

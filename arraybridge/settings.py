@@ -76,7 +76,7 @@ worker_device: ContextVar[Device | None] = ContextVar("arraybridge_worker_device
 
 
 def chosen_device() -> Device | None:
-    """Return the default device of this thread or task, otherwise that of ``ARRAYBRIDGE_DEVICE``, or None.
+    """Return the default device of this thread or task, otherwise that in ``ARRAYBRIDGE_DEVICE``, or None.
 
     Raises:
         ValueError: ``ARRAYBRIDGE_DEVICE`` is not a device string.

@@ -175,7 +175,7 @@ def _is_model(cls: type) -> bool:
 
 
 def _pytree_of(x: Any) -> Pytree | None:
-    """Return the opened pytree of an object whose class is registered with a loaded framework, or None."""
+    """Return the pytree of an object whose class is registered with a loaded framework, otherwise None."""
     for framework in registry.loaded_cached():
         pytree = framework.runtime.open_pytree(x)
         if pytree is not None:
@@ -216,7 +216,7 @@ class Container(ABC):
         self.extra = extra
 
     def place(self, i: int) -> str:
-        """Return the place of a child as Python writes it, such as ``[0]`` or ``.image``."""
+        """Return the Python expression that accesses a child, such as ``[0]`` or ``.image``."""
         return f"[{self.names[i]!r}]"
 
     def rebuild(self, children: Sequence[Any]) -> Any:
@@ -275,7 +275,7 @@ def open_container(tree: Any) -> Container:
         fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
-        return _Attributes(tree)  # also for a mapping, because its class may not accept a dict
+        return _Attributes(tree)  # even a mapping, because its class may not accept a dict
     return _Mapping(tree) if _is_mapping(tree) else _PytreeNode(tree)
 
 

@@ -65,7 +65,7 @@ def compare(
         TypeError: If ``fn`` is not a function, or ``runs`` or a size is not an int.
         ValueError: If a number is too small, ``sizes`` is empty or combined with ``args``, or there are no
             functions.
-        Exception: Any error of ``fn``.
+        Exception: Any exception raised by ``fn``.
 
     Example:
         >>> import numpy as np

@@ -11,7 +11,7 @@ from arraybridge.formatting import Table, format_seconds
 
 @dataclass(frozen=True)
 class Comparison(Table):
-    """The timings of a call on the CPU and on the GPU. It prints as a table, also in a notebook.
+    """The timings of a call on the CPU and on the GPU. It prints as a table, including in notebooks.
 
     Attributes:
         cpu: The `Timing` on the CPU.
@@ -39,7 +39,9 @@ class Comparison(Table):
 
 @dataclass(frozen=True)
 class SizeComparison(Table):
-    """The timings of functions by size, on the CPU and on the GPU. It prints as a table, also in a notebook.
+    """The timings of functions by size, on the CPU and on the GPU.
+
+    It prints as a table, including in notebooks.
 
     Attributes:
         rows: The name of the function, the number of elements, and the `Comparison`, for each measurement.

@@ -48,7 +48,7 @@ def benchmark(
     """Time ``fn(*args)``, including all asynchronous work that it starts.
 
     Each call is followed by a wait for the arrays of its result and for every loaded framework on every
-    device that it has opened. The cost of such a wait on idle devices is measured and subtracted.
+    device that it has initialized. The cost of such a wait on idle devices is measured and subtracted.
 
     Args:
         fn: The function, decorated or not.
@@ -64,7 +64,7 @@ def benchmark(
         TypeError: If ``fn`` is not a function, ``warmup`` or ``runs`` is not an int, or ``seconds`` is not a
             number.
         ValueError: If a number is too small.
-        Exception: Any error of ``fn``.
+        Exception: Any exception raised by ``fn``.
 
     Example:
         >>> import numpy as np

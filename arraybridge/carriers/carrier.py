@@ -45,9 +45,9 @@ class Carrier:
     expression: ClassVar[str] = ""
 
     def carries(self, x: Any) -> bool:
-        """Return whether ``x`` is a carrier of this kind; only called for objects of no framework.
+        """Return whether ``x`` is a carrier of this kind; only called if no framework owns ``x``.
 
-        An exception counts as False, so that unrelated objects in arguments do not break calls.
+        An exception is treated as False, so that unrelated objects in arguments do not break calls.
         """
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Carrier:
 
 
 class Unread:
-    """The values of a carrier, for `Carrier.array`. They are read with ``read`` when they are needed."""
+    """The values of a carrier, for `Carrier.array`. ``read`` reads them when they are needed."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
         self.shape = shape

@@ -1,7 +1,7 @@
 """The registry of carriers, which finds the carrier of an object.
 
-Carriers are only called for objects of no framework. Their packages are not imported: if an object of a
-package exists, the package is loaded already.
+Carriers are only called for objects that no framework owns. Their packages are not imported: if an object of
+a package exists, the package is already loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from arraybridge.frameworks.third_party_arrays import is_protocol_producer
 
 __all__ = ["carrier_of", "register_carrier"]
 
-#: The entry-point group for other packages: ``root module of the objects = "package.module:Class"``.
+#: The entry-point group for other packages: ``top-level module of the objects = "package.module:Class"``.
 GROUP = "arraybridge.carriers"
 
 _registered: list[Carrier] = []

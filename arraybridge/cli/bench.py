@@ -46,8 +46,8 @@ class Case(NamedTuple):
 
     Attributes:
         name: The conversion, ``"numpy → torch"``, or the decorator, ``"@torch"``.
-        text: The native functions.
-        native: The call of these functions.
+        text: The names of the native functions.
+        native: Calls these functions.
         ours: The same work with arraybridge.
     """
 
@@ -168,7 +168,7 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
 
 
 def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Case]:
-    """Return a list with the case of a pair; empty if the source cannot create the required GPU array."""
+    """Return a list with the case for a pair; empty if the source cannot create the required GPU array."""
     x = arrays[source]
     has_host = arraybridge.framework(target).has_host
     if not has_host and not arraybridge.framework(source).devices.has_only_host:

@@ -96,7 +96,8 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
         ) from None
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
         raise typer.BadParameter(
-            f"{image} contains {pixels.dtype} of shape {pixels.shape}. Use uint8 with two or three axes.",
+            f"{image} contains a {pixels.dtype} array of shape {pixels.shape}. Use uint8 with two or three"
+            " axes.",
             param_hint="--image",
         )
     return image.name, np.ascontiguousarray(pixels)

@@ -26,10 +26,10 @@ ENDED = ("crashed", "timed out")
 
 
 def working_probes(trials: Sequence[Json]) -> dict[str, Json]:
-    """Return the findings of each framework that works in one of the trials, from the slower import.
+    """Return the findings on each framework that works in one of the trials.
 
-    The slower import measures the framework better: in the other one, an earlier framework may have imported
-    shared packages.
+    If it works in both, the findings from its slower import are returned. The time of that import is more
+    accurate: in the other trial, an earlier framework may have imported shared packages.
     """
     working: dict[str, Json] = {}
     for trial in trials:
@@ -41,7 +41,7 @@ def working_probes(trials: Sequence[Json]) -> dict[str, Json]:
 
 
 def narrow_down(trials: Sequence[Json], probes: Mapping[str, Json], seconds: float) -> list[Json]:
-    """Return the trials of the pairs of frameworks that crash, or the original trials if no pair does."""
+    """Replace each trial with trials of the pairs of frameworks that crash; keep it if no pair does."""
     narrowed: list[Json] = []
     for trial in trials:
         at = trial["at"]

@@ -135,7 +135,7 @@ def _copy_unaligned(array: np.ndarray) -> np.ndarray:
 
 
 def list_places(names: list[str]) -> Places:
-    """List the host and the first accelerator of each framework, as far as it supports them."""
+    """List the host and the first accelerator of each framework, if the framework supports them."""
     places: dict[str, tuple[str, Device]] = {}
     for name in names:
         first = {device.kind: device for device in reversed(arraybridge.framework(name).devices.available())}

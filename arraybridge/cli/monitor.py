@@ -95,7 +95,7 @@ def _take_readings(
 
 
 def take_reading() -> MemoryStats:
-    """Read every device, and every process that this user may inspect."""
+    """Return the memory use of every device, and of every process that this user may inspect."""
     processes = framework_processes()
     frameworks = {pid: " + ".join(names) for pid, (names, _) in processes.items()}
     used: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in processes.items()}}

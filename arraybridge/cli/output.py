@@ -122,7 +122,7 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
 
 @contextlib.contextmanager
 def _redirected(descriptor: int, target: int) -> Iterator[None]:
-    """Redirect a file descriptor, including output of C++ code, to another one."""
+    """Redirect a file descriptor to another one, including the output from C++ code."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     stream.flush()
     original = os.dup(descriptor)
@@ -136,7 +136,7 @@ def _redirected(descriptor: int, target: int) -> Iterator[None]:
 
 
 def reserve_stdout(for_json: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which output of libraries on stdout goes to stderr if ``for_json`` is set."""
+    """Return a context in which output from libraries on stdout goes to stderr if ``for_json`` is set."""
     return _redirected(1, 2) if for_json else contextlib.nullcontext()
 
 

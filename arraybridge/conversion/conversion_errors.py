@@ -1,4 +1,4 @@
-"""The errors of conversions: copies that are not allowed, dropped gradients, and exceptions of frameworks."""
+"""Errors raised by conversions: disallowed copies, dropped gradients, and exceptions from frameworks."""
 
 from __future__ import annotations
 

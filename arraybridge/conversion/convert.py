@@ -141,8 +141,9 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
             Defaults to None: the array stays on its device if the target has that device, and otherwise moves
             to the host. CuPy and pyclesperanto have no host arrays and use their current device.
         copy: None shares memory if possible and copies once otherwise. True never shares. False shares or
-            raises; it also shares read-only memory and 0-d JAX and TensorFlow arrays with mutable frameworks:
-            do not write to the result. Defaults to None. Copies are complete when the call returns.
+            raises; it also shares read-only memory and 0-d JAX and TensorFlow arrays with frameworks whose
+            arrays are mutable: do not write to the result. Defaults to None. Copies are complete when the
+            call returns.
         dtype: The dtype to cast to, by the rules of the target framework. Defaults to None, which never
             casts.
         grad: ``"error"`` raises for a PyTorch tensor that requires grad, ``"detach"`` detaches it. Defaults

@@ -92,7 +92,7 @@ def _find_requested_source(data: Any, request: Request, target: Framework) -> tu
 def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
     """Return the decision for an array of a known framework.
 
-    Exceptions of the frameworks are raised again as errors of this package.
+    Exceptions raised by the frameworks are raised again as errors of this package.
     """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
@@ -202,7 +202,7 @@ class _Choice:
         self.copy_reason: Cause | None = None
 
     def in_place(self) -> Decision:
-        """Return the decision for an array that is already of the target framework and on its device."""
+        """Return the decision for an array that is already in the target framework and on its device."""
         source = self.source
         array = self.array
         self.nbytes = source.nbytes(array)

@@ -62,7 +62,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
     """Cache the decision for this call signature and the plan key of the array, if it can be cached."""
     global declined
     open_array: FastFunction | None = None
-    if data is not decision.data:  # an array of another library, which was opened first
+    if data is not decision.data:  # an array of another library, which was first viewed in NumPy
         open_array = _opener_of(data, decision)
         if open_array is None:
             return
@@ -84,7 +84,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
 
 
 def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
-    """Return a fast function that opens arrays of the class of ``data``; None if there is none."""
+    """Return a fast function that views arrays of the class of ``data`` in NumPy; None if there is none."""
     if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
         return None
     return opener(data, decision.data)
@@ -139,7 +139,7 @@ def _convert_part(x: Any, request: Request) -> Any:
 def _after_opening(
     open_array: FastFunction, plan: FastFunction | None, direct: FastFunction | None
 ) -> FastFunction | None:
-    """Return a plan for arrays of another library that imports them by ``direct`` or opens them first."""
+    """Return a plan for arrays of another library. It calls ``direct``, or else converts a NumPy view."""
     if plan is None:
         return None
     if direct is None:

@@ -91,8 +91,8 @@ def _grad_error(grad: Any) -> ValueError:
     """Return the error for an invalid value of ``grad``."""
     if isinstance(grad, str) and grad == "flow":
         return ValueError(
-            "grad='flow' is not an option of conversions, because gradients need a function. Use it with the"
-            " decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
+            "grad='flow' is not supported for conversions: gradients can only flow through a function. Use it"
+            " with the decorators @torch, @jax and @tensorflow. To drop the graph, pass grad='detach'."
         )
     return ValueError(f"grad={grad!r} must be 'error' or 'detach'{nearest(str(grad), ('error', 'detach'))}.")
 

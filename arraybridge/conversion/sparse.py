@@ -78,7 +78,7 @@ class SparseConversion:
     def decision(self, x: Any, device: Device, *, stays: bool, cast: str | None) -> Decision:
         """Return the decision for a sparse array, without converting it.
 
-        ``stays`` states whether the array is already of the target framework and on ``device``. ``cast`` is
+        ``stays`` states whether the array is already in the target framework and on ``device``. ``cast`` is
         the dtype to cast to, or None.
 
         Raises:
@@ -406,7 +406,7 @@ class SparseConversion:
         )
 
     def _check_padding(self, parts: SparseParts, convert_part: ConvertPart) -> None:
-        """Raise for indices and pointers outside of the array, which JAX ignores, unlike other frameworks."""
+        """Raise for indices and pointers out of bounds, which JAX ignores, unlike other frameworks."""
         indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
         if parts.layout is Layout.COO:
             is_inside = _are_inside(indices, parts.shape[: parts.sparse_axes])

@@ -2,7 +2,7 @@
 
 Each cell contains the method that shares memory, if there is one, and otherwise the method that copies.
 These are the methods for ordinary arrays. `decide` may choose another method, depending on the device,
-strides, dtype and flags of an array. Pairs outside of the table use `view`, through host memory.
+strides, dtype and flags of an array. Pairs outside the table use `view`, through host memory.
 
 ``same``    the result is the same object
 ``view``    the target views the source's host memory, through NumPy
@@ -20,7 +20,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.streams import identity
 
 FastFunction = Callable[[Any], Any]
-#: Returns the fast converter of a pair, for arrays that need no special handling; None if there is none.
+#: Returns the fast converter for two frameworks, for arrays without special handling; None if there is none.
 RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 
@@ -80,7 +80,7 @@ TABLE: dict[str, dict[str, RouteFunction]] = {
 
 
 def cell(source: str, target: str) -> RouteFunction:
-    """Return the route function of a pair, including pairs outside of the table.
+    """Return the route function for a pair of frameworks, including pairs outside the table.
 
     >>> cell("numpy", "jax").__name__
     'dlpack'

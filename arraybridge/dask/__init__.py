@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, since Dask loads `array_registration` by its entry point while Dask is imported.
+    # Imported on first use, since Dask loads `array_registration` (an entry point) while Dask is imported.
     if name not in __all__:
         raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
     try:

@@ -3,8 +3,8 @@
 Without this, Dask counts a PyTorch tensor of 40 MB as 80 bytes and does not know when to spill it to disk. No
 framework is imported: the classes of a framework are registered when Dask encounters its first array.
 
-Sizes are registered by the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are
-registered on first use of a name of `arraybridge.dask`, and serialization by `prepare`.
+Sizes are registered through the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are
+registered when a name from `arraybridge.dask` is first used, and serialization is registered by `prepare`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KNOWN_TO_DASK = ("numpy", "cupy")
 
 
 def register_sizes(sizeof: Any) -> None:
-    """Register the sizes of arrays; the entry point ``dask.sizeof`` calls this function."""
+    """Register the function that computes the sizes of arrays; the ``dask.sizeof`` entry point."""
     _register_dispatch(sizeof, size)
 
 
@@ -72,9 +72,6 @@ def _register_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable
             dispatch.register(cls, answer)
             if not owner.interchange.all_pickle:
                 copyreg.pickle(cls, _reduced)
-
-
-# -- transport by shared memory ----------------------------------------------------------------------
 
 
 # -- sizes and tokens --------------------------------------------------------------------------------

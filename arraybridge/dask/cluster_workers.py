@@ -109,7 +109,7 @@ def _cuda_cluster() -> Any:
     """Return the cluster class of dask-cuda."""
     try:
         from dask_cuda import LocalCUDACluster
-    except ImportError as error:  # also if the bindings of its extras cu12 and cu13 are missing
+    except ImportError as error:  # even if only the bindings from its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
             "cluster() needs dask-cuda to start workers on NVIDIA GPUs.",
             reason=str(error),

@@ -18,7 +18,7 @@ from arraybridge.memory.shared_memory import Exchange, Segment, SharedArray, Sha
 
 
 def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
-    """Serialize a `shared` array: by reference for processes on this machine, otherwise by its bytes."""
+    """Serialize a `shared` array: by reference for processes on this machine, otherwise by value."""
     from distributed.comm.addressing import get_address_host
     from distributed.protocol.numpy import serialize_numpy_ndarray
 
@@ -60,7 +60,8 @@ def register_memory(worker: Any, reaches: Iterable[str]) -> None:
     """Let a worker request and send values through shared memory.
 
     Dask does not report who receives a message, or how often. But a request for values lists the
-    serialization families that the requester accepts, in order. Each reach is registered as such a family.
+    serialization families that the requester accepts, in order. Each item of ``reaches`` is registered as
+    such a family: a name that `reach` returned in one of the workers.
     """
     from distributed.protocol.serialize import register_serialization_family
 

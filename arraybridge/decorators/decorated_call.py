@@ -54,7 +54,7 @@ from arraybridge.trees import (
 if TYPE_CHECKING:
     from arraybridge.decorators.argument_conversion import Args, Change, Kwargs
 
-#: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created at the first use.
+#: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created on first use.
 _untraced: list[Callable[..., Any]] = []
 
 
@@ -105,7 +105,7 @@ class DecoratedCall:
     # -- a call ------------------------------------------------------------------------------------
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
-        """Call the function and return its result for the caller."""
+        """Call the function and return its result, restored to the caller's types."""
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
             # torch.compile cannot trace conversions, since traced tensors have no memory.
             if not _untraced:
@@ -126,7 +126,7 @@ class DecoratedCall:
             return self.restore_result(result, args, kwargs)
 
     async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
-        """Call a coroutine function, and return its awaited result for the caller."""
+        """Call a coroutine function and return its awaited result, restored to the caller's types."""
         with trace_log.span("call", self.label, annotate=False) or nullcontext():
             return self.restore_result(await self.run(args, kwargs), args, kwargs)
 
@@ -276,7 +276,7 @@ class ConvertingCall(DecoratedCall):
             raise
 
     def _add_note_on_lists(self, error: Exception, args: Args, kwargs: Kwargs) -> None:
-        """Add a note to an error of the function if the caller passed a list and no array."""
+        """Add a note to an error raised by the function if the caller passed a list and no array."""
         values = (*args, *kwargs.values())
         skip = self.count_own(args)
         if first_array(values[skip:]) is not None:

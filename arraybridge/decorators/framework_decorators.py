@@ -87,7 +87,7 @@ class FrameworkDecorator:
             ValueError: If ``fn`` is a generator, or an option has an invalid value (`UnknownFrameworkError`
                 for an unknown framework).
 
-        Calling the decorated function raises the exceptions of the function. It raises a
+        Exceptions raised by the function propagate unchanged. A call raises a
         `MemoryConversionError` that names the function and the argument, or the place in the result, if an
         array cannot be converted, and `UnknownArrayError` if no argument is an array but one has
         ``__array__``, such as a table of several dtypes.

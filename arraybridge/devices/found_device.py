@@ -18,8 +18,8 @@ class FoundDevice(Device):
         index: As for `Device`.
         name: As for `Device`.
         frameworks: The names of the frameworks that can use it.
-        total: The total memory in bytes; None if it cannot be read without opening the device.
-        free: The free memory in bytes; None if it cannot be read without opening the device.
+        total: The total memory in bytes; None if it is unknown until the device is initialized.
+        free: The free memory in bytes; None if it is unknown until the device is initialized.
         identity: The UUID, or the PCI address if the UUID is unknown; an empty string if both are unknown.
     """
 

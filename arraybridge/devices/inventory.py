@@ -33,7 +33,7 @@ __all__ = [
 def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
     """Return the devices that frameworks can use on this machine.
 
-    Accelerators are not opened, except by frameworks that cannot list them otherwise (pyclesperanto with
+    Accelerators are not initialized, except by frameworks that cannot list them otherwise (pyclesperanto with
     OpenCL). CUDA devices are numbered according to ``CUDA_VISIBLE_DEVICES``, so that a number means the
     same GPU in every framework.
 
@@ -58,7 +58,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     from arraybridge.memory.stats import memory_stats
 
     owners: dict[Device, list[Framework]] = {}
-    if framework is None:  # also GPUs that no framework has opened
+    if framework is None:  # also list GPUs that no framework has initialized
         owners |= {Device("gpu", gpu.index): [] for gpu in hardware.gpus()}
     for one in _selected_frameworks(framework):
         for device in one.devices.visible_devices():
@@ -157,7 +157,7 @@ def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
 
 
 def gpu_available() -> bool:
-    """Return whether this process can use a GPU, without importing a framework or opening the GPU.
+    """Return whether this process can use a GPU, without importing a framework or initializing the GPU.
 
     Returns:
         True if there is an NVIDIA GPU with its driver, or if a loaded framework has an accelerator.
@@ -185,7 +185,7 @@ def least_used_gpu() -> int | None:
     """Return the number of the GPU with the most free memory.
 
     The NVIDIA driver reports the free memory of its GPUs, which accounts for other processes. For other GPUs,
-    a loaded framework that has opened them reports it.
+    a loaded framework that has initialized them reports it.
 
     Returns:
         The number, to pass as ``gpu_id``; None if there is no GPU.
@@ -212,7 +212,7 @@ class DeviceInfo(dict[str, Any]):
 
 
 def device_info() -> DeviceInfo:
-    """Summarize the GPUs and frameworks of this machine, without importing a framework or opening a GPU.
+    """Summarize the GPUs and frameworks of this machine, without importing a framework or initializing a GPU.
 
     Returns:
         A dict that prints as one line: ``available`` (whether there is a GPU), ``backend`` (``"cuda"``, or

@@ -13,7 +13,7 @@ __all__ = ["DeviceDetails", "GpuMemory", "Holding", "Memory"]
 
 
 class Memory(Component):
-    """The framework's memory on accelerators, and its out-of-memory errors."""
+    """The interface to a framework's memory on accelerators and to its out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         """Return whether an exception is an out-of-memory error of this framework.
@@ -38,7 +38,7 @@ class Memory(Component):
         return False
 
     def device_details(self, device: Device) -> DeviceDetails:
-        """Return the name, identity and memory size of a device, as far as the framework knows them.
+        """Return the name, identity and memory size of a device, if the framework knows them.
 
         Args:
             device: One of the available devices.
@@ -77,11 +77,11 @@ class Memory(Component):
         return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
     def usage(self) -> list[Holding]:
-        """Return the memory that the framework holds, with one entry per device that it has opened."""
+        """Return the memory that the framework holds, with one entry per device that it has initialized."""
         return []
 
     def reset_peak(self) -> None:
-        """Reset `Holding.peak` on all devices, if the framework counts it."""
+        """Reset `Holding.peak` on all devices, if the framework tracks it."""
 
     def oom_error(self) -> Exception:
         """Return an error like those that the framework raises when memory runs out, for simulations."""
@@ -111,7 +111,7 @@ class Memory(Component):
         return None
 
     def synchronize(self) -> None:
-        """Wait for all work that this process has queued, on every device that it has opened."""
+        """Wait for all work that this process has queued, on every device that it has initialized."""
 
 
 class DeviceDetails(NamedTuple):
@@ -145,8 +145,9 @@ class Holding(NamedTuple):
 
     Attributes:
         device: The device string, ``"cpu"`` or ``"gpu:0"``.
-        holder: The name of a framework, ``"this process"`` (on the host), ``"this process, otherwise"``,
-            ``"other processes"``, or ``"everything else"``.
+        holder: The name of a framework, ``"this process"`` (on the host), ``"this process, otherwise"``
+            (memory of this process that no framework reports), ``"other processes"``, or ``"everything
+            else"``.
         used: The size of live arrays; for a process, all memory that it holds.
         cached: The memory that the framework reserves for future arrays.
         peak: The maximum of ``used``.

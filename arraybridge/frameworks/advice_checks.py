@@ -1,4 +1,4 @@
-"""Checks of the expressions in advice, and advice for objects without numbers."""
+"""Checks of the expressions in advice, and advice for objects that contain no numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def column_text(*, is_plain: bool) -> str:
     """Return the advice to pass a column of a table, with ``{}`` in place of its expression.
 
     Args:
-        is_plain: Whether the column converts as it is. Other columns are named only if no column does.
+        is_plain: Whether the column converts as is. Other columns are named only if no column does.
     """
     if is_plain:
         return "it holds several arrays; pass one of its columns, {}"

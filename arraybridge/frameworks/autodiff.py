@@ -1,7 +1,8 @@
 """The interface for gradients that pass through functions of another framework (``grad="flow"``).
 
 The *caller* is the framework that differentiates. The *callee* is the framework that the function is written
-in. `Autodiff` describes a framework in both roles; `arraybridge.decorators.gradient_flow` connects the two.
+in. `Autodiff` is the interface of a framework in both roles; `arraybridge.decorators.gradient_flow` connects
+the two.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Shape = tuple[tuple[int, ...], str]
 # The data classes in this module are plain classes, because dataclasses would take 3 % of the time of
 # `import arraybridge`.
 class Linear:
-    """The derivative of a function of the callee at a point.
+    """The derivative, at a point, of a function that is written in the callee.
 
     Attributes:
         pull: The pullback. It takes one cotangent per result, or None, and returns the gradients of the
@@ -187,7 +188,7 @@ class Operation(ABC):
 
 
 class Autodiff:
-    """A framework in the roles of caller and callee. This base class supports no derivatives.
+    """The derivatives of a framework, as the caller and as the callee. This base class supports none.
 
     Attributes:
         constant_advice: As the callee, how a function uses a captured array ``w`` as a constant.
@@ -388,11 +389,11 @@ class Autodiff:
         """
 
     def random_state(self) -> np.ndarray:
-        """Return the state of the unseeded random numbers that functions draw; empty if there is none."""
+        """Return the state of the framework's default random number generators; empty if there are none."""
         return NO_STATE
 
     def set_random_state(self, state: np.ndarray) -> None:
-        """Set the state of the unseeded random numbers that functions draw.
+        """Set the state of the framework's default random number generators.
 
         Args:
             state: A state that `random_state` returned.

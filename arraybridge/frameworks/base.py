@@ -67,8 +67,8 @@ class FastPath(Component):
     fast_from_view: Any = None
     #: A function that exports a host array, aligned to `host_memory.ALIGNMENT` bytes, as a DLPack capsule.
     fast_export: Any = None
-    #: A function that imports a capsule from or into an immutable framework. A mutable framework copies 0-d
-    #: arrays, because immutable frameworks cache scalars.
+    #: A function that imports a DLPack capsule if the arrays of the source or of the target are immutable. If
+    #: only those of the source are, it copies 0-d arrays, because such frameworks cache scalars.
     fast_import: Any = None
 
 

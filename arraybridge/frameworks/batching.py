@@ -37,7 +37,7 @@ class Batching(Component):
         """Join arrays along an axis.
 
         Args:
-            parts: Arrays of one device, with equal shapes except along ``axis``.
+            parts: Arrays on the same device, with equal shapes except along ``axis``.
             axis: The axis to join along.
 
         Returns:

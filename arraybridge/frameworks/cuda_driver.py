@@ -1,4 +1,4 @@
-"""Queries of CUDA's driver: open contexts, and where memory is.
+"""Queries to the CUDA driver: which GPUs have a context, and where memory is.
 
 The equivalent functions of the CUDA runtime create a context on the current device, which takes several
 hundred MB of its memory.
@@ -21,7 +21,7 @@ _DEVICE_ORDINAL = 9
 
 @cache
 def _driver() -> ctypes.CDLL | None:
-    """Return CUDA's driver library without initializing it; None if there is no driver."""
+    """Return the CUDA driver library without initializing it; None if there is no driver."""
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -73,14 +73,14 @@ def is_page_locked(address: int) -> bool:
 
 @contextmanager
 def primary_context(index: int) -> Iterator[None]:
-    """Make a GPU current within a ``with`` block. Its CUDA context stays open, as after cudaSetDevice."""
+    """Make a GPU current within a ``with`` block. Its CUDA context is retained, as after cudaSetDevice."""
     library = _driver()
     context = ctypes.c_void_p()
     if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index):
-        raise RuntimeError(f"CUDA's driver cannot open GPU {index}")
+        raise RuntimeError(f"the CUDA driver cannot create a context on GPU {index}")
     if library.cuCtxPushCurrent_v2(context):
         library.cuDevicePrimaryCtxRelease_v2(index)
-        raise RuntimeError(f"CUDA's driver cannot make GPU {index} the current device")
+        raise RuntimeError(f"the CUDA driver cannot make GPU {index} the current device")
     try:
         yield
     finally:

@@ -74,7 +74,7 @@ class CupyDevices(Devices):
         return tuple(Device("gpu", gpu.index) for gpu in hardware.gpus_for(cuda))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the GPUs that CUDA or ROCm counts. This initializes the driver."""
+        """Return the GPUs that CUDA or ROCm lists. This initializes the driver."""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:
@@ -168,7 +168,7 @@ class CupyInterchange(Interchange):
 
 
 class CupyMemory(Memory):
-    """CuPy's memory pools, and its out-of-memory errors."""
+    """The interface to CuPy's memory pools and out-of-memory errors."""
 
     framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 

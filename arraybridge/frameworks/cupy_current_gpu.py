@@ -14,7 +14,7 @@ __all__ = ["on_gpu"]
 
 @contextmanager
 def on_gpu(index: int) -> Iterator[None]:
-    """Return a context manager that makes a GPU the current one of this thread.
+    """Return a context manager that makes a GPU the current device of this thread.
 
     `cupy.cuda.Device` does the same. But with CUDA 12 and later, it creates a context on the GPU that it
     restores, so a process that uses only the second GPU would also hold memory on the first.

@@ -54,7 +54,8 @@ class CupyxSparse(SparseArrays):
         if like is not None and hasattr(sparse, "sparray") and isinstance(like, sparse.sparray):
             kind = "array"
         make = getattr(sparse, f"{parts.layout}_{kind}")
-        # The attributes are set, because the constructors read the indices, and may narrow them.
+        # The attributes are set directly, because the constructors read the indices and may narrow their
+        # dtype.
         with on_gpu(parts.values.device.id):
             made = make(parts.shape, dtype=parts.values.dtype)
         made.data = parts.values

@@ -85,7 +85,7 @@ class Devices(Component):
             device: The requested device.
 
         Returns:
-            The equal device among the available ones.
+            The available device that equals ``device``.
 
         Raises:
             DeviceNotFoundError: If the framework does not have the device. The message lists the available
@@ -98,19 +98,20 @@ class Devices(Component):
         raise _missing_device_error(self.framework, device)
 
     def accelerators(self) -> tuple[str, ...]:
-        """Return the kinds of its accelerators as they appear in device strings, such as ``("cuda",)``."""
+        """Return the kinds of the framework's accelerators as in device strings, such as ``("cuda",)``."""
         # PyTorch also calls ROCm devices "cuda".
         kinds = {2: ("cuda",), 8: ("mps",), 10: ("rocm", "cuda"), 14: ("xpu",)}
         return kinds.get(self.framework.interchange.dlpack_device or 0, ())
 
     def has_accelerator(self, kind: str) -> bool:
-        """Return whether its accelerators are of a kind.
+        """Return whether the framework's accelerators are of a kind.
 
         Args:
             kind: The kind in a device string, such as ``"cuda"``; ``""`` for any kind.
 
         Returns:
-            True also for ``""``, and if the framework does not know the kinds of its accelerators.
+            Whether they are; also True for ``""``, or if the framework does not know the kinds of its
+            accelerators.
         """
         return not kind or kind in (self.accelerators() or (kind,))
 

@@ -66,7 +66,7 @@ def _code_of(exported: Any) -> ctypes.c_uint8:
 
 
 def _extended_dtype_of(exported: Any) -> np.dtype[Any] | None:
-    """Return the dtype of a capsule if it is one of ``ml_dtypes``; None for any other dtype."""
+    """Return the dtype of a capsule if it is a dtype from ``ml_dtypes``; None for any other dtype."""
     code, bits, lanes = struct.unpack("=BBH", ctypes.string_at(_tensor_of(exported) + _CODE_OFFSET, 4))
     name = _DLPACK_NAMES.get(code)
     if name is None or lanes != 1:
@@ -130,7 +130,7 @@ def from_any_capsule(exported: Any) -> np.ndarray:
 
 
 def capsule(view: np.ndarray) -> Any:
-    """Return the DLPack capsule of an array, including the extended dtypes of ``ml_dtypes``.
+    """Return the DLPack capsule of an array. The extended dtypes of ``ml_dtypes`` are supported.
 
     The capsule is writable even if the array is read-only. NumPy does not export extended dtypes, although
     DLPack has codes for them. They are exported as unsigned integers, and the capsule's dtype code is then
@@ -148,10 +148,10 @@ def capsule(view: np.ndarray) -> Any:
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return a NumPy view of a capsule of host memory, including the extended dtypes.
+    """Return a NumPy view of a capsule of host memory.
 
-    The view of an unversioned capsule is read-only, because such a capsule cannot state that its memory may
-    be written to.
+    The extended dtypes of ``ml_dtypes`` are supported. The view of an unversioned capsule is read-only,
+    because such a capsule cannot state that its memory may be written to.
     """
     if name_of(dtype) in DLPACK_CODES:
         _code_of(exported).value = _UNSIGNED
@@ -159,7 +159,7 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def from_dlpack(x: Any) -> np.ndarray:
-    """Return the result of `np.from_dlpack`, also for producers with extended dtypes."""
+    """Return the result of `np.from_dlpack`, but also support extended dtypes."""
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError):  # NumPy may not have the dtype

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 __all__ = ["NO_FULL_GRAPH", "break_graph", "is_compiling"]
 
-#: The reason of a graph break. The error of torch.compile quotes it if it was called with ``fullgraph=True``.
+#: The reason for a graph break. torch.compile quotes it in its error if called with ``fullgraph=True``.
 NO_FULL_GRAPH = (
     "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True. To compile a"
     " decorated function, write @torch.compile below its decorator."

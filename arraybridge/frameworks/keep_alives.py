@@ -25,7 +25,7 @@ __all__ = ["KeepAlives", "block_until_ready"]
 
 # -- objects that queued work still reads --------------------------------------------------------------
 
-#: For each framework that can capture CUDA graphs, a function that returns whether this thread captures one.
+#: For each framework that can capture CUDA graphs, a function that returns whether this thread is doing so.
 captures: list[Callable[[], bool]] = []
 
 

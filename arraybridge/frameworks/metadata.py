@@ -11,7 +11,7 @@ class FrameworkMetadata:  # a dataclass would take 2 % of the time of `import ar
     Attributes:
         name: The name that users pass.
         packages: The import names, the preferred one first. Defaults to ``(name,)``.
-        modules: The root modules that define the types of its arrays. Defaults to ``packages``.
+        modules: The top-level modules that define the types of its arrays. Defaults to ``packages``.
         distributions: The names on the package index, the one to install first. Defaults to ``packages``.
         runs_numpy_code: Whether functions written for NumPy run on its arrays. If True, `array_namespace`,
             `compare` and ``@gpu`` may choose the framework. If None, ``@gpu`` uses it only if the user names

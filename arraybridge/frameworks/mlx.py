@@ -60,7 +60,7 @@ class MlxInterchange(Interchange):
 
 
 class MlxMemory(Memory):
-    """MLX's memory, and its out-of-memory errors."""
+    """The interface to MLX's memory and out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _OOM)
@@ -82,7 +82,7 @@ class MlxMemory(Memory):
 
 
 class MlxRuntime(Runtime):
-    """Late errors of MLX, which it raises when lazy arrays are evaluated."""
+    """Late errors, which MLX raises when it evaluates lazy arrays."""
 
     def late_errors(self, cls: type) -> Callable[[Any], object]:
         # An array that was not evaluated in the thread that created it also raises in other threads.
@@ -149,7 +149,7 @@ def _mx_name(dtype: str) -> str:
 
 
 class MlxAutodiff(autodiff.Autodiff):
-    """MLX in the roles of caller and callee."""
+    """The derivatives of MLX, as the caller and as the callee."""
 
     constant_advice = "use mx.stop_gradient(w) in the function"
     argument_advice = 'convert(w, "mlx", grad="detach"), and list its position in argnums= of mx.grad'

@@ -209,7 +209,7 @@ def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
     return find
 
 
-#: The advice for objects by the root module of their class, or of its first base class in this table.
+#: The advice for objects by the top-level module of their class, or of its first base class in this table.
 _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "pandas": _of_pandas,
     "polars": _of_polars,

@@ -84,7 +84,7 @@ class PaddleDevices(Devices):
 
 
 class PaddleMemory(Memory):
-    """Paddle's memory on GPUs, and its out-of-memory errors."""
+    """The interface to Paddle's GPU memory and out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
@@ -158,7 +158,7 @@ class PaddleFramework(Framework):
 
 
 class PaddleAutodiff(autodiff.Autodiff):
-    """Paddle in the roles of caller and callee."""
+    """The derivatives of Paddle, as the caller and as the callee."""
 
     constant_advice = "use w.detach() in the function"
     argument_advice = 'convert(w, "paddle", grad="detach"), after you set its stop_gradient to False'
@@ -286,10 +286,10 @@ _engine = threading.local()
 
 
 def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[Any]) -> list[Any]:
-    """Return the gradients of ``inputs`` from the graph of ``outputs``.
+    """Return the gradients of ``outputs`` with respect to ``inputs``.
 
-    ``inner`` states whether this graph is part of another graph, so that the gradients may be differentiated
-    again.
+    ``inner`` states whether the graph of ``outputs`` is part of another graph, so that the gradients may be
+    differentiated again.
     """
     sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad raises for a result that occurs twice
     for y, c in zip(outputs, cotangents, strict=True):

@@ -1,4 +1,4 @@
-"""Read-only host memory that immutable frameworks import: how to export it, and how to recognize it."""
+"""Read-only host memory in frameworks with immutable arrays: how to export it, and how to recognize it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["export_read_only", "is_file_map", "is_shared_read_only", "writable_a
 
 
 def writable_alias(view: np.ndarray) -> np.ndarray:
-    """Return an array of the same memory without the read-only flag, for a consumer that never writes.
+    """Return a writable array that shares the view's memory, for a consumer that never writes to it.
 
     JAX and TensorFlow never write to memory that they import. But their DLPack version has no read-only flag,
     so NumPy raises when it exports read-only arrays to them.
@@ -39,12 +39,12 @@ def is_file_map(view: np.ndarray) -> bool:
     return isinstance(owner, mmap.mmap) and memoryview(owner).readonly
 
 
-#: The address ranges of read-only memory in use by immutable frameworks, by the object that keeps them alive.
+#: The address ranges of read-only memory that immutable arrays use, by the object that keeps them alive.
 exported_ranges: dict[weakref.ref[Any], tuple[int, int]] = {}
 
 
 def export_read_only(view: np.ndarray) -> np.ndarray:
-    """Return a writable array that an immutable framework imports, and record its memory if it is read-only.
+    """Return a writable array for import as an immutable array, and record its memory if it is read-only.
 
     `is_shared_read_only` recognizes the recorded memory.
     """
@@ -59,5 +59,5 @@ def export_read_only(view: np.ndarray) -> np.ndarray:
 
 
 def is_shared_read_only(begin: int) -> bool:
-    """Return whether an array of an immutable framework that begins at this address has read-only memory."""
+    """Return whether an immutable array that begins at this address uses recorded read-only memory."""
     return any(start <= begin < stop for start, stop in [*exported_ranges.values()])

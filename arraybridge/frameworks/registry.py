@@ -122,7 +122,7 @@ def numpy_like_names() -> list[str]:
 
 @cache
 def names_by_module() -> dict[str, tuple[str, ...]]:
-    """Return the names of frameworks by root module of their array classes.
+    """Return the names of frameworks by the top-level module of their array classes.
 
     These names identify the framework of an array without imports.
     """
@@ -550,7 +550,8 @@ def _candidates(cls: type) -> Iterator[Framework]:
     # `_top_level` would take 0.3 µs longer for eight base classes, and this line runs for every carrier.
     for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
         if root not in names_by_module() and root != "builtins":
-            # A plug-in may own arrays of this root if it has the same name or is imported.
+            # A plug-in may own arrays of this top-level package if it has the package's name or its
+            # framework is imported.
             for name in _plugins():
                 if name not in _instances and (name == root or is_imported(*metadata_of(name).packages)):
                     load_or_none(name)

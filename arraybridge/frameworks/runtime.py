@@ -86,7 +86,7 @@ class Observation:
 
 
 class Runtime(Component):
-    """Settings, context managers and namespaces with which functions of the framework run.
+    """Settings, context managers and namespaces for running functions of the framework.
 
     Attributes:
         metadata: Metadata of the package that is needed before it is imported. None if ``name`` and

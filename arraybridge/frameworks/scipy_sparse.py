@@ -61,9 +61,9 @@ class ScipySparse(SparseArrays):
             kind = "matrix"
         make = getattr(scipy, f"{parts.layout}_{kind}")
         options = {"blocksize": parts.values.shape[1:]} if parts.layout is Layout.BSR else {}
-        # The attributes are set, because the constructors copy views, and those of matrices also read the
-        # indices and narrow int64 to int32. Some constructors also reject dtypes that SciPy stores but does
-        # not compute with, such as float16.
+        # The attributes are set directly, because the constructors copy views, and those of matrices also
+        # read the indices and narrow int64 to int32. Some constructors also reject dtypes that SciPy stores
+        # but does not compute with, such as float16.
         made = make(parts.shape, **options)
         made.data = parts.values
         if parts.layout is Layout.COO:
@@ -137,7 +137,7 @@ def _compressed(layout: Layout, x: Any) -> SparseParts:
 def _inconsistent(x: Any) -> ArrayNotSupportedError:
     advice = "Find the cause with x.check_format()."
     if x.format == "coo":  # COO arrays do not have check_format()
-        advice = "Its data and each of its coords must be arrays of one axis and of the same length."
+        advice = "Its data and each of its coords must be 1-D arrays of the same length."
     return ArrayNotSupportedError(
         f"Cannot convert a sparse {x.format.upper()} array of scipy.sparse: its values, indices and shape do"
         " not fit together.",

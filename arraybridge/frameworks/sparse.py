@@ -56,10 +56,10 @@ class SparseParts:
         is_sorted: Whether the array states that its indices are sorted (COO: by the first axis, then by the
             next).
         is_unique: Whether the array states that it has no duplicates.
-        batch_axes: The number of leading axes over which there is a separate sparse array.
+        batch_axes: The number of leading batch axes; each index along them selects a separate sparse array.
         dense_axes: The number of trailing axes along which every entry is dense.
-        padding: An expression with ``{x}`` that removes entries outside of the shape; ``""`` if the framework
-            does not allow such entries.
+        padding: An expression with ``{x}`` that removes entries with indices out of bounds; ``""`` if the
+            framework does not allow such entries.
         count: The number of entries if values and indices have space for more, otherwise None.
     """
 

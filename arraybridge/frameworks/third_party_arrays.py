@@ -44,7 +44,7 @@ _CUDA_TYPES = (2, 13)
 _CUDA_READERS = ("cupy", "torch")
 
 
-#: The framework of foreign host memory that was opened as a NumPy array.
+#: The framework of third-party arrays in host memory, which are read through a NumPy view.
 FOREIGN_HOST = NumpyFramework()
 
 
@@ -68,7 +68,7 @@ def is_protocol_producer(x: Any) -> bool:
 
 
 def _is_arrow_without_numbers(x: Any) -> bool:
-    """Return whether ``x`` is a pyarrow array without numbers, which still offers ``__dlpack__``."""
+    """Return whether ``x`` is a non-numeric pyarrow array, which offers ``__dlpack__`` nevertheless."""
     pyarrow = sys.modules.get("pyarrow")
     if pyarrow is None or not issubclass(type(x), getattr(pyarrow, "Array", ())):
         return False
@@ -264,9 +264,9 @@ def _is_readable(kind: int) -> bool:
 
 
 def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
-    """Return a function that opens host arrays of the class of ``x`` in NumPy; None if there is none.
+    """Return a function that views host arrays of the class of ``x`` in NumPy; None if there is none.
 
-    The function raises `NotImplementedError` for an array that it does not open.
+    The function raises `NotImplementedError` for an array that it cannot view.
     """
     cls = type(x)
     if isinstance(x, np.generic) or offers_on_instance(x):
@@ -308,7 +308,7 @@ def importer(opened: Callable[[Any], np.ndarray], target: Framework) -> Callable
     """Return a function that imports arrays into ``target`` without a NumPy view; None if there is none.
 
     ``opened`` is the function that `opener` returned. An import function exists only for extended dtypes. It
-    saves the creation of the view, which takes as long as PyTorch's import, and it raises
+    avoids creating the view, which would take as long as the import by PyTorch, and it raises
     `NotImplementedError` for other arrays.
     """
     import_from = target.fast_path.fast_import

@@ -1,4 +1,4 @@
-"""Functions that free the caches of frameworks. They import no framework and open no accelerator."""
+"""Functions that free the caches of frameworks. They import no framework and initialize no accelerator."""
 
 from __future__ import annotations
 

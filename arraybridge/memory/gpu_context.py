@@ -1,4 +1,4 @@
-"""`gpu_context`: make a GPU the current one of every loaded framework."""
+"""`gpu_context`: make a GPU the current device of every loaded framework."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["gpu_context"]
 
 @contextmanager
 def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
-    """Make accelerator ``gpu_id`` the current one of every loaded framework, inside a ``with`` block.
+    """Make accelerator ``gpu_id`` the current device of every loaded framework, inside a ``with`` block.
 
-    When the block ends, also after an exception, the previous accelerator of each framework is restored and
+    When the block ends, even with an exception, the previous accelerator of each framework is restored and
     the caches of this accelerator are freed. Frameworks without this accelerator, such as CPU builds, are
     left unchanged.
 

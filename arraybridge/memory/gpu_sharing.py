@@ -111,7 +111,7 @@ def coexistence(fraction: float | None = None) -> dict[str, str]:
 def coexist(fraction: float | None = None) -> Coexistence:
     """Stop JAX and TensorFlow from reserving a whole GPU, so that several frameworks can use it.
 
-    Sets the environment variables that frameworks read when they open their devices, for this process and
+    Sets the environment variables that frameworks read when they initialize devices, for this process and
     for its child processes. Call it before you use any framework.
 
     Args:
@@ -123,7 +123,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
         The variables that were set, and the frameworks for which the call came too late.
 
     Warns:
-        RuntimeWarning: If a framework has already opened its devices.
+        RuntimeWarning: If a framework has already initialized its devices.
 
     Raises:
         TypeError: If ``fraction`` is not a number.
@@ -150,8 +150,9 @@ def coexist(fraction: float | None = None) -> Coexistence:
     os.environ.update(chosen)
     if latecomers:
         warnings.warn(
-            f"coexist() came too late for {' and '.join(latecomers)}: the devices are already open, and the"
-            " whole GPU may be reserved. Call it at the start of the program, before you use any framework.",
+            f"coexist() came too late for {' and '.join(latecomers)}: the devices are already initialized,"
+            " and the whole GPU may be reserved. Call it at the start of the program, before you use any"
+            " framework.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -19,7 +19,7 @@ __all__ = ["MemoryCollector"]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a record: the time in seconds since 1970, and the bytes of a holder and its device."""
+    """One line of a record: the time in seconds since 1970, the memory of a holder, and its device."""
 
     time: float
     device: str

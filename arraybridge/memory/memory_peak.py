@@ -95,8 +95,8 @@ class MemoryPeak(Table):
         """Return the row of a framework on its first device, or of ``"this process"`` on the host.
 
         Raises:
-            KeyError: If the holder has no row: it is not loaded, has opened no device, or does not count its
-                memory.
+            KeyError: If the holder has no row: it is not loaded, has not initialized a device, or does not
+                report its memory use.
         """
         for row in self.rows:
             if row.holder == holder:
@@ -104,7 +104,7 @@ class MemoryPeak(Table):
         holders = list(dict.fromkeys(row.holder for row in self.rows))
         known = registry.framework_names()
         if holder in known:
-            cause = f"{holder} has opened no device, or its memory is not counted."
+            cause = f"{holder} has not initialized a device, or does not report its memory use."
         else:
             cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
         raise KeyError(f"no row for {holder!r}: {cause} Pass one of {', '.join(map(repr, holders))}.")
@@ -128,9 +128,9 @@ class MemoryPeak(Table):
 def memory_peak() -> Iterator[MemoryPeak]:
     """Measure the peak memory of each framework, and of this process on the host, in a ``with`` block.
 
-    PyTorch and TensorFlow count their peaks; the block resets these counters. JAX counts as well, but reports
-    the peak of the block only if it exceeds every earlier one. CuPy is sampled every two milliseconds, and so
-    is the host while it stays below the highest peak of the process.
+    PyTorch and TensorFlow track their own peaks, which the block resets. JAX also tracks its peak, but
+    reports the peak of the block only if it exceeds every earlier one. CuPy is sampled every two
+    milliseconds, and so is the host while it stays below the highest peak of the process.
 
     Yields:
         The measurement. It is complete when the block has ended.

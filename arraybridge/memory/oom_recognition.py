@@ -1,4 +1,4 @@
-"""Recognition of out-of-memory errors, also inside the messages of libraries that wrap other errors.
+"""Recognition of out-of-memory errors, including those in messages of libraries that wrap other errors.
 
 Each framework recognizes its own messages (`Memory.is_oom`, `Memory.is_oom_text`). This module follows
 causes, contexts and groups, and removes wrappers: Keras layers, TorchScript, DataLoader workers,

@@ -99,8 +99,8 @@ def run_with_oom_recovery(
             cannot be joined.
         ValueError: If ``max_retries`` or ``min_split`` is out of range, or ``gpu_id`` is not a number.
         TypeError: If ``before_retry`` is not callable, or ``split`` is not a bool.
-        Exception: If every attempt runs out of memory: the error of the last attempt, with a description of
-            the attempts. Other errors of ``fn`` are raised unchanged.
+        Exception: If every attempt runs out of memory: the error from the last attempt, with a description of
+            the attempts. Other exceptions raised by ``fn`` propagate unchanged.
 
     Example:
         >>> import numpy as np
@@ -154,18 +154,18 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         fn: The function, called as ``fn(part)``.
         batch: An array; or a tuple of arguments, for ``fn(*arguments)``; or a dict, for ``fn(**arguments)``.
             The first array among them has the batch's length along ``axis``. Every array of that length is
-            split, also in containers, and so is every list of non-arrays with one entry per row. All other
-            arguments are passed whole to every call. Wrap an argument that has that length by chance in
-            `fixed`. An exception raised in a part has a note that names the split arguments.
+            split, even inside containers, and so is every list of non-arrays with one entry per row. All
+            other arguments are passed whole to every call. Wrap an argument that has that length by chance
+            in `fixed`. An exception raised in a part has a note that names the split arguments.
         axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
             to 0.
         min_split: The smallest number of rows in a part. A part with fewer than twice as many rows is not
             halved. Defaults to 1.
 
     Returns:
-        The result of ``fn``. The arrays of several parts are joined along ``axis``, also in containers; dicts
-        are joined by key. Lists with one entry per row, such as strings or dicts, are concatenated. Any other
-        value must be the same object or an equal string in every part, or wrapped in `fixed`.
+        The result of ``fn``. The arrays of several parts are joined along ``axis``, even inside containers;
+        dicts are joined by key. Lists with one entry per row, such as strings or dicts, are concatenated.
+        Any other value must be the same object or an equal string in every part, or wrapped in `fixed`.
 
     Raises:
         CannotSplitError: If memory runs out and no argument has that axis, or the results of the parts cannot
@@ -173,8 +173,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
             structures differ, or a list could be one entry per row or several results.
         TypeError: If ``fn`` is not callable, or ``axis`` is not an int.
         ValueError: If ``min_split`` is less than 1.
-        Exception: If a part of the smallest size does not fit: its error, with an explanation. Other errors
-            of ``fn`` are raised unchanged.
+        Exception: If a part does not fit and cannot be split further: the error that it raised, with an
+            explanation. Other exceptions raised by ``fn`` propagate unchanged.
 
     Example:
         >>> import numpy as np
@@ -235,7 +235,7 @@ def attempted(
 ) -> tuple[Any, Exception | None]:
     """Return ``(result, None)``, or ``(None, error)`` if the call ran out of memory.
 
-    ``before`` is the error that is already being handled. It is not an error of this call.
+    ``before`` is the error that is already being handled. This call did not raise it.
     """
     try:
         result = fn(*args, **kwargs) if kwargs else fn(*args)
@@ -414,7 +414,7 @@ class _Recovery:
         args, kwargs = self._part(rows, start, count)
         try:
             return self.fn(*args, **kwargs)
-        except Exception as error:  # any error of the user's function gets a note and is raised again
+        except Exception as error:  # any error in the user's function gets a note and is raised again
             self._note_part(error, rows, start, count)
             raise
 
@@ -535,7 +535,7 @@ def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
 
 
 def _too_large_a_part(size: int, rows: int, least: int) -> str:
-    """Return the message for a part of the smallest size that does not fit."""
+    """Return the message for a part that does not fit and cannot be split further."""
     if size <= 1:
         return (
             "Out of memory even with a single row. Free memory (see memory_stats()) or reduce the size of"
@@ -560,7 +560,7 @@ def _named_arguments(fn: Callable[..., Any], batch: Batch) -> list[tuple[str, An
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return names for positional arguments: parameter names as far as the signature has them."""
+    """Return names for positional arguments, from the signature if possible."""
     import inspect  # takes a few ms, and only errors need it
 
     names = [f"argument {i}" for i in range(count)]

@@ -105,7 +105,8 @@ def _pageable_bytes(owner: Framework, x: Any) -> int:
 
 def _is_plain(owner: Framework, x: Any) -> bool:
     """Return whether a host array is C-contiguous, and a copy of it has the same strides and bits."""
-    if owner.interchange.copy_reason(x):  # PyTorch computes its values later
+    # The memory of such an array does not contain its values, such as a PyTorch tensor with the conj bit.
+    if owner.interchange.copy_reason(x):
         return False
     steps = memory_layouts.steps(owner, x)
     if steps is None:

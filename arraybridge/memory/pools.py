@@ -185,7 +185,7 @@ class BufferPool:
         Waits until all work on the array's device is complete, in every stream.
 
         Args:
-            array: An array that `take` of this pool returned.
+            array: An array returned by this pool's `take`.
 
         Raises:
             ValueError: If this pool did not create the array, it is a view, or it was already returned.
@@ -273,7 +273,7 @@ def _check_dtype(owner: Framework, name: str, shape: tuple[int, ...]) -> None:
     try:
         owner.supports(name, shape)
     except DtypeNotSupportedError as error:
-        # Its advice is a cast, but a new array has no values to cast.
+        # The advice of this error is to cast, but a new array has no values to cast.
         advice = f"Pass one of {', '.join(sorted(owner.dtypes))}." if owner.dtypes else ""
         raise DtypeNotSupportedError(
             f"{error.reason}.", target_type=owner.name, reason=error.reason, advice=advice

@@ -41,7 +41,7 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
 
     Raises:
         GradientError: If an array is part of an autograd graph, which cannot be sent.
-        Exception: Any error of an object that cannot be pickled.
+        Exception: Any exception raised by an object that cannot be pickled.
     """
     file = io.BytesIO()
     buffers: list[memoryview] = []
@@ -148,7 +148,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
-    """Return the array of a header and its frames, on its original device if that is available here."""
+    """Restore an array from its header and frames, on its original device if that is available here."""
     owner = registry.framework(header["framework"])
     frame, *more = frames
     host = np.ndarray(tuple(header["shape"]), dtype_names.np_dtype(header["dtype"]), frame)

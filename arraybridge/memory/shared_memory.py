@@ -198,7 +198,7 @@ class Exchange:
         return segment, places
 
     def import_exported(self, segment: Segment | None, places: list[Any]) -> list[Any]:
-        """Return writable buffers. The segment is free again when all views of them are deleted."""
+        """Return writable views of the buffers. The segment is free again when all views are deleted."""
         if segment is None:
             return places
         memory = np.asarray(segment)
@@ -326,7 +326,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
         TypeError: If there is no such dtype, or an element of the shape is not an int.
         ValueError: If an element of the shape is negative, or the shape is too large.
         OSError: If the system has no memory left. A note describes how to increase the limits.
-        MemoryConversionError: Other errors of `convert_memory`.
+        MemoryConversionError: Any other error raised by `convert_memory`.
 
     Example:
         >>> import pickle

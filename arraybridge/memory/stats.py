@@ -1,7 +1,7 @@
 """`memory_stats`: the current memory use per framework, device and process.
 
-A reading imports no framework and opens no accelerator: a framework that has not opened a GPU uses no memory
-on it. `arraybridge.hardware` reads the GPUs themselves.
+A reading imports no framework and initializes no accelerator: a framework that has not initialized a GPU uses
+no memory on it. `arraybridge.hardware` queries the GPUs themselves.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class DeviceMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryStats(Table):
-    """One reading of `memory_stats`. It prints as a table, also in a notebook.
+    """One reading of `memory_stats`. It prints as a table, including in notebooks.
 
     Attributes:
         devices: The host first, then each accelerator.
-        note: The reason, if the driver could not be read; an empty string otherwise.
+        note: Why the driver could not be queried; an empty string if it could.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -105,9 +105,9 @@ class MemoryStats(Table):
 
 
 def holdings() -> list[Holding]:
-    """Return the memory of this process on the host, and of each framework on each device that it has opened.
+    """Return the memory of this process on the host, and of each framework on its initialized devices.
 
-    The call opens no device, and is cheap enough for frequent sampling.
+    The call initializes no device, and is cheap enough for frequent sampling.
     """
     process = hardware.process_memory()
     own = Holding("cpu", "this process", process.used, peak=process.peak)
@@ -123,8 +123,8 @@ def memory_stats() -> MemoryStats:
     For each device, the reading contains the total and free memory, and one row per holder. Frameworks have
     used, cached and peak bytes, and the fragmentation (the part of the reserved memory that no array uses) if
     they report it. Further rows contain the memory of other processes and the rest of this process, such as
-    CUDA contexts and libraries. A framework has no row if it has opened no device or does not count its
-    memory (NumPy, pyclesperanto). The call opens no device and works without a GPU.
+    CUDA contexts and libraries. A framework has no row if it has not initialized a device or does not
+    report its memory use (NumPy, pyclesperanto). The call initializes no device and works without a GPU.
 
     Returns:
         The reading, in bytes.
@@ -154,11 +154,11 @@ def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
     ours = _reserved(rows)
     if now.used is None:  # a GPU that shares the host's memory
         remainder = []
-    elif own is None:  # the driver lists ids from outside a container, or no sizes
+    elif own is None:  # the driver lists process IDs from outside a container, or reports no sizes
         remainder = [Holding(device, "everything else", max(0, now.used - ours))]
     else:
         remainder = [
-            # Contexts, libraries, and pools that no framework counts.
+            # Contexts, libraries, and pools that no framework reports.
             Holding(device, "this process, otherwise", max(0, own - ours)),
             Holding(device, "other processes", max(0, now.used - max(own, ours))),
         ]
@@ -175,7 +175,7 @@ def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
 
 
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
-    """Return the memory of a device that the driver does not report, from a framework that has opened it."""
+    """Return the memory of a device that the driver does not report, from a framework that uses it."""
     for row in rows:
         memory = registry.framework(row.holder).memory.device_memory(Device.parse(device))
         if memory is not None:

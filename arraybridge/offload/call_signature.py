@@ -213,7 +213,7 @@ def _attributes(x: Any) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for cls in type(x).__mro__:
         for name, member in vars(cls).items():
-            if isinstance(member, MemberDescriptorType) and cls.__flags__ & _HEAP_TYPE:  # of __slots__
+            if isinstance(member, MemberDescriptorType) and cls.__flags__ & _HEAP_TYPE:  # from __slots__
                 with suppress(AttributeError):  # not assigned
                     attributes[name] = member.__get__(x)
     try:

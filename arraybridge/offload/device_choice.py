@@ -67,7 +67,7 @@ class OffloadDecision:
 
 
 class Choice(NamedTuple):
-    """The GPU on which a call runs, or None for the CPU, with the reason and the proof of the signature."""
+    """The GPU for a call, or None for the CPU, the reason, and the verification state of the signature."""
 
     gpu: BackendGpu | None
     reason: str
@@ -82,7 +82,7 @@ class DeviceChooser:
         gpu_id: The number of the GPU, "auto" until the first use, or None for the default device.
         self_argument: Recognizes ``self`` and ``cls``, which are never converted; None if there is none.
         history: The timings of the function.
-        proofs: The results of its trials.
+        proofs: The verification states of its call signatures.
         cpu_reason: The reason why the function stays on the CPU, or "".
     """
 
@@ -104,8 +104,8 @@ class DeviceChooser:
     def decide(self, call: Arguments, timings: Timings, proof_of: Callable[[Any], Proof]) -> Choice:
         """Return the device on which a call runs, with the reason.
 
-        ``proof_of`` returns the proof of an exact signature. If a call runs on the CPU because its signature
-        is new, the proof records it, so that the next such call is the trial.
+        ``proof_of`` returns the verification state of an exact signature. If a call runs on the CPU because
+        its signature is new, the state records it, so that the next such call is the trial.
         """
         cpu = timings.estimate(CPU)
         gpu = self._candidate(call, cpu)
@@ -156,7 +156,7 @@ class DeviceChooser:
         return OffloadDecision(gpu is not None, device, backend, tuple(reasons), *estimates)
 
     def proof_key(self, call: Arguments, gpu: BackendGpu) -> Any:
-        """Return the key of a proof: the exact signature, the framework and the GPU."""
+        """Return the key of a verification state: the exact signature, the framework and the GPU."""
         return signature_of_self(call.own, self._self_names) if call.own else (), call.exact(), gpu.name
 
     def _candidate(self, call: Arguments, cpu: float | None) -> BackendGpu | str:
@@ -212,9 +212,9 @@ class DeviceChooser:
         return 0 if chosen is None else chosen.index
 
     def _known_proof(self, key: Any) -> Proof:
-        """Return a copy of the proof of a signature, or a new proof if there is none.
+        """Return a copy of a signature's verification state, or a new one if there is none.
 
-        If the call has no ``self``, use the proof of such a call with any ``self``.
+        If the call has no ``self``, use the state of such a call with any ``self``.
         """
         own, *rest = key
         found = self.proofs.peek(key)

@@ -79,7 +79,7 @@ def gpu(
     Args:
         fn: A function, method, static method or class method. It should not have side effects, because a call
             that fails on the GPU is repeated on the CPU.
-        gpu_id: The number of the GPU, or ``"auto"`` for the one with the most free memory at the first use.
+        gpu_id: The number of the GPU, or ``"auto"`` for the one with the most free memory on first use.
             Defaults to the default device (`set_device`), otherwise to GPU 0.
         backend: The framework on the GPU. Defaults to the first of CuPy, PyTorch and JAX that finds the GPU.
         split_axis: An axis along which the rows are independent. If the GPU runs out of memory, the batch is
@@ -95,7 +95,7 @@ def gpu(
         TypeError: If ``fn`` is not a plain function, or an option is unknown or of the wrong type.
         ValueError: If an option has an invalid value.
 
-    Calling the decorated function raises the exceptions of the function.
+    Exceptions raised by the function propagate to the caller of the decorated function.
 
     >>> import numpy as np
     >>> @gpu

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 class Timings:
-    """The timing history of one call signature: seconds of the last runs on both devices, with transfers."""
+    """The timing history of one call signature: seconds of recent runs on both devices, with transfers."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[float]] = {CPU: [], GPU: []}
@@ -43,7 +43,10 @@ class Timings:
         self._since_probe = 0.0
 
     def estimate(self, place: str) -> float | None:
-        """Return the median of the last runs in seconds (the lower one for even counts), or None."""
+        """Return the median duration of the recent runs in seconds, or None if there are none.
+
+        If their number is even, it is the lower median.
+        """
         runs = sorted(self.runs[place])
         return runs[(len(runs) - 1) // 2] if runs else None
 

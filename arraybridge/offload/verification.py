@@ -77,7 +77,7 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     a = _on_host(expected)
     b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if type(a) not in (np.ndarray, type(actual)):  # a subclass that GPU results do not have
+        if type(a) not in (np.ndarray, type(actual)):  # a subclass that the GPU result is not of
             return _description(actual, expected), False
         if a.dtype.name != b.dtype.name:
             return f"it returns {b.dtype.name}, but {a.dtype.name} in NumPy", False
@@ -159,7 +159,7 @@ def widened(tree: Any) -> Any:
     return map_arrays(tree, widen)
 
 
-#: The maximum number of cached proofs per function. The least recently used one is evicted first.
+#: The maximum number of cached verification states per function. The least recently used is evicted first.
 MAX_PROOFS = 256
 
 
@@ -181,7 +181,7 @@ class Proof:
 
 
 class Proofs:
-    """An LRU cache of the proofs of one function."""
+    """An LRU cache of the verification states of one function's call signatures."""
 
     def __init__(self) -> None:
         self._proofs: dict[Hashable, Proof] = {}
@@ -191,7 +191,7 @@ class Proofs:
         return len(self._proofs)
 
     def get(self, key: Hashable) -> Proof:
-        """Return the proof of a signature, and make it the most recently used one."""
+        """Return the verification state of a signature, and make it the most recently used one."""
         with self._lock:
             proof = self._proofs.pop(key, None) or Proof()
             while len(self._proofs) >= MAX_PROOFS:
@@ -200,10 +200,10 @@ class Proofs:
             return proof
 
     def peek(self, key: Hashable) -> Proof | None:
-        """Return the proof of a signature if there is one, and change nothing."""
+        """Return the verification state of a signature, or None, without marking it as recently used."""
         return self._proofs.get(key)
 
     def items(self) -> list[tuple[Any, Proof]]:
-        """Return all signatures and their proofs."""
+        """Return all signatures and their verification states."""
         with self._lock:
             return list(self._proofs.items())

@@ -83,9 +83,9 @@ def device_map(
             option is of the wrong type.
         ValueError: ``per_device`` or ``devices`` is invalid.
         DeviceNotFoundError: A device does not exist.
-        Exception: An exception of ``fn`` or ``items``, with a note that names the item and the device. It is
-            raised after the results of the items before it; with ``ordered=False``, after those that are
-            ready.
+        Exception: Any exception raised by ``fn`` or ``items``, with a note that names the item and the
+            device. It is raised after the results of the preceding items; with ``ordered=False``, after
+            those that are ready.
 
     >>> import numpy as np
     >>> list(device_map(len, [np.zeros(3), np.zeros(4)], devices=["cpu"]))
@@ -204,9 +204,9 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
 
 
 def _usable_devices(framework: Framework | None, placed: Placement | None) -> list[Device]:
-    """Return the device that a decorator names, otherwise all devices of the function's framework.
+    """Return the device that a decorator fixes, otherwise all devices of the function's framework.
 
-    For a function without a framework, return the devices of every loaded framework.
+    For a function without a framework, return the devices of every loaded framework, except OpenCL devices.
     """
     if framework is None:
         found = all_devices([one.name for one in loaded()])

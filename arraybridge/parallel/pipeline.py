@@ -86,7 +86,8 @@ class Pipeline:
         for i, stage in enumerate(stages):
             if isinstance(stage, (list, tuple)):
                 raise TypeError(
-                    "Pipeline() takes each stage as an argument. Pass Pipeline(*stages) for a list."
+                    "Pipeline() takes each stage as a separate argument. To pass a list, use"
+                    " Pipeline(*stages)."
                 )
             if isinstance(stage, Pipeline):
                 raise TypeError(
@@ -123,7 +124,7 @@ class Pipeline:
             ValueError: The arrays have different numbers of rows or lack the axis.
             CannotSplitError: The results differ in structure, are values that cannot be joined, or contain a
                 list that could be either one entry per row or several results. Also a `ValueError`.
-            Exception: An exception of a stage, with a note that names the stage and the microbatch.
+            Exception: Any exception raised by a stage, with a note that names the stage and the microbatch.
         """
         if batch is _MISSING or _more or _named:
             raise TypeError(
@@ -162,8 +163,9 @@ class Pipeline:
 
         Raises:
             TypeError: ``items`` is not iterable, or a stage returns None.
-            Exception: An exception of a stage or of ``items``, with a note that names the stage and the item.
-                It is raised after the results of the items before it, and no further item is started.
+            Exception: Any exception raised by a stage or by ``items``, with a note that names the stage and
+                the item. It is raised after the results of the preceding items, and no further item is
+                started.
         """
         return self._run(source_of_items("pipeline.map", items), "item")
 
@@ -221,8 +223,8 @@ class Pipeline:
                 fix = f"Pass an axis from {-rank} to {rank - 1} to Pipeline, wrap" if rank else "Wrap"
                 raise ValueError(
                     f"An array of shape {shape} does not have axis {self.axis}. {fix} the array in"
-                    " arraybridge.fixed() to pass it whole to every part, or pass single items to"
-                    " pipeline.map(items)."
+                    " arraybridge.fixed() to pass it unsplit with every part, or pass single items"
+                    " to pipeline.map(items)."
                 )
             counts.append(shape[self.axis])
         if len(set(counts)) > 1:
@@ -381,7 +383,7 @@ class PipelineReport(Table):
         save(file, self.events())
 
     def plot(self, file: str | os.PathLike[str]) -> None:
-        """Plot the run with one row per stage and one bar per item, in the format of the file suffix.
+        """Plot the run with one row per stage and one bar per item, in the format given by the file suffix.
 
         Raises:
             ImportError: Matplotlib is not installed.

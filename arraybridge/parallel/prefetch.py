@@ -80,8 +80,8 @@ def prefetch(
         UnknownFrameworkError: No framework has that name.
         FrameworkNotInstalledError: The framework is not installed.
         DeviceNotFoundError: The framework does not have the device.
-        Exception: An exception of ``items`` or of a conversion, with a note that names the item. It is raised
-            after the items before it.
+        Exception: Any exception raised by ``items`` or by a conversion, with a note that names the item. It
+            is raised after the preceding items.
 
     >>> import numpy as np
     >>> for batch in prefetch([{"x": np.ones(2), "name": "a"}, {"x": np.zeros(2), "name": "b"}], "torch"):
@@ -148,7 +148,7 @@ class _Reader:
         self._pins = None if pins else False
 
     def note(self, number: int) -> str:
-        """Return the note for an exception of an item."""
+        """Return the note for an exception raised for an item."""
         if self.is_read:
             return f"while converting item {number} to {self.target.name}"
         return f"while reading item {number}"
@@ -182,8 +182,8 @@ class _Reader:
         return convert_tree(item, self.target.name, device=self.place, **self.options)
 
     def _is_pinning(self) -> bool:
-        """Return whether to pin host arrays. An automatically chosen GPU has to be open first."""
-        # Without an open GPU, allocating page-locked memory would open the current one.
+        """Return whether to pin host arrays: False until the target framework has initialized a GPU."""
+        # Before that, allocating page-locked memory would create a context on the current GPU.
         if self._pins is None and self.target.devices.is_started():
             self._pins = self.target.memory.pinned_bytes(1) is not None
         return bool(self._pins)

@@ -78,7 +78,7 @@ class Run:
         #: Finished items that are not yet returned, by their position in the output.
         self._arrived: dict[int, Item] = {}
         self._read = self._returned = 0
-        #: The exception of the input, if any. It is raised after the results of the items before it.
+        #: The exception raised by the input, if any. It is raised after the results of the preceding items.
         self._input_errors: list[BaseException] = []
         #: Items after this number are dropped, because that item failed or was the last; -1 after `stop`.
         self._end = sys.maxsize
@@ -86,10 +86,10 @@ class Run:
         self._line = site()  # the user's line, for warnings and events of the threads
 
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Yield the results, reading the source up to the limit; end the threads when closed.
+        """Yield the results, reading the source up to the limit. Closing the generator ends the threads.
 
-        An exception of an item or of the source is raised after the results of the items before it. If
-        ``ordered`` is False, it is raised after the results that are ready.
+        An exception raised for an item or by the source is raised after the results of the preceding items.
+        If ``ordered`` is False, it is raised after the results that are ready.
         """
         more = True
         timeout = _TIMEOUT

@@ -22,9 +22,9 @@ from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 def record_stream_events(tree: Any) -> list[StreamEvent]:
     """Record and return the events after which another thread may read the arrays.
 
-    There is one event per framework and device. JAX orders its own work, but raises errors of pending
-    computation where the result is read. This function therefore waits for JAX arrays, so that such an error
-    is raised in the thread that caused it.
+    There is one event per framework and device. JAX orders its own work, but raises errors from
+    pending computations only when the result is read. This function therefore waits for JAX arrays, so that
+    such an error is raised in the thread that caused it.
     """
     if kinds.get(type(tree)) is LEAF:
         return []
@@ -67,8 +67,8 @@ def received(result: Any, stream_events: list[StreamEvent]) -> Any:
 def record_reader_events(tree: Any) -> list[StreamEvent]:
     """Record and return events in all streams of this thread whose pending work may read the arrays.
 
-    A function may read an array in a framework other than the array's, so every framework that has opened the
-    GPU records an event.
+    A function may read an array in a framework other than the array's, so every framework that has
+    initialized the GPU records an event.
     """
     if kinds.get(type(tree)) is LEAF:
         return []

@@ -79,7 +79,7 @@ class WorkerProcess:
             connection.close()
 
     def stop(self) -> None:
-        """Terminate the process. If a thread waits for a result, its read of the pipe raises EOFError."""
+        """Terminate the process. A thread that is waiting for a result gets EOFError from the pipe."""
         if self._started is not None:
             self._started.terminate()
 

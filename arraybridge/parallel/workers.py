@@ -128,8 +128,9 @@ class Worker:
     """The work of one thread, the streams that it uses, and the time that it takes.
 
     Args:
-        enter: A function from the worker to a context, which returns the function to call with each item.
-        note: A function from the number of an item to the note that is added to its exception.
+        enter: A function that takes the worker and returns a context manager. Entering it returns the
+            function to call with each item.
+        note: A function that takes the number of an item and returns the note to add to its exception.
         shown: The fields of its events in a trace; None for a function that records its own events.
         stop: A function that is called when no more results are needed. It unblocks the thread, for example
             by terminating a process that the thread waits for.

@@ -307,7 +307,7 @@ class Subject:
             return None
 
     def shares(self, x: Any, other: Any) -> bool:
-        """Return whether a write to one array changes the other, as far as the framework reveals it."""
+        """Return whether a write to one array is known to change the other."""
         memory = self.view(x)
         others = self.view(other)
         if memory is None or others is None:
@@ -406,7 +406,7 @@ def dtypes(s: Subject, dtype: str) -> None:
 
 @_promise(dtype=attrgetter("dtypes"))
 def names(s: Subject, dtype: str) -> None:
-    """Check that the dtype name equals NumPy's, and that shape and number of bytes are correct."""
+    """Check that the dtype name equals NumPy's, and that the shape and the number of bytes are correct."""
     x = s.make(s.sample(dtype=dtype))
     values = s.framework.to_host(x)
     name = s.framework.dtype_name(x)

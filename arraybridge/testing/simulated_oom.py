@@ -36,8 +36,8 @@ def inject_oom(
     """Make attempts under OOM recovery fail, inside a ``with`` block, as if memory had run out.
 
     Each call of a function by `run_with_oom_recovery`, by `split_and_retry`, or by a decorator with
-    ``oom_recovery`` is an attempt. The out-of-memory error of the framework is raised instead of the call, in
-    every thread. Functions that run without recovery are not affected.
+    ``oom_recovery`` is an attempt. The framework's out-of-memory error is raised instead of calling the
+    function, in every thread. Functions that run without recovery are not affected.
 
     Args:
         framework: The framework whose error is raised. It is imported.

@@ -28,7 +28,7 @@ __all__ = [
     "wait_for",
 ]
 
-#: The kinds of events that convert an array: by arraybridge, and by the frameworks' own calls.
+#: The kinds of events that record the conversion of an array: by arraybridge, or by a framework's own call.
 CONVERSIONS = ("conversion", "foreign")
 
 
@@ -113,7 +113,7 @@ class Event(NamedTuple):
 
 
 def began(event: Event) -> tuple[float, float]:
-    """Return the sort key that orders events by start, and the longest first if their starts are equal."""
+    """Return the sort key that orders events by start, and then by decreasing duration."""
     return event.start, -event.seconds
 
 

@@ -336,7 +336,7 @@ class _Observer:
         #: Packages whose calls are not conversions by the user.
         self._own_callers: set[str] = set()
         for one in frameworks:
-            # Calls by NumPy count if the array is another framework's, since NumPy reads it for the user.
+            # Calls by NumPy are conversions if the array is another framework's: NumPy reads it for the user.
             if one is source or not one.devices.has_only_host:
                 self._own_callers.update(registry.metadata_of(one.name).packages)
         #: The observation of the framework if reading its arrays may run the program's code, otherwise None.

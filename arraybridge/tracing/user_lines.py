@@ -64,7 +64,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
     If the stack does not contain the user's code, return the line that submitted the work of this thread. If
     there is no such line either, as in the threads of a library, return the innermost line of a library, a
-    framework or Python's standard library, in this order.
+    framework or Python's standard library, in that order of preference.
 
     Args:
         frame: The frame to start from. Defaults to the caller.

@@ -107,7 +107,7 @@ def test_context_is_released_if_it_cannot_be_made_current() -> None:
     )
     assert printed.splitlines() == [
         "1 1",
-        "CUDA's driver cannot make GPU 1 the current device",
+        "the CUDA driver cannot make GPU 1 the current device",
         "1 0 0",
         "3.0 False True",
     ]

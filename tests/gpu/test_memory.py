@@ -74,7 +74,7 @@ def test_real_oom_errors_are_recognized(name: str, monkeypatch: pytest.MonkeyPat
     """Check the error of an allocation eight times the size of the GPU's memory."""
     require(name)
     monkeypatch.setattr("arraybridge.hardware.gpus", lambda: ())
-    # A GPU that no framework has opened is listed only if NVML is installed.
+    # A GPU that no framework has initialized is listed only if NVML is installed.
     arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
     total = memory_stats()["gpu:0"].total
     assert total is not None

@@ -150,7 +150,7 @@ def test_jax_errors_are_raised_by_their_own_stage() -> None:
     ("make", "error", "message"),
     [
         (lambda: Pipeline(), ValueError, "at least one stage"),
-        (lambda: Pipeline([double, shift]), TypeError, r"Pass Pipeline\(\*stages\)"),  # type: ignore[arg-type]
+        (lambda: Pipeline([double, shift]), TypeError, r"use Pipeline\(\*stages\)"),  # type: ignore[arg-type]
         (lambda: Pipeline(double, 3), TypeError, "Stage 1 is 3"),  # type: ignore[arg-type]
         (lambda: Pipeline(double, Pipeline(shift)), TypeError, r"\*inner\.stages"),
         (lambda: Pipeline(double, microbatches=0), ValueError, "microbatches=0"),

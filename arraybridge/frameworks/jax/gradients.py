@@ -244,7 +244,7 @@ def _passed(leaves: list[autodiff.Leaf]) -> list[Any]:
 
 
 def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[bool]) -> Any:
-    """Return a jitted function of the arrays and the passed values of a call."""
+    """Return a jitted function of a call's arrays and of its values that are not compiled in as constants."""
     # The program outlives this call, so it must not keep the arrays alive.
     empty = [leaf.with_value(None if leaf.is_passed else leaf.value) for leaf in leaves]
     call = call.with_leaves(empty)

@@ -76,12 +76,12 @@ class JaxSparse(SparseArrays):
         coo = "{x}.to_bcoo()" if is_rows else "{x}"
         plain = f"{coo}.update_layout(n_batch=0, n_dense=0)" if hasattr(x, "n_batch") else ""
         if plain and x.n_batch:
-            # This also removes the entries outside of the shape with which batches are padded.
+            # This also removes the entries that pad batches; their indices are out of bounds.
             plain = f"{plain}.sum_duplicates(remove_zeros=False)"
         return Expressions("{x}.data", _conversions(x), plain=plain)
 
 
-# Expressions that remove entries outside of the shape, which JAX ignores. They also sum duplicates.
+# Expressions that remove entries with indices out of bounds, which JAX ignores. They also sum duplicates.
 _UNPADDED_COO = "{x}.sum_duplicates(remove_zeros=False)"
 _UNPADDED_CSR = f"{_MODULE}.BCSR.from_bcoo({{x}}.to_bcoo().sum_duplicates(remove_zeros=False))"
 

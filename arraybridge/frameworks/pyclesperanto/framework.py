@@ -107,7 +107,7 @@ class ImageDevices(Devices):
         return Device(self.framework.kind, index)
 
     def find_device(self, device: Device) -> Device:
-        # The device string "gpu:0" is accepted if the OpenCL device of that number is a GPU.
+        # The device string "gpu:0" is accepted if the OpenCL device with that index is a GPU.
         if (
             device.kind in ("gpu", "opencl")
             and device.kind != self.framework.kind
@@ -162,7 +162,7 @@ class ImageBatching(Batching):
 
 
 class ImageMemory(Memory):
-    """Details and synchronization of pyclesperanto's devices, and its out-of-memory errors."""
+    """Memory queries, synchronization and recognition of out-of-memory errors for pyclesperanto."""
 
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
@@ -241,7 +241,7 @@ class ImageFramework(Framework):
         self._places = [places[natives.index(native)] for native in self.natives]
 
     def _arrange(self, natives: list[Any], gpus: int) -> None:
-        """Set the devices, GPUs first, in the order in which CUDA counts the GPUs."""
+        """Set the devices, GPUs first, in the order in which CUDA numbers the GPUs."""
         self.natives = natives
         self.gpus = gpus
         numbers = {gpu.pci: gpu.index for gpu in hardware.gpus() if self.kind == "opencl"}

@@ -108,7 +108,7 @@ def check_import_order() -> None:
 
 @cache
 def devices() -> list[Any]:
-    """Return the OpenCL devices, GPUs first, without opening them; ``[]`` if pyopencl is not installed."""
+    """Return the OpenCL devices, GPUs first, without a context; ``[]`` if pyopencl is not installed."""
     try:
         import pyopencl as cl
     except ImportError:

@@ -419,7 +419,7 @@ def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:
     """Keep ``x`` alive until TensorFlow finishes the work that is pending when ``imported`` is freed."""
 
     def begin() -> Any:
-        with tf.init_scope(), tf.device(device):  # runs eagerly, also inside tf.function
+        with tf.init_scope(), tf.device(device):  # runs eagerly, even inside tf.function
             return tf.zeros(()) + 1
 
     def wait(y: Any) -> None:

@@ -114,7 +114,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             _check_draws_nothing(program, label)
 
 
-#: Errors of functions that cannot run without values.
+#: Errors raised by functions that cannot run without values.
 _NOT_TRACED = (
     NotImplementedError,
     AttributeError,

@@ -271,7 +271,7 @@ class TorchDevices(Devices):
         return (CPU, *(Device("gpu", gpu.index) for gpu in hardware.gpus_for(_CUDA)))
 
     def _counted(self) -> tuple[Device, ...]:
-        """Return the CPU and the accelerators that PyTorch counts. This initializes CUDA's driver."""
+        """Return the CPU and the accelerators that PyTorch lists. This initializes the CUDA driver."""
         if not torch.accelerator.is_available():
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))

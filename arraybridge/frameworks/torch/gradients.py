@@ -157,7 +157,7 @@ def _pull(
     inner: bool,
     cotangents: list[torch.Tensor | None],
 ) -> list[torch.Tensor]:
-    """Return the gradients of ``inputs``. If ``inner`` is true, they can be differentiated again."""
+    """Return the gradients with respect to ``inputs``; differentiable if ``inner`` is true."""
     # A cotangent comes from the device of the caller's arrays, which may not be the device of the result.
     pairs = [
         (y, c.to(y.device))
