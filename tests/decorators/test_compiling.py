@@ -171,7 +171,7 @@ def test_torch_compile_breaks_its_graph_at_a_decorated_function(options: Any) ->
         compiled(f, fullgraph=True)(weights)
 
 
-def test_a_full_graph_is_refused_with_the_reason_at_the_first_traced_call(
+def test_a_full_graph_raises_an_error_with_the_reason_at_the_first_traced_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = require("torch")
@@ -185,7 +185,7 @@ def test_a_full_graph_is_refused_with_the_reason_at_the_first_traced_call(
 
 
 @pytest.mark.parametrize("target", ["numpy", "jax"])
-def test_a_full_graph_around_a_conversion_is_refused_with_the_reason(target: str) -> None:
+def test_a_full_graph_around_a_conversion_raises_an_error_with_the_reason(target: str) -> None:
     torch = require("torch")
     if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
         pytest.skip("this PyTorch shows no reason of a graph break")
