@@ -530,7 +530,7 @@ def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> b
 def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bool = False) -> bool | None:
     """Return whether all arrays and lists in the values of the parts have one row per row of their part.
 
-    None means that the values contain neither arrays nor lists of rows, so they do not decide.
+    None means that the values contain neither arrays nor lists of rows, so the answer is unknown.
     """
     of_kind = {kind_of(x) for x in values}
     if of_kind.isdisjoint((ARRAY, TREE)):

@@ -72,7 +72,7 @@ class MemoryConversionError(Exception):
         source_type: The framework of the array; ``""`` if unknown.
         target_type: The requested framework; ``""`` if unknown.
         method: The attempted route: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
-        problem: The message without the place and the advice.
+        problem: The message without ``place`` and ``advice``.
         reason: The cause, without the advice.
         code: The cause as a `Reason`, or None.
         advice: A sentence that states what to do instead; ``""`` if there is no advice.
@@ -162,18 +162,18 @@ class MemoryConversionError(Exception):
             self._advice = self._advice.about(subject)
 
     def add_path(self, path: str) -> None:
-        """Add the path of the array in a container, such as ``['batch'][0]``, to the place."""
+        """Add the path of the array in a container, such as ``['batch'][0]``, to ``place``."""
         if self._calls:
             self._calls = (f"at {path}", *self._calls)
         else:
             self._path = path + self._path
 
     def add_call(self, call: str) -> None:
-        """Add the function call that the array belongs to, such as ``f(), argument 'x'``, to the place."""
+        """Add the function call that the array belongs to, such as ``f(), argument 'x'``, to ``place``."""
         self._calls = (call, *self._calls)
 
     def is_in(self, call: str) -> bool:
-        """Return whether ``call`` is the outermost function call of the place."""
+        """Return whether ``call`` is the outermost function call in ``place``."""
         return self._calls[:1] == (call,)
 
 

@@ -21,8 +21,8 @@ class Hooks:
         read_device: Returns the `Device` that a framework's own device object denotes; None for other
             objects. Set in frameworks/registry.py.
         user_line: Returns the file and line of the user's code that called this package. Set in
-            tracing/events.py.
-        annotate: Opens a context in which a profiler shows the names of operations. Set in
+            tracing/user_lines.py.
+        annotate: Returns a context manager that shows the names of operations in a profiler. Set in
             tracing/trace_log.py.
         decorator_of: Returns the decorator of a framework. Set in decorators/framework_decorators.py.
     """

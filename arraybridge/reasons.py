@@ -69,7 +69,7 @@ class Reason(StrEnum):
     LIBRARY_COPIES = auto()
     NUMPY_SCALAR = auto()
 
-    # -- calls of the frameworks themselves
+    # -- conversions by the frameworks' own calls
     NATIVE_COPY = auto()
     NATIVE_CAST = auto()
     NARROWED = auto()

@@ -94,7 +94,7 @@ def benchmark(
 
 
 def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> list[float]:
-    """Return the seconds of each call, including its wait."""
+    """Return the duration of each call in seconds, including the wait for its result."""
     clock = time.perf_counter
     idle = sorted(_synchronize() for _ in range(9))
     samples: list[float] = []
@@ -125,7 +125,7 @@ def _block_until_ready(values: Any) -> None:
 
 
 def _synchronize() -> float:
-    """Wait for every loaded framework, and return the seconds that this took."""
+    """Wait for the pending work of every loaded framework, and return the waiting time in seconds."""
     start = time.perf_counter()
     for framework in loaded():
         framework.memory.synchronize()

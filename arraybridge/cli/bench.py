@@ -79,10 +79,10 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Compare the speed of arraybridge with the frameworks' own functions.
+    """Compare the speed of arraybridge with that of the frameworks' own functions.
 
-    Conversions are compared with the fastest public functions that do the same.
-    Decorators are compared with a call to the undecorated function.
+    Conversions are compared with the fastest public functions that perform the same conversion.
+    Calls to decorated functions are compared with calls to the undecorated functions.
     The calls alternate, so that other load on the machine affects both equally.
 
     With --sizes, functions are timed on the CPU and on the GPU, without transfers.
@@ -251,12 +251,14 @@ def _import_function(name: str) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise typer.BadParameter(
-            f"Cannot import {name!r}: {error}. Use {', '.join(STANDARD)}, or any function as MODULE:NAME.",
+            f"Cannot import {name!r}: {error}. Use {', '.join(STANDARD)}, or specify a function as"
+            " MODULE:NAME.",
             param_hint="--functions",
         ) from None
     if not callable(function):
         raise typer.BadParameter(
-            f"{name!r} is not a function, but {type(function).__name__}. Use a function as MODULE:NAME.",
+            f"{name!r} is of type {type(function).__name__}, not a function. Specify a function as"
+            " MODULE:NAME.",
             param_hint="--functions",
         )
     return function

@@ -158,14 +158,14 @@ def _tag(kind: str, text: str = "") -> str:
 
 
 def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str]) -> str:
-    """Return the HTML of a table that sorts by clicking a heading. A page has at most one.
+    """Return the HTML of a table that can be sorted by clicking a heading. A page can have only one.
 
     On a phone the table becomes a list of blocks.
 
     Args:
         columns: The headings. On a phone, the cells of the first and the last column have separate lines.
         rows: One cell per column. The cells of ``numbers`` have the attribute ``data-value``.
-        numbers: The headings of columns that sort by number, in both directions.
+        numbers: The headings of the columns that can be sorted by number, in both directions.
     """
     heads = [(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
     choices = "".join(

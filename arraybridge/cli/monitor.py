@@ -25,7 +25,7 @@ from arraybridge.memory.stats import DeviceMemory, MemoryStats
 _HISTORY = 24
 _BARS = "▁▂▃▄▅▆▇█"
 
-#: Device and holder → the bytes in use by the holder, in the last readings.
+#: Device and name of a framework or process → the bytes that it used in the last readings.
 History = dict[tuple[str, str], deque[int]]
 
 

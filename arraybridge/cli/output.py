@@ -84,7 +84,7 @@ def table_or_list(
     Args:
         to: The console.
         columns: The headings.
-        rows: One cell per column, in the markup of rich.
+        rows: One cell per column, in Rich markup.
         right: The headings of right-aligned columns.
         wrap: The heading of the column whose cells may be wrapped at spaces to make the table fit.
     """
@@ -136,7 +136,7 @@ def _redirected(descriptor: int, target: int) -> Iterator[None]:
 
 
 def reserve_stdout(for_json: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which output from libraries on stdout goes to stderr if ``for_json`` is set."""
+    """Return a context manager that redirects stdout to stderr if ``for_json`` is true."""
     return _redirected(1, 2) if for_json else contextlib.nullcontext()
 
 

@@ -45,10 +45,11 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A NumPy array of the same shape, values and dtype; ``x`` itself if it is one already.
+        A NumPy array of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import torch
@@ -71,10 +72,11 @@ def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.nd
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A CuPy array of the same shape, values and dtype; ``x`` itself if it is one already.
+        A CuPy array of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -94,10 +96,11 @@ def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A PyTorch tensor of the same shape, values and dtype; ``x`` itself if it is one already.
+        A PyTorch tensor of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -123,10 +126,11 @@ def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Arra
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A JAX array of the same shape, values and dtype; ``x`` itself if it is one already.
+        A JAX array of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -146,10 +150,11 @@ def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> t
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A TensorFlow tensor of the same shape, values and dtype; ``x`` itself if it is one already.
+        A TensorFlow tensor of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -171,10 +176,11 @@ def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A pyclesperanto image of the same shape, values and dtype; ``x`` itself if it is one already.
+        A pyclesperanto image of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -194,10 +200,11 @@ def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        An MLX array of the same shape, values and dtype; ``x`` itself if it is one already.
+        An MLX array of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -217,10 +224,11 @@ def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
-        A PaddlePaddle tensor of the same shape, values and dtype; ``x`` itself if it is one already.
+        A PaddlePaddle tensor of the same shape and values, and of the same dtype unless ``dtype`` is given.
+        It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises.
 
     Example:
         >>> import numpy as np
@@ -238,7 +246,8 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
         copy: As for `convert_memory`. Defaults to None.
 
     Returns:
-        An array of the same framework on the device ``cpu``; ``x`` itself if it is there already.
+        An array of the same framework on the device ``cpu``. It is ``x`` itself if no conversion or copy is
+        needed.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.
@@ -276,7 +285,7 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
         copy: As for `convert_memory`. Defaults to None.
 
     Returns:
-        An array of the same framework on that device; ``x`` itself if it is there already.
+        An array of the same framework on that device. It is ``x`` itself if no conversion or copy is needed.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.

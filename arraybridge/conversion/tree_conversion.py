@@ -48,7 +48,8 @@ def convert_tree(
         A container of the same structure; ``tree`` itself if nothing was converted.
 
     Raises:
-        MemoryConversionError: One of its subclasses. The message states the place of the array in ``tree``.
+        MemoryConversionError: One of the subclasses that `convert_memory` raises. The message contains the
+            path of the array in ``tree``.
 
     Example:
         >>> import numpy as np

@@ -116,7 +116,7 @@ class Flow(autodiff.Function):
             structure: The arguments without their values.
         """
         enter = self.arguments.current()
-        # All dense arrays of the caller are arguments, including integers. All others are constants.
+        # All dense arrays of the caller are arguments, including integers. All other values are constants.
         arguments = [one for one in given if one.owner is caller and not one.is_sparse]
         arrays = [one.value for one in arguments]
         active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]

@@ -119,7 +119,7 @@ class CallOperation(autodiff.Operation):
         return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
 
     def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Return the gradients of the arguments as differentiable arrays; None for inactive arguments."""
+        """Return the gradients as arrays that the caller can differentiate; None for inactive arguments."""
         pullback, operands = self.pullback(arrays, cotangents, linear)
         if any(pullback.active):
             results = iter(self.caller.autodiff.apply(pullback, operands))

@@ -75,7 +75,7 @@ class DecoratorOptions:
         output_type: The framework of the results, or ``"input"``.
         converts: Whether arguments and results are converted; false for `memory_types`.
 
-    `DecoratorKeywords` describes the others.
+    `DecoratorKeywords` describes the other attributes.
     """
 
     framework: str

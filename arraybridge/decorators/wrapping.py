@@ -114,7 +114,7 @@ def label_of(fn: Any) -> str:
 
 
 class SelfArgument:
-    """A rule that recognizes ``self`` or ``cls`` in the calls of a function defined in a class body.
+    """A rule that recognizes ``self`` or ``cls`` in calls to a function defined in a class body.
 
     The first argument is ``self`` if it is an instance of that class, and ``cls`` if it is that class.
     Subclasses count too. The first argument of a static method is neither. Each call checks whether the

@@ -141,7 +141,7 @@ class GpuMemory(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The memory that one holder uses on one device, in bytes. None means unknown.
+    """The memory that a framework or process uses on one device, in bytes. None means unknown.
 
     Attributes:
         device: The device string, ``"cpu"`` or ``"gpu:0"``.

@@ -104,7 +104,7 @@ class Operation(ABC):
 
     @abstractmethod
     def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Return the gradients of the arguments, as the caller differentiates them.
+        """Return the gradients with respect to the arguments, as arrays that the caller can differentiate.
 
         Args:
             arrays: The arguments.
@@ -401,7 +401,7 @@ class Autodiff:
 
     @contextmanager
     def replayed(self, state: np.ndarray) -> Iterator[None]:
-        """Return a context with a given random state. It restores the current state on exit.
+        """Set a random state inside a ``with`` block, and restore the previous state afterwards.
 
         Args:
             state: A state that `random_state` returned. Empty if the function draws no random numbers.
@@ -507,7 +507,7 @@ class Leaf:
 
 
 class Call:
-    """One call of the user's function, as a function of the caller's arrays.
+    """One call to the user's function, as a function of the caller's arrays.
 
     Attributes:
         function: The decorated function.
@@ -525,7 +525,7 @@ class Call:
         self.refill: Callable[[Iterator[Any]], Any] = list
 
     def with_leaves(self, leaves: list[Leaf]) -> Call:
-        """Return a call of the same function with other leaves, which has not run yet."""
+        """Return a call to the same function with other leaves, which has not run yet."""
         return Call(self.function, self.own, self.structure, leaves)
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
@@ -550,7 +550,7 @@ def substitute(values: Sequence[Any], flags: Sequence[bool], replacements: Seque
 
 
 def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
-    """Return whether a memory range overlaps any of the others."""
+    """Return whether a memory range overlaps any of the other ranges."""
     first, last = span
     for start, end in spans:  # noqa: SIM110  # twice as fast as any()
         if first < end and start < last:

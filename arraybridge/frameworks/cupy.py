@@ -402,7 +402,7 @@ class CupyStreams(Streams):
                     try:
                         yield
                     finally:
-                        # The code in the context may have selected another stream or GPU. An event belongs to
+                        # The code in the block may have selected another stream or GPU. An event belongs to
                         # the GPU that is current when it is created, and only that GPU's streams can record
                         # it.
                         chosen = cupy.cuda.get_current_stream().record()

@@ -143,7 +143,7 @@ class Devices(Component):
         """
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context in which a device is the framework's current device for this thread.
+        """Return a context manager that makes a device the framework's current one in this thread.
 
         Args:
             device: One of the available devices.

@@ -1,10 +1,10 @@
 """Memory that one framework imports from another is kept alive until queued work has read it.
 
-An allocator reuses freed memory in the order of its own streams, so it could overwrite memory that the
-importer still has to read. The array of the importer therefore holds the object that `keep_alive` returns.
-When the array is collected, the exporter's stream waits for the importer's stream. If the exporter has no
-streams (JAX, TensorFlow) or another current stream, a `KeepAlives` holds the memory until the importer's work
-is done.
+When an allocator reuses freed memory, it considers only the work on its own streams. It could therefore
+overwrite memory that the importer still has to read. To prevent this, the array of the importer holds the
+object that `keep_alive` returns. When the array is collected, the exporter's stream waits for the importer's
+stream. If the exporter has no streams (JAX, TensorFlow) or another current stream, a `KeepAlives` holds the
+memory until the importer's work is done.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def keep_alive(imported: Any, exporter: Streams, importer: Streams, device: Devi
         device: The GPU.
     """
     owner = Exported()
-    # The exporter's allocator frees the memory in the order of this stream, regardless of the thread.
+    # The exporter's allocator orders the release after the work on this stream, regardless of the thread.
     export_stream = exporter.handle(device)
     finalizer = weakref.finalize(
         owner, _release_in_order, imported, exporter, export_stream, importer, device
@@ -131,11 +131,12 @@ def _release_in_order(
 def keep_until_done(
     imported_array: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]
 ) -> None:
-    """Keep ``what`` alive until an importer without events has done all work that reads the memory.
+    """Keep ``what`` alive until an importer has done all work that reads the memory.
 
-    Such an importer runs its work in order. After the array is collected, the first query starts another
-    computation with ``begin``. When the result of that computation is ready, all earlier work is done. If the
-    result has no ``is_ready`` method, the second query waits for it.
+    This is for frameworks that have no stream events, but run their work in order. After the array is
+    collected, the first check for completion starts another computation with ``begin``. When the result of
+    that computation is ready, all earlier work is done. If the result has no ``is_ready`` method, the second
+    check waits for it.
 
     Args:
         imported_array: The array that shares the memory.

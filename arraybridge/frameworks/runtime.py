@@ -81,7 +81,7 @@ class Observation:
         return False
 
     def unobserved(self) -> AbstractContextManager[Any]:
-        """Return a context in which arrays can be read without running code of the traced program."""
+        """Return a context manager within which reading arrays runs no code of the traced program."""
         return nullcontext()
 
 
@@ -113,7 +113,9 @@ class Runtime(Component):
         return None
 
     def device_guard(self, x: Any) -> AbstractContextManager[Any]:
-        """Return a context in which the framework's functions accept ``x`` and keep 64-bit dtypes.
+        """Return a context manager for calling the framework's functions with ``x``.
+
+        Within it, the functions accept ``x`` and keep 64-bit dtypes.
 
         Args:
             x: An array of the framework.
@@ -150,11 +152,11 @@ class Runtime(Component):
         return applied
 
     def x64_context(self) -> AbstractContextManager[Any]:
-        """Return a context in which arithmetic keeps 64-bit dtypes."""
+        """Return a context manager within which arithmetic keeps 64-bit dtypes."""
         return nullcontext()
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context that records a span in the framework's profiler.
+        """Return a context manager that records a span in the framework's profiler.
 
         Args:
             name: The label of the span.

@@ -44,7 +44,7 @@ class Streams:
     has_streams: ClassVar[bool] = False
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context in which this thread queues its work on a separate stream.
+        """Return a context manager that queues the work of this thread on a separate stream.
 
         On entry, that stream waits for the current one. On exit, the current one waits for it.
 

@@ -19,9 +19,9 @@ __all__ = ["MemoryCollector"]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a record: the time in seconds since 1970, the memory of a holder, and its device."""
+    """One line of a record: the memory of a framework or process on a device at one moment."""
 
-    time: float
+    time: float  # seconds since 1970
     device: str
     holder: str
     used: int | None
@@ -40,15 +40,15 @@ COLUMNS = tuple(field.name for field in fields(_Line))
 class MemoryCollector:
     """A background recorder that appends readings of `memory_stats` to a file, in a ``with`` block.
 
-    Each reading is one line per holder and device: ``time`` (seconds since 1970), ``device``, ``holder``,
-    ``used``, ``cached`` and ``peak`` (bytes of the holder), ``free`` and ``total`` (bytes of the device), and
-    for GPUs that report them, ``load`` (percent) and ``temperature`` (degrees Celsius). Readings
-    are appended to an existing file.
+    Each reading consists of one line per device and holder (a framework or process): ``time`` (seconds since
+    1970), ``device``, ``holder``, ``used``, ``cached`` and ``peak`` (bytes of the holder), ``free`` and
+    ``total`` (bytes of the device), and for GPUs that report them, ``load`` (percent) and ``temperature``
+    (degrees Celsius). Readings are appended to an existing file.
 
     Args:
         path: The file. Its suffix determines the format: ``.csv``, or ``.jsonl`` for one JSON object per
             line.
-        interval: The seconds between two readings. Defaults to 1.
+        interval: The time between two readings, in seconds. Defaults to 1.
 
     Raises:
         ValueError: If the file has another suffix, or the interval is not positive.

@@ -40,7 +40,14 @@ _PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
 
 
 class PeakRow(NamedTuple):
-    """The bytes that a holder used before a `memory_peak` block, and the most that it used within it."""
+    """The memory use of one framework or process on one device, before and during a `memory_peak` block.
+
+    Attributes:
+        device: The device string, such as ``"gpu:0"``.
+        holder: The name of the framework, or of the part of the memory, as in `memory_stats`.
+        before: The number of bytes in use before the block.
+        peak: The largest number of bytes in use during the block.
+    """
 
     device: str
     holder: str
@@ -60,7 +67,7 @@ _open_peaks: list[MemoryPeak] = []
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """Bytes of one holder on one device.
+    """The memory use of one framework or process on one device, in bytes.
 
     Attributes:
         before: The bytes in use before the block.
@@ -77,7 +84,7 @@ class MemoryPeak(Table):
     """The peak memory use of a `memory_peak` block so far: all ``rows``, or one such as ``m["torch"]``."""
 
     def __init__(self) -> None:
-        #: The measured bytes, by device and holder.
+        #: The measured bytes, by the device and the name of the framework or process.
         self._watched: dict[tuple[str, str], _Watched] = {}
         for one in holdings():
             if one.used is not None:
@@ -85,7 +92,7 @@ class MemoryPeak(Table):
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
-        """One row per device and holder."""
+        """One row per device and framework or process."""
         return tuple(
             PeakRow(device, holder, before=one.before, peak=one.peak)
             for (device, holder), one in self._watched.items()
@@ -95,8 +102,8 @@ class MemoryPeak(Table):
         """Return the row of a framework on its first device, or of ``"this process"`` on the host.
 
         Raises:
-            KeyError: If the holder has no row: it is not loaded, has not initialized a device, or does not
-                report its memory use.
+            KeyError: If there is no such row: the framework is unknown or not loaded, has not initialized a
+                device, or does not report its memory use.
         """
         for row in self.rows:
             if row.holder == holder:

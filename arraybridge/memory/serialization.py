@@ -127,11 +127,11 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     """
     owner = registry.find_owner(x)
     if owner is None or not owner.interchange.is_plain(x):
-        raise NotImplementedError(f"{type(x).__name__} is not a plain array and is pickled")
+        raise NotImplementedError(f"{type(x).__name__} is not a plain array and has to be pickled")
     try:
         owner.check(x)
     except (ArrayNotSupportedError, DtypeNotSupportedError) as error:  # such as sparse or string arrays
-        raise NotImplementedError(f"{type(x).__name__} is pickled: {error}") from error
+        raise NotImplementedError(f"{type(x).__name__} has to be pickled: {error}") from error
     header: dict[str, Any] = {
         "framework": owner.name,
         "dtype": owner.dtype_name(x),

@@ -151,7 +151,7 @@ def _mapped_memory(process: int, key: str) -> Any:
 
 
 class Exchange:
-    """The segments that one process exports to others and imports from them, for reuse.
+    """The segments that one process exports to and imports from other processes, for reuse.
 
     Fresh pages cost several times as much as copying into them. The process that creates a segment therefore
     caches it, the other process caches its mapping, and a flag in the segment records whether it is in use.

@@ -27,10 +27,10 @@ _HEAD = ("device", "holder", "used", "cached", "peak", "fragmentation")
 
 
 class DeviceMemory(NamedTuple):
-    """The memory of a device and its holders, its load and its temperature.
+    """The memory of a device and of each framework and process on it, its load and its temperature.
 
-    On a GPU, the used and cached bytes of all holders and the free bytes add up to ``total``. A value is None
-    if the device does not report it.
+    On a GPU, the used and cached bytes of all ``holdings`` and the free bytes add up to ``total``. A value is
+    None if the device does not report it.
 
     Attributes:
         device: The device string, such as ``"gpu:0"``.
@@ -120,11 +120,12 @@ def holdings() -> list[Holding]:
 def memory_stats() -> MemoryStats:
     """Return the current memory use of the host and of each accelerator.
 
-    For each device, the reading contains the total and free memory, and one row per holder. Frameworks have
-    used, cached and peak bytes, and the fragmentation (the part of the reserved memory that no array uses) if
-    they report it. Further rows contain the memory of other processes and the rest of this process, such as
-    CUDA contexts and libraries. A framework has no row if it has not initialized a device or does not
-    report its memory use (NumPy, pyclesperanto). The call initializes no device and works without a GPU.
+    For each device, the reading contains the total and free memory, and one row per framework or process.
+    Frameworks have used, cached and peak bytes, and the fragmentation (the part of the reserved memory that
+    no array uses) if they report it. Further rows contain the memory of other processes and the rest of this
+    process, such as CUDA contexts and libraries. A framework has no row if it has not initialized a device or
+    does not report its memory use (NumPy, pyclesperanto). The call initializes no device and works without a
+    GPU.
 
     Returns:
         The reading, in bytes.

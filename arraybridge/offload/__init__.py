@@ -1,1 +1,1 @@
-"""The decorator `gpu`, which runs each call of a NumPy-style function on the faster device."""
+"""The decorator `gpu`, which runs each call to a NumPy-style function on the faster device."""

@@ -79,7 +79,7 @@ def _key_of_leaf(x: Any) -> Any:
     """Return the part of a call signature for a value that is not an array.
 
     Floating-point numbers count by type only. Functions count by their code, because a lambda is a new object
-    in each call. This is sufficient for timings; `Arguments.exact` decides about the reuse of verifications.
+    in each call. This is sufficient for timings. Verifications use the stricter `Arguments.exact`.
     """
     cls = type(x)  # not isinstance, because `__class__` of an object may raise
     if cls in (int, bool, str, bytes) or issubclass(cls, np.dtype):

@@ -28,7 +28,7 @@ import numpy as np
 from arraybridge.carriers.sources import source_of
 from arraybridge.trees import ARRAY, TREE, kind_of, leaves_of
 
-#: The maximum number of values outside arrays in a signature. Each call visits all of them.
+#: The maximum number of objects in a signature, including arrays and containers. Each call visits them all.
 MAX_VALUES = 1000
 #: Longer strings are represented by a digest, so that a signature stays small.
 _LONG = 256
@@ -83,7 +83,7 @@ class _Walk:
         """
         self._count += 1
         if self._count > MAX_VALUES:
-            raise NoSignatureError(f"its arguments contain more than {MAX_VALUES} values outside arrays")
+            raise NoSignatureError(f"its arguments contain more than {MAX_VALUES} objects")
         cls = type(x)
         if cls is np.ndarray:
             return _array(x)

@@ -75,7 +75,7 @@ class Choice(NamedTuple):
 
 
 class DeviceChooser:
-    """The choice of the device for the calls of one function.
+    """The policy that chooses the device for each call to a function.
 
     Attributes:
         backend: The framework on the GPU, or None for the first one that finds the GPU.

@@ -1,4 +1,4 @@
-"""The decorator `gpu`, which runs each call of a NumPy-style function on the faster device."""
+"""The decorator `gpu`, which runs each call to a NumPy-style function on the faster device."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gpu(
     split_axis: int | None = None,
     **unknown: Any,
 ) -> Any:
-    """Run each call of a NumPy-style function on the CPU or on a GPU, whichever is faster.
+    """Run each call to a NumPy-style function on the CPU or on a GPU, whichever is faster.
 
     Write the function with methods and operators of its arrays, or with ``xp = array_namespace(x)``. It gets
     NumPy arrays on the CPU, and CuPy, PyTorch or JAX arrays on the GPU. Results have the type and device of

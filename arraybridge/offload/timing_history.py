@@ -32,12 +32,12 @@ _lock = threading.Lock()
 
 
 class Timings:
-    """The timing history of one call signature: seconds of recent runs on both devices, with transfers."""
+    """The durations of recent runs of one call signature on both devices, with transfers, in seconds."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[float]] = {CPU: [], GPU: []}
         self.counts = {CPU: 0, GPU: 0}
-        #: The reason why calls of this signature stay on the CPU, or "".
+        #: The reason why calls with this signature stay on the CPU, or "".
         self.cpu_reason = ""
         self._chosen = CPU
         self._since_probe = 0.0

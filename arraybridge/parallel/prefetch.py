@@ -155,7 +155,10 @@ class _Reader:
 
     @contextmanager
     def working(self, worker: Worker) -> Iterator[Work]:
-        """Give this thread a separate stream on an accelerator, and yield the function that it calls."""
+        """Yield the function that reads and converts one item.
+
+        If the target device is an accelerator, this thread uses a separate stream on it.
+        """
         if self.place is not None and self.place.kind != "cpu":
             worker.use_stream(self.target.streams, self.place)
         yield partial(self._work, worker)

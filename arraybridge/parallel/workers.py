@@ -97,7 +97,7 @@ class Item:
 
 #: A function from an item to its result.
 Work = Callable[[Any], Any]
-#: A function from a worker to the context of its thread; entering that context returns the function to call
+#: A function from a worker to the context manager of its thread. Entering it returns the function to call
 #: with each item.
 Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
 
@@ -159,14 +159,14 @@ class Worker:
         self._depth = depth
         self._streams: set[tuple[Streams, Device]] = set()
         self._keep_alives = KeepAlives()
-        #: The number of finished items, and the seconds spent working, waiting for an item, and waiting for a
-        #: slot of the next stage.
+        #: The number of finished items, and the time in seconds spent working, waiting for an item, and
+        #: waiting for a slot of the next stage.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
         self.spans: deque[ItemTime] = deque(maxlen=10_000)
 
     def entered(self, stack: ExitStack, settings: list[Any]) -> Work:
-        """Enter the contexts of the thread, and return the function to call with each item."""
+        """Enter the context managers of the thread, and return the function to call with each item."""
         for settings_context in settings:
             stack.enter_context(settings_context())
         work = stack.enter_context(self.enter(self))

@@ -35,7 +35,7 @@ def inject_oom(
 ) -> Iterator[OomSimulation]:
     """Make attempts under OOM recovery fail, inside a ``with`` block, as if memory had run out.
 
-    Each call of a function by `run_with_oom_recovery`, by `split_and_retry`, or by a decorator with
+    Each call to a function by `run_with_oom_recovery`, by `split_and_retry`, or by a decorator with
     ``oom_recovery`` is an attempt. The framework's out-of-memory error is raised instead of calling the
     function, in every thread. Functions that run without recovery are not affected.
 

@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
     Attributes:
         kind: ``"conversion"`` by arraybridge; ``"foreign"``, a conversion by a framework's own call;
-            ``"call"`` of a decorated function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`;
+            ``"call"``, a call to a decorated function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`;
             ``"item"`` of `device_map` or `prefetch`; ``"retry"``, ``"split"`` and ``"clean-up"`` of an
             out-of-memory recovery.
         name: The name of the function or stage; for a conversion, its frameworks, such as
@@ -48,8 +48,8 @@ class Event(NamedTuple):
         thread: The name of the thread.
         device: The device, such as ``"gpu:0"``; ``""`` if unknown.
         file: The file of the user's code; ``"In[3]"`` in a notebook. In a worker thread, the file that
-            submitted the work. In a library's thread without the user's code, the innermost file of a
-            library.
+            submitted the work. In a library's thread that runs none of the user's code, the
+            innermost file of a library.
         line: The line in ``file``.
         nbytes: The number of bytes that a conversion copied, summed over its copies, or that a clean-up
             freed; 0 for other events.

@@ -41,7 +41,7 @@ class HotSpot:
         splits: How often memory ran out and the input was split.
         threads: The names of the threads that ran the line.
         libraries: The other libraries that called arraybridge from the line; ``""`` for direct calls.
-        in_library: Whether the line belongs to a library, in a thread without the user's code.
+        in_library: Whether the line belongs to a library, because its thread ran none of the user's code.
     """
 
     where: str
@@ -65,8 +65,8 @@ class HotSpot:
 class HotSpots(Table, Sequence[HotSpot]):
     """The hot spots of a trace, the hottest first; shown as a table in terminals and notebooks.
 
-    Lines in libraries' own threads, without the user's code, come last. A line that only shares memory is not
-    a hot spot.
+    Lines from libraries' threads that run none of the user's code come last. A line that only shares memory
+    is not a hot spot.
 
     Attributes:
         hotspots: One `HotSpot` per line of code.
@@ -217,7 +217,7 @@ def advice_for_copies(copies: Sequence[Event]) -> str:
     event = copies[0]
     most = max(Counter(e.array for e in copies if e.array is not None).values(), default=0)
     once = "once, before the loop" if 1 < most == len(copies) else "where it is created"
-    # The user cannot change the calls of another library.
+    # The user cannot change the calls that another library makes.
     advice = "" if event.kind == "foreign" and event.library else _by_reason(event, once)
     if most < 2:
         return advice

@@ -194,7 +194,7 @@ _open_traces = 0
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
 _is_compiling: Callable[[], bool] = bool  # returns False; replaced by PyTorch's function once it is imported
 _compiles = False
-_active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that record calls of this thread
+_active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that record calls made by this thread
 
 
 class _Call:

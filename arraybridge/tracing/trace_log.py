@@ -129,7 +129,7 @@ class TraceLog(Table):
 
         Args:
             top: The maximum number of lines. Defaults to all lines.
-            libraries: Whether to include calls of arraybridge by other libraries.
+            libraries: Whether to include calls to arraybridge by other libraries.
 
         Returns:
             A sequence of `HotSpot`, shown as a table in terminals and notebooks. ``to_dict()`` converts it
@@ -271,7 +271,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
     """Record the conversions and related events of this thread or task.
 
     This includes the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators. The events are
-    conversions, calls of decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
+    conversions, calls to decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
     decisions of `gpu`, and the steps of out-of-memory recoveries.
 
     Args:
@@ -319,7 +319,7 @@ def _interception() -> Any:
 
 
 def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
-    """Return a context in which the log records the frameworks' own calls, if it has ``foreign=True``."""
+    """Return a context manager that records the frameworks' own calls if the log has ``foreign=True``."""
     return _interception().intercepting(_native_call_logs) if log.foreign else nullcontext()
 
 

@@ -160,7 +160,7 @@ def test_cyclic_containers_have_a_signature() -> None:
 
 
 def test_too_many_values_have_no_signature() -> None:
-    with pytest.raises(NoSignatureError, match="more than 1000 values"):
+    with pytest.raises(NoSignatureError, match="more than 1000 objects"):
         signature_of([0.5] * 1001)
 
 
@@ -298,7 +298,7 @@ def test_arguments_without_a_signature_stay_on_the_cpu(machine: Machine, clock: 
         assert np.array_equal(run(X, [0.5] * 2000), X + 1)
     decision = run.explain(X, [0.5] * 2000)
     assert not decision.on_gpu
-    assert "more than 1000 values outside arrays" in str(decision)
+    assert "more than 1000 objects" in str(decision)
 
 
 class _OwnRandom(random.Random):

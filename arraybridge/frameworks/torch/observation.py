@@ -1,4 +1,4 @@
-"""Properties of PyTorch tensors that traces read before and after calls of other libraries."""
+"""Properties of PyTorch tensors that traces read before and after the frameworks' own calls."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if torch.backends.cuda.is_built():
 
 @contextmanager
 def on_device(index: int) -> Iterator[None]:
-    """Make a GPU the current device of this thread within the context, for PyTorch and for CUDA.
+    """Make a GPU the current device of this thread in a ``with`` block, for PyTorch and for CUDA.
 
     If the previous device has no context, `torch.cuda.device` restores it for PyTorch, but not for CUDA, and
     therefore not for CuPy.
@@ -46,7 +46,7 @@ class TorchStreams(Streams):
 
     @contextmanager
     def _side_stream(self, index: int) -> Iterator[None]:
-        """Queue work on this thread's side stream within the context, ordered with the current stream."""
+        """Queue work in a ``with`` block on this thread's side stream, in order with the current stream."""
         own: dict[Any, Any] = self._own.__dict__  # GPU number → stream
         if index not in own:
             own[index] = torch.cuda.Stream(index)
