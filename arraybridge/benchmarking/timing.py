@@ -125,7 +125,7 @@ def _block_until_ready(values: Any) -> None:
 
 
 def _synchronize() -> float:
-    """Wait for every loaded framework, and return the seconds that this took."""
+    """Wait until every loaded framework is idle, and return the elapsed time in seconds."""
     start = time.perf_counter()
     for framework in loaded():
         framework.memory.synchronize()

@@ -256,7 +256,7 @@ def _import_function(name: str) -> Callable[[Any], Any]:
         ) from None
     if not callable(function):
         raise typer.BadParameter(
-            f"{name!r} is not a function, but {type(function).__name__}. Use a function as MODULE:NAME.",
+            f"{name!r} is of type {type(function).__name__}. Pass a function as MODULE:NAME.",
             param_hint="--functions",
         )
     return function

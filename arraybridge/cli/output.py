@@ -84,7 +84,7 @@ def table_or_list(
     Args:
         to: The console.
         columns: The headings.
-        rows: One cell per column, in the markup of rich.
+        rows: One cell per column, in Rich markup.
         right: The headings of right-aligned columns.
         wrap: The heading of the column whose cells may be wrapped at spaces to make the table fit.
     """

@@ -48,7 +48,7 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
         A NumPy array of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import torch
@@ -74,7 +74,7 @@ def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.nd
         A CuPy array of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np
@@ -97,7 +97,7 @@ def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.
         A PyTorch tensor of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np
@@ -126,7 +126,7 @@ def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Arra
         A JAX array of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np
@@ -149,7 +149,7 @@ def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> t
         A TensorFlow tensor of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np
@@ -174,7 +174,7 @@ def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -
         A pyclesperanto image of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np
@@ -197,7 +197,7 @@ def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
         An MLX array of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np
@@ -220,7 +220,7 @@ def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
         A PaddlePaddle tensor of the same shape, values and dtype; ``x`` itself if it is one already.
 
     Raises:
-        MemoryConversionError: One of its subclasses, as `convert_memory` raises them.
+        MemoryConversionError: As for `convert_memory`; one of its subclasses.
 
     Example:
         >>> import numpy as np

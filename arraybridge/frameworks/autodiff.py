@@ -104,7 +104,7 @@ class Operation(ABC):
 
     @abstractmethod
     def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Return the gradients of the arguments, as the caller differentiates them.
+        """Return the gradients with respect to the arguments.
 
         Args:
             arrays: The arguments.
@@ -401,7 +401,7 @@ class Autodiff:
 
     @contextmanager
     def replayed(self, state: np.ndarray) -> Iterator[None]:
-        """Return a context with a given random state. It restores the current state on exit.
+        """Return a context manager that sets a random state, and restores the previous one on exit.
 
         Args:
             state: A state that `random_state` returned. Empty if the function draws no random numbers.

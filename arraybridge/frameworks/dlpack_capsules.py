@@ -111,7 +111,7 @@ _NUMPY_READS_VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1
 
 
 def export(x: Any) -> Any:
-    """Return a capsule of a producer in host memory, a versioned one if possible.
+    """Return a DLPack capsule for an array in host memory, versioned if possible.
 
     Only versioned capsules state whether their memory may be written to. NumPy 2.1 and later can read them.
     """

@@ -82,7 +82,7 @@ class MlxMemory(Memory):
 
 
 class MlxRuntime(Runtime):
-    """Late errors, which MLX raises when it evaluates lazy arrays."""
+    """The runtime of MLX, which raises errors only when it evaluates lazy arrays."""
 
     def late_errors(self, cls: type) -> Callable[[Any], object]:
         # An array that was not evaluated in the thread that created it also raises in other threads.

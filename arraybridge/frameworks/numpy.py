@@ -212,7 +212,7 @@ class NumpyFramework(Framework):
 
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
-            return host_memory.contiguous_copy(x)  # aligned if it is large, so that others can share it
+            return host_memory.contiguous_copy(x)  # aligned if large, so that frameworks can share it
         return x.copy()  # a method that sparse arrays have, too
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:

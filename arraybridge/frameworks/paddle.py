@@ -224,7 +224,7 @@ class PaddleAutodiff(autodiff.Autodiff):
         for y in results:
             if not y.stop_gradient:
                 y.register_hook(guard)
-        # Paddle ignores the values that hooks of a PyLayer's results return, but not those of a view's hooks.
+        # Paddle ignores what a hook on a PyLayer's result returns, unlike a hook on a view of the result.
         return [y if y.stop_gradient else y.transpose(list(range(y.ndim))) for y in results]
 
     def linearize(

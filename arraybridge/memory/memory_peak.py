@@ -40,7 +40,7 @@ _PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
 
 
 class PeakRow(NamedTuple):
-    """The bytes that a holder used before a `memory_peak` block, and the most that it used within it."""
+    """The bytes used by a framework or process before a `memory_peak` block, and its peak in the block."""
 
     device: str
     holder: str

@@ -127,7 +127,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     """
     owner = registry.find_owner(x)
     if owner is None or not owner.interchange.is_plain(x):
-        raise NotImplementedError(f"{type(x).__name__} is not a plain array and is pickled")
+        raise NotImplementedError(f"{type(x).__name__} is not a plain array, so Dask pickles it")
     try:
         owner.check(x)
     except (ArrayNotSupportedError, DtypeNotSupportedError) as error:  # such as sparse or string arrays

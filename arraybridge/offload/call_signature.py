@@ -28,7 +28,7 @@ import numpy as np
 from arraybridge.carriers.sources import source_of
 from arraybridge.trees import ARRAY, TREE, kind_of, leaves_of
 
-#: The maximum number of values outside arrays in a signature. Each call visits all of them.
+#: The maximum number of values in a signature that are not array elements. Each call visits all of them.
 MAX_VALUES = 1000
 #: Longer strings are represented by a digest, so that a signature stays small.
 _LONG = 256

@@ -75,7 +75,7 @@ class Choice(NamedTuple):
 
 
 class DeviceChooser:
-    """The choice of the device for the calls of one function.
+    """Chooses the device for each call to one function.
 
     Attributes:
         backend: The framework on the GPU, or None for the first one that finds the GPU.

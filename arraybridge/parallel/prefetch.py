@@ -155,7 +155,7 @@ class _Reader:
 
     @contextmanager
     def working(self, worker: Worker) -> Iterator[Work]:
-        """Give this thread a separate stream on an accelerator, and yield the function that it calls."""
+        """Give this thread a separate stream on an accelerator, and yield the function to call per item."""
         if self.place is not None and self.place.kind != "cpu":
             worker.use_stream(self.target.streams, self.place)
         yield partial(self._work, worker)

@@ -55,8 +55,8 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 " Jacobian, pass experimental_use_pfor=False.",
                 place=f"{operation.label}()",
             )
-        # Variables are replaced with their values. The conversion to the callee raises for ragged and sparse
-        # tensors.
+        # Variables are replaced with their values. Ragged and sparse tensors raise an error when they are
+        # converted to the callee's framework.
         tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
         results = _applied(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
