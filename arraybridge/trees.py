@@ -114,7 +114,7 @@ def _shared_kind(value: Any) -> Kind:
 
 
 def _inspected_kind(value: Any) -> Kind:
-    """Return the kind of a value whose class alone does not determine it."""
+    """Return the kind of a value whose class does not determine its kind."""
     # Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
     if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
         return ARRAY  # first, since zarr's arrays are dataclasses
@@ -240,7 +240,7 @@ class Container(ABC):
         return self._rebuild_checked(self.make_with_items, items, fields)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a list in addition to its items, by their paths, such as ``.language``."""
+        """Return the fields that a list has in addition to its items, by path, such as ``.language``."""
         return {}
 
     def _rebuild_checked(self, make: Callable[..., Any], *children: Sequence[Any]) -> Any:

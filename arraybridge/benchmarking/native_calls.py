@@ -17,7 +17,7 @@ class NativeCall:
     """The fastest conversion with the frameworks' own public functions.
 
     Attributes:
-        text: The names of the functions, in the order in which they are called.
+        text: The names of the functions, in call order.
         take: The path of a function in the module of the target, or ``""``.
         give: The path of a function in the module of the source, which is called before ``take``. It may also
             be a function that does not belong to a framework, or ``""``.

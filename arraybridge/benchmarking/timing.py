@@ -125,7 +125,7 @@ def _block_until_ready(values: Any) -> None:
 
 
 def _synchronize() -> float:
-    """Wait for the pending work of every loaded framework, and return the waiting time in seconds."""
+    """Wait until every loaded framework is idle, and return the elapsed time in seconds."""
     start = time.perf_counter()
     for framework in loaded():
         framework.memory.synchronize()

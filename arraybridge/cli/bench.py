@@ -251,14 +251,12 @@ def _import_function(name: str) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise typer.BadParameter(
-            f"Cannot import {name!r}: {error}. Use {', '.join(STANDARD)}, or specify a function as"
-            " MODULE:NAME.",
+            f"Cannot import {name!r}: {error}. Use {', '.join(STANDARD)}, or pass a function as MODULE:NAME.",
             param_hint="--functions",
         ) from None
     if not callable(function):
         raise typer.BadParameter(
-            f"{name!r} is of type {type(function).__name__}, not a function. Specify a function as"
-            " MODULE:NAME.",
+            f"{name!r} is of type {type(function).__name__}. Pass a function as MODULE:NAME.",
             param_hint="--functions",
         )
     return function

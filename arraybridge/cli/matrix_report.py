@@ -158,7 +158,7 @@ def _tag(kind: str, text: str = "") -> str:
 
 
 def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str]) -> str:
-    """Return the HTML of a table that can be sorted by clicking a heading. A page can have only one.
+    """Return the HTML of a table that can be sorted by clicking a heading. A page has at most one.
 
     On a phone the table becomes a list of blocks.
 

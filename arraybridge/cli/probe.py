@@ -63,8 +63,7 @@ class PackageProbe:
     Attributes:
         built_for: Returns ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``.
         compute: Runs a computation that raises an error if the driver cannot compile it.
-        use: Makes an array without arraybridge. This may crash the process, because only arraybridge
-            prevents known crashes.
+        use: Makes an array without arraybridge's checks against known crashes, so it may crash the process.
     """
 
     built_for: Callable[[ModuleType], str] = _for_cpu

@@ -88,7 +88,7 @@ def decorate(fn: Any = inspect.Parameter.empty, *, what: str, make: Callable[[An
         elif isinstance(fn, property):
             fix = f"Put @property above {what}."
         else:
-            fix = f"Write {what} above a function, or {what}(option=value) with its options as keywords."
+            fix = "Write the decorator above a function, and pass its options by keyword."
         raise TypeError(f"{what} expected a function, got {got}. {fix}")
     return make(fn)
 

@@ -401,7 +401,7 @@ class Autodiff:
 
     @contextmanager
     def replayed(self, state: np.ndarray) -> Iterator[None]:
-        """Set a random state inside a ``with`` block, and restore the previous state afterwards.
+        """Return a context manager that sets a random state, and restores the previous one on exit.
 
         Args:
             state: A state that `random_state` returned. Empty if the function draws no random numbers.

@@ -15,6 +15,7 @@ from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, gives
 
 __all__ = ["advice_for_object", "has_method"]
 
+_EMPTY_GROUP = Advice("this group contains no array of numbers; pass an array of numbers from the file")
 _ANY_ARRAY = Advice(
     "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
     " __dlpack__, __array_interface__ or __cuda_array_interface__"
@@ -92,7 +93,7 @@ def _of_h5py(x: Any) -> Advice:
     if type(x).__name__ == "AsTypeView":
         return _LAZY_VIEW
     names = [name for name, one in x.items() if _is_dataset_of_numbers(one)]
-    return _item(names, what="one of its datasets")
+    return _item(names, what="one of its datasets") if names else _EMPTY_GROUP
 
 
 def _is_dataset_of_numbers(x: Any) -> bool:
@@ -101,7 +102,7 @@ def _is_dataset_of_numbers(x: Any) -> bool:
 
 def _of_zarr(x: Any) -> Advice:
     names = [name for name, one in x.arrays() if one.dtype.kind in NUMBER_KINDS]
-    return _item(names, what="one of its arrays")
+    return _item(names, what="one of its arrays") if names else _EMPTY_GROUP
 
 
 def _of_torch(x: Any) -> Advice:
@@ -283,7 +284,10 @@ _BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] =
     ((str, PathLike, IOBase), _always("to convert a file, read it first, as in np.load(x)")),
     (
         (Iterator, ValuesView),
-        _always("convert its items one at a time, or all of them with convert_tree(list(x), target)"),
+        _always(
+            "convert its arrays one at a time, or all of them with convert_tree(list(x), target); for"
+            " numbers, pass np.array(list(x))"
+        ),
     ),
     (type(None), _always("pass an array; functions without a return statement return None")),
     (type, _always("it is a class; pass an object of it")),

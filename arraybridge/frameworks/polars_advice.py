@@ -11,7 +11,9 @@ __all__ = ["advice_for_polars"]
 
 
 def advice_for_polars(x: Any) -> Advice:
-    """Return the advice for a frame, a lazy frame or a series."""
+    """Return the advice for a frame, a lazy frame, a series or an expression."""
+    if type(x).__name__ == "Expr":
+        return Advice("an expression holds no data; pass a column of a frame, such as frame['name']")
     if hasattr(x, "collect"):
         frame = x.collect_schema().to_frame()  # without rows
         if len(set(frame.dtypes)) == 1 and _is_number(frame.dtypes[0]):

@@ -105,7 +105,7 @@ _Tracks = dict[tuple[int, str, int, int], tuple[int, list[float]]]
 
 
 def _track(tracks: _Tracks, event: Event, group: int, name: str, number: int) -> int:
-    """Return the number of the track for an event. Events must be passed in order of start time.
+    """Return the number of the track for an event. Pass events in order of start time.
 
     Viewers require that the bars of a track are nested. An event that partly overlaps another, such as one of
     two asynchronous tasks in a thread, therefore gets another track: another lane of its thread or device.

@@ -41,7 +41,7 @@ class HotSpot:
         splits: How often memory ran out and the input was split.
         threads: The names of the threads that ran the line.
         libraries: The other libraries that called arraybridge from the line; ``""`` for direct calls.
-        in_library: Whether the line belongs to a library, because its thread ran none of the user's code.
+        in_library: Whether the line belongs to a library, in a thread that runs none of the user's code.
     """
 
     where: str

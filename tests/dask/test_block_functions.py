@@ -548,8 +548,8 @@ def test_arrays_that_cannot_be_converted_raise() -> None:
     with pytest.raises(TypeError, match=r"expected a Dask array, got list.*convert_memory\(\)"):
         from_dask([1, 2], "torch")
     with pytest.raises(
-        TypeError, match=r"^from_dask\(\) has no option 'cpoy' \(did you mean 'copy'\?\)\. Its opt"
+        TypeError, match=r"^from_dask\(\) has no option 'cop' \(did you mean 'copy'\?\)\. Its opt"
     ):
-        from_dask(numbers(), "torch", cpoy=True)
+        from_dask(numbers(), "torch", cop=True)
     with pytest.raises(DeviceNotFoundError, match="gpu:99"):
         from_dask(numbers(), "torch", 99)

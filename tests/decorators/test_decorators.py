@@ -146,7 +146,7 @@ def test_partials_and_callable_objects() -> None:
 @pytest.mark.parametrize(
     ("what", "advice"),
     [
-        (3, "with its options as keywords"),
+        (3, "options by keyword"),
         (None, "expected a function, got NoneType"),
         (int, "Decorate the methods of the class"),
         (property(identity), "Put @property above"),

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 IMPORTS = (
     "import os, threading, numpy as np, cupy, arraybridge as ab",
     "from arraybridge import hardware",
-    "from arraybridge.frameworks import gpu_memory",
+    "from arraybridge.frameworks import cuda_driver",
     "from tests.emulated_gpu import accounting",
     "opened = lambda: map(accounting.is_open, range(2))",
 )
@@ -77,7 +77,7 @@ print((y.get() == 3).all())
     "streams of threads that have ended are used again": (
         """
 gpus = hardware.gpus()
-print(gpu_memory.is_driver_initialized(), len(gpus), hardware.free_memory(1) == gpus[1].total)
+print(cuda_driver.is_driver_initialized(), len(gpus), hardware.free_memory(1) == gpus[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)
 def f(x):
@@ -97,10 +97,10 @@ def test_context_is_released_if_it_cannot_be_made_current() -> None:
     printed = output_of(
         *IMPORTS,
         "contexts = lambda: (accounting.retained_contexts(1), accounting.pushed_contexts())",
-        "with gpu_memory.primary_context(1): print(*contexts())",
+        "with cuda_driver.primary_context(1): print(*contexts())",
         "accounting.fail_next_push()",
         "try:",
-        "    with gpu_memory.primary_context(1): print('not raised')",
+        "    with cuda_driver.primary_context(1): print('not raised')",
         "except RuntimeError as error: print(error)",
         "print(*contexts(), cupy.cuda.runtime.getDevice())",
         "print(ab.to_numpy(ab.convert_memory(np.ones(3), 'cupy', 1)).sum(), *opened())",

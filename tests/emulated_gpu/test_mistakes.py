@@ -171,13 +171,13 @@ def leave_a_result_on_the_stream_that_made_it(_: Function, self: Any, x: Any) ->
 
 
 @mistake(
-    "frameworks.gpu_memory._release_in_order",
+    "frameworks.keep_alives._release_in_order",
     ordering.test_exported_memory_is_read_before_its_owner_reuses_it,
     "torch",
     "shared",
 )
 @mistake(
-    "frameworks.gpu_memory._release_in_order",
+    "frameworks.keep_alives._release_in_order",
     ordering.test_exports_of_a_framework_without_streams_stay_alive_until_read,
     "cupy",
 )

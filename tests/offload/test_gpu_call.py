@@ -360,6 +360,6 @@ def test_bad_functions() -> None:
     for fn in (later, many):
         with pytest.raises(TypeError, match="coroutine or a generator"):
             gpu(fn)
-    for wrong, message in ((Scaler, "Decorate the methods of the class"), (0, "its options as keywords")):
+    for wrong, message in ((Scaler, "Decorate the methods of the class"), (0, "options by keyword")):
         with pytest.raises(TypeError, match=message):
             gpu(wrong)  # type: ignore[arg-type]
