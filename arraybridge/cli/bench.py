@@ -32,9 +32,6 @@ Call = Callable[[], object]
 _ITEMSIZE = 4  # float32
 
 
-# -- native calls --------------------------------------------------------------------------------------
-
-
 _ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
 _CALLS = {(source, target): call for sources, target, call in NATIVE_CALLS for source in sources.split()}
 #: (source, target) → the native call, in the order of the table.

@@ -197,9 +197,3 @@ def _kind(route: arraybridge.Route) -> str:
     if route.method == "same":
         return "same"
     return "shared" if route.shares_memory else "copied"
-
-
-# -- text --------------------------------------------------------------------------------------------
-
-
-# -- page and heat map -------------------------------------------------------------------------------

@@ -194,6 +194,3 @@ def make_timer(call: Callable[[], object]) -> Callable[[int], float]:
         return arraybridge.benchmark(batch, warmup=0, runs=rounds).median / count
 
     return time_call if count < 2 else time_batch
-
-
-# -- options -----------------------------------------------------------------------------------------

@@ -292,6 +292,3 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dtype": ((None,), "Cast inside the function."),
     "dtype_conversion": ((DtypeConversion.NATIVE_OUTPUT,), "Convert inside the function."),
 }
-
-
-# -- an operation --------------------------------------------------------------------------------------

@@ -78,13 +78,6 @@ def _converts(x: Any) -> bool:
     return _is_number(x.dtype) and not x.null_count()
 
 
-def _rank(column: Any) -> int:
-    """Return a sort key for columns: first those that can be converted, then other numbers, then the rest."""
-    if _converts(column):
-        return 0
-    return 1 if _is_number(column.dtype) else 2
-
-
 def _code_for(x: Any) -> str | None:
     """Return the code that converts a series to numbers, to append to its expression; None if impossible."""
     code = ""

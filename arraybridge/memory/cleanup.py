@@ -33,9 +33,6 @@ __all__ = [
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
-# -- freeing caches ----------------------------------------------------------------------------------
-
-
 def free_memory(
     framework: FrameworkLike | None = None, gpu_id: int | None = None, *, compiled: bool = False
 ) -> int:
@@ -149,6 +146,3 @@ def frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framewo
         advice="Pass the gpu_id of an available accelerator, or None. To use the host instead, write"
         " \"with arraybridge.settings(missing_gpu='host'):\" around the call.",
     )
-
-
-# -- selecting a GPU ---------------------------------------------------------------------------------

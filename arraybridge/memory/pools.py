@@ -44,9 +44,6 @@ class PoolLimitError(MemoryConversionError, ValueError):
     """
 
 
-# -- reusable arrays -----------------------------------------------------------------------------------
-
-
 class _Buffer(NamedTuple):
     """A block of memory in a pool. The pool returns views of it, or the block itself if there are no views.
 
@@ -278,6 +275,3 @@ def _check_dtype(owner: Framework, name: str, shape: tuple[int, ...]) -> None:
         raise DtypeNotSupportedError(
             f"{error.reason}.", target_type=owner.name, reason=error.reason, advice=advice
         ) from None
-
-
-# -- pinned memory -------------------------------------------------------------------------------------

@@ -114,9 +114,6 @@ def holdings() -> list[Holding]:
     return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
 
-# -- one reading -------------------------------------------------------------------------------------
-
-
 def memory_stats() -> MemoryStats:
     """Return the current memory use of the host and of each accelerator.
 
@@ -190,6 +187,3 @@ def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
 
 def _reserved(rows: list[Holding]) -> int:
     return sum(row.reserved or row.used or 0 for row in rows)
-
-
-# -- repeated readings -------------------------------------------------------------------------------

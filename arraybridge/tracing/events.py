@@ -117,9 +117,6 @@ def began(event: Event) -> tuple[float, float]:
     return event.start, -event.seconds
 
 
-# -- the line of the user's code -----------------------------------------------------------------------
-
-
 # -- the converted array -------------------------------------------------------------------------------
 
 _numbers = count()
