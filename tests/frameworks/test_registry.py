@@ -365,3 +365,8 @@ def test_registering_an_invalid_object_raises_type_error() -> None:
             register(thing)  # type: ignore[arg-type]
     assert registry.names_by_module() == before
     assert "cards" not in registry.framework_names()
+
+
+def test_framework_has_at_most_30_public_names() -> None:
+    """A plug-in author has to read all of them. Components have the other names."""
+    assert len([name for name in dir(arraybridge.Framework) if not name.startswith("_")]) <= 30
