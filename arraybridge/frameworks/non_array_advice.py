@@ -12,6 +12,7 @@ import numpy as np
 
 from arraybridge.advice import Advice, literal
 from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, gives_numbers
+from arraybridge.frameworks.host_memory import MAX_RANK
 
 __all__ = ["advice_for_object", "has_method"]
 
@@ -241,11 +242,21 @@ def _of_container(x: Any) -> Advice:
     if type(x).__name__ == "PackedSequence":  # a named tuple of PyTorch
         return Advice("pass its values, {}", ("{x}.data",))
     by_item = "convert the arrays inside it with convert_tree(x, target)"
-    if isinstance(x, dict) or not gives_numbers(lambda: np.asarray(x)):
+    if isinstance(x, dict) or not _is_in_memory(x) or not gives_numbers(lambda: np.asarray(x)):
         return Advice(by_item)
     if _holds_only_numbers(x):
         return Advice("convert it to an array with {}", ("np.asarray({x})",))
     return Advice(f"convert it to one array with {{}}, or {by_item}", ("np.asarray({x})",))
+
+
+def _is_in_memory(x: Any, depth: int = 0) -> bool:
+    """Return whether nested lists, tuples and ranges hold only numbers and NumPy arrays.
+
+    NumPy would call ``__array__`` of other objects, which may compute or download their values.
+    """
+    if isinstance(x, (list, tuple)):
+        return depth < MAX_RANK and all(_is_in_memory(item, depth + 1) for item in x)  # it may contain itself
+    return isinstance(x, (range, int, float, complex, np.ndarray, np.generic))
 
 
 def _holds_only_numbers(x: Any) -> bool:
@@ -256,7 +267,7 @@ def _holds_only_numbers(x: Any) -> bool:
 
 
 def _of_set(x: Any) -> Advice:
-    if gives_numbers(lambda: np.asarray(list(x))):
+    if all(map(_is_in_memory, x)) and gives_numbers(lambda: np.asarray(list(x))):
         return Advice("convert its elements to an array with {}", ("np.asarray(sorted({x}))",))
     return NO_NUMBERS
 
@@ -315,10 +326,9 @@ def _of_buffer(x: Any) -> Advice:
 def _of_array_like(x: Any) -> Advice:
     """Return the advice for an object with only ``__array__``, which may be slow or lose metadata."""
     if has_method(x, "__array__") or isinstance(x, list) or has_method(x, "__getitem__"):
-        if gives_numbers(lambda: np.asarray(x)):
-            return Advice("it supports no array protocol; pass {}", ("np.asarray({x})",))
-        if has_method(x, "__array__"):
-            return Advice("its __array__() method does not return an array of numbers; correct that method")
+        # The error must not call __array__, which may compute or download the values.
+        text = "it supports no array protocol; if its values are numbers, pass {}"
+        return Advice(text, ("np.asarray({x})",))
     return _ANY_ARRAY
 
 

@@ -648,3 +648,29 @@ def test_groups_without_arrays_and_expressions_get_advice(tmp_path: Path) -> Non
         ab.to_numpy(zarr.open_group(tmp_path / "z", mode="w"))
     with pytest.raises(ab.UnknownArrayError, match="an expression holds no data; pass a column of a frame"):
         ab.to_numpy(polars.col("a"))
+
+
+class _Lazy:
+    """An object whose values are computed by ``__array__``."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self.computed += 1
+        return np.ones(2)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x, x], lambda x: ([x], 1), lambda x: {x}])
+def test_an_error_does_not_compute_values(wrap: Any) -> None:
+    lazy = _Lazy()
+    with pytest.raises(ab.UnknownArrayError):
+        ab.to_numpy(wrap(lazy))
+    assert lazy.computed == 0
+
+
+def test_a_list_that_contains_itself_gets_advice() -> None:
+    endless: list[Any] = [1]
+    endless.append(endless)
+    with pytest.raises(ab.UnknownArrayError, match="convert_tree"):
+        ab.to_numpy(endless)
