@@ -9,6 +9,7 @@ from arraybridge.conversion.decision import decide
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.conversion.recorded import convert_and_record
 from arraybridge.conversion.request import Request, dtype_name, is_dtype
+from arraybridge.frameworks.graph_breaks import break_graph_before, call_untraced, is_compiling
 from arraybridge.route import Route
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
@@ -188,6 +189,9 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
             return plans_by_signature[source_type][type(data)](data)
         except plan_cache.declined:
             pass  # no plan yet, or an array that needs the slow path
+    if is_compiling():
+        options = {"target": target, "copy": copy, "dtype": dtype, "grad": grad, "device": device}
+        return call_untraced(convert_memory, data, source_type, target_type, gpu_id, **options)
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
     if active_logs is None and gpu_id is None:
@@ -208,7 +212,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
     return convert_and_record(decision, active_logs)
 
 
-convert = convert_memory
+convert = break_graph_before(convert_memory)
 
 
 def _request(

@@ -35,7 +35,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, take_over
-from arraybridge.frameworks.graph_breaks import NO_FULL_GRAPH, break_graph
+from arraybridge.frameworks.graph_breaks import call_untraced
 from arraybridge.memory.oom_recovery import recovered
 from arraybridge.settings import busy_workers
 from arraybridge.tracing import trace_log
@@ -53,9 +53,6 @@ from arraybridge.trees import (
 
 if TYPE_CHECKING:
     from arraybridge.decorators.argument_conversion import Args, Change, Kwargs
-
-#: `DecoratedCall.__call__` for torch.compile, which runs it outside its graphs; created on first use.
-_untraced: list[Callable[..., Any]] = []
 
 
 # The advice for a result whose graph would end in the conversion for the caller.
@@ -108,11 +105,7 @@ class DecoratedCall:
         """Call the function and return its result, restored to the caller's types."""
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
             # torch.compile cannot trace conversions, since traced tensors have no memory.
-            if not _untraced:
-                break_graph()
-                torch: Any = registry.framework("torch")
-                _untraced.append(torch.untraced(DecoratedCall.__call__, NO_FULL_GRAPH))
-            return _untraced[0](self, args, kwargs)
+            return call_untraced(DecoratedCall.__call__, self, args, kwargs)
         if not open_logs:
             # The body of `run`, inlined.
             result = self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)

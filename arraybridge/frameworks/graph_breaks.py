@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
-__all__ = ["NO_FULL_GRAPH", "break_graph", "is_compiling"]
+__all__ = ["break_graph_before", "call_untraced", "is_compiling"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 #: The reason for a graph break. torch.compile quotes it in its error if called with ``fullgraph=True``.
 NO_FULL_GRAPH = (
     "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True. To compile a"
     " decorated function, write @torch.compile below its decorator."
 )
+# `_call` for torch.compile, which does not trace it; created on first use.
+_untraced: list[Callable[..., Any]] = []
 
 
 def is_compiling() -> bool:
@@ -19,8 +25,38 @@ def is_compiling() -> bool:
     return "torch._dynamo" in sys.modules and bool(sys.modules["torch"].compiler.is_dynamo_compiling())
 
 
-def break_graph() -> None:
-    """Break the graph if torch.compile traces the caller."""
-    if is_compiling():
+def call_untraced(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call ``fn`` outside of the graph, and return its result. Call this only if `is_compiling` is true.
+
+    Neither ``fn`` nor the functions that it calls are traced.
+    """
+    if not _untraced:
         with suppress(TypeError):  # early releases have no msg=
             sys.modules["torch._dynamo"].graph_break(msg=NO_FULL_GRAPH)
+        # This line runs outside of the graph.
+        _untraced.append(_disable_tracing(_call))
+    result: T = _untraced[0](fn, args, kwargs)
+    return result
+
+
+def break_graph_before(fn: F) -> F:
+    """Return ``fn`` itself, marked so that torch.compile does not trace it as a part of its caller.
+
+    The mark costs no time in other calls. It is the attribute that ``torch.compiler.disable`` sets; a release
+    without it traces ``fn`` until it calls `call_untraced`.
+    """
+    vars(fn).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NO_FULL_GRAPH)
+    return fn
+
+
+def _disable_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``fn`` wrapped so that torch.compile breaks the graph instead of tracing it."""
+    disable = sys.modules["torch"].compiler.disable
+    try:
+        return disable(fn, reason=NO_FULL_GRAPH)
+    except TypeError:  # torch 2.6
+        return disable(fn)
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)

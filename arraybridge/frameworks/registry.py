@@ -14,7 +14,7 @@ from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError
 from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.component import Component, component
-from arraybridge.frameworks.graph_breaks import break_graph
+from arraybridge.frameworks.graph_breaks import call_untraced, is_compiling
 from arraybridge.frameworks.installation import can_find, how_to_install, is_imported
 from arraybridge.frameworks.metadata import BUILT_IN, FrameworkMetadata
 from arraybridge.frameworks.missing_gpu import find_device_or_host
@@ -398,7 +398,8 @@ def framework(name: FrameworkLike) -> Framework:
 
 def _load(name: str) -> Framework:
     """Import a built-in framework or a framework of another package."""
-    break_graph()
+    if is_compiling():
+        return call_untraced(_load, name)
     try:
         offered = _class_of(name) if name in BUILT_IN else _plugins()[name].load()
         instance = offered if isinstance(offered, Framework) else offered()
@@ -524,6 +525,8 @@ def find_owner(x: Any) -> Framework | None:
 
 def _find_new_owner(x: Any, cls: type) -> Framework | None:
     """Return the framework of an object whose class is not in the cache; None if there is none."""
+    if is_compiling():
+        return call_untraced(_find_new_owner, x, cls)
     has_candidates = False
     for one in _candidates(cls):
         if _owns(one, x):

@@ -10,9 +10,9 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion
-from arraybridge.decorators import decorated_call
+from arraybridge.frameworks import graph_breaks
 from tests.decorators.cases import identity
-from tests.helpers import jax_with, require
+from tests.helpers import jax_with, output_of, require
 
 
 def test_jax_transformations_around_a_jax_function() -> None:
@@ -177,7 +177,7 @@ def test_a_full_graph_raises_an_error_with_the_reason_at_the_first_traced_call(
     torch = require("torch")
     if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
         pytest.skip("this PyTorch shows no reason of a graph break")
-    monkeypatch.setattr(decorated_call, "_untraced", [])
+    monkeypatch.setattr(graph_breaks, "_untraced", [])
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     with pytest.raises(RuntimeError, match=r"Do not pass fullgraph=True\. .* write @torch\.compile below"):
         compiled(lambda x: f(x), fullgraph=True)(torch.ones(2))
@@ -199,9 +199,44 @@ def test_a_full_graph_around_a_conversion_raises_an_error_with_the_reason(target
     assert compiled(convert)(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
+def test_a_full_graph_raises_that_error_if_the_plan_cache_contains_dtypes_of_tensorflow() -> None:
+    torch = require("torch")
+    if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
+        pytest.skip("this PyTorch shows no reason of a graph break")
+    tensorflow = require("tensorflow")
+    # torch.compile cannot trace lookups in a dict with such keys.
+    arraybridge.convert_memory(np.zeros(2), "tensorflow", dtype=tensorflow.float32)
+    with pytest.raises(RuntimeError, match=r"outside of a graph\. Do not pass fullgraph=True"):
+        compiled(lambda x: arraybridge.to_numpy(x.cos()), fullgraph=True)(torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("arraybridge.convert_memory(x, 'numpy').tolist()", "[1.0, 1.0]"),
+        ("arraybridge.convert_tree({'a': x}, 'numpy')['a'].tolist()", "[1.0, 1.0]"),
+        ("arraybridge.numpy(lambda y: y + 1)(x).tolist()", "[2.0, 2.0]"),
+        ("arraybridge.detect_memory_type(x)", "torch"),
+        ("arraybridge.explain(x, 'numpy').method", "view"),
+    ],
+)
+def test_the_first_call_in_a_compiled_function_causes_no_warning(call: str, expected: str) -> None:
+    require("torch")
+    printed = output_of(
+        "import warnings",
+        "warnings.simplefilter('error')",
+        "import torch, arraybridge",
+        "def function(zeros):",
+        "    x = zeros.cos()",
+        f"    return {call}",
+        "print(torch.compile(function, backend='eager')(torch.zeros(2)))",
+    )
+    assert printed == expected
+
+
 def test_graphs_break_in_releases_whose_graph_break_takes_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
-    monkeypatch.setattr(decorated_call, "_untraced", [])
+    monkeypatch.setattr(graph_breaks, "_untraced", [])
     monkeypatch.setattr(torch._dynamo, "graph_break", torch.compiler.disable(lambda: None))
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     assert compiled(lambda x: f(x.cos()) * 2)(torch.zeros(2)).tolist() == [4.0, 4.0]

@@ -569,16 +569,6 @@ class TorchFramework(Framework):
         """Return the functions ``allocate(bytes, gpu, stream) -> address`` and ``free(address)``."""
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 
-    def untraced(self, fn: Callable[..., Any], reason: str) -> Callable[..., Any]:
-        """Return ``fn`` wrapped so that torch.compile breaks the graph instead of tracing it.
-
-        Its error for ``fullgraph=True`` quotes the reason.
-        """
-        try:
-            return torch.compiler.disable(fn, reason=reason)
-        except TypeError:  # torch 2.6
-            return torch.compiler.disable(fn)
-
 
 def _is_driver_uninitialized() -> bool:
     """Return whether this is a CUDA build and CUDA's driver has not been initialized.
