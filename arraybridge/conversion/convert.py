@@ -189,9 +189,6 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
             return plans_by_signature[source_type][type(data)](data)
         except plan_cache.declined:
             pass  # no plan yet, or an array that needs the slow path
-    if is_compiling():
-        options = {"target": target, "copy": copy, "dtype": dtype, "grad": grad, "device": device}
-        return call_untraced(convert_memory, data, source_type, target_type, gpu_id, **options)
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
     if active_logs is None and gpu_id is None:
@@ -203,16 +200,23 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         except plan_cache.declined:
             pass
     request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
-    decision = decide(data, request)
-    if active_logs is None:
-        result = decision()
-        if signature is not None:
-            plan_cache.store_plan(signature, request, data, decision)
-        return result
-    return convert_and_record(decision, active_logs)
+    return _decide_and_convert(data, request, signature, active_logs)
 
 
 convert = break_graph_before(convert_memory)
+
+
+def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs: Any) -> Any:
+    """Convert an array by a new decision. It is cached if ``signature`` is given and no log is active."""
+    if is_compiling():
+        return call_untraced(_decide_and_convert, data, request, signature, active_logs)
+    decision = decide(data, request)
+    if active_logs is not None:
+        return convert_and_record(decision, active_logs)
+    result = decision()
+    if signature is not None:
+        plan_cache.store_plan(signature, request, data, decision)
+    return result
 
 
 def _request(
@@ -300,4 +304,4 @@ def explain(  # type: ignore[misc]  # noqa: D417  # as for convert_memory
         numpy → torch on cpu: copied ...
     """
     request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
-    return decide(data, request).route
+    return (call_untraced(decide, data, request) if is_compiling() else decide(data, request)).route

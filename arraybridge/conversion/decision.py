@@ -29,7 +29,6 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import host_memory, read_only_memory, registry
 from arraybridge.frameworks.base import Framework, conversion_errors
-from arraybridge.frameworks.graph_breaks import call_untraced, is_compiling
 from arraybridge.frameworks.streams import identity
 from arraybridge.frameworks.third_party_arrays import check_readable_without_copy
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
@@ -53,8 +52,6 @@ def decide(data: Any, request: Request) -> Decision:
         MemoryConversionError: If an exact conversion is impossible; one of its subclasses.
         ValueError: If an option is invalid.
     """
-    if is_compiling():
-        return call_untraced(decide, data, request)
     request = check_options(request)
     if not isinstance(request.target, str) and issubclass(type(data), str):
         raise TypeError(
