@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
+import numpy as np
+
 from arraybridge.advice import Advice
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.device_resolution import Placement, check_gpu_id, check_placement
@@ -187,6 +189,8 @@ def _check_bool(option: str, value: Any) -> bool:
 
 
 def _check_oom_recovery(option: str, value: Any) -> Any:
+    if isinstance(value, np.bool_):
+        return bool(value)
     return _check_choice(option, value, (True, False, "split"))
 
 

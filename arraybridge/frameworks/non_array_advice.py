@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.advice import Advice, literal
-from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, gives_numbers
+from arraybridge.frameworks.advice_checks import NO_NUMBERS, NUMBER_KINDS, can_evaluate, gives_numbers
 from arraybridge.frameworks.host_memory import MAX_RANK
 
 __all__ = ["advice_for_object", "has_method"]
@@ -242,7 +242,7 @@ def _of_container(x: Any) -> Advice:
     if type(x).__name__ == "PackedSequence":  # a named tuple of PyTorch
         return Advice("pass its values, {}", ("{x}.data",))
     by_item = "convert the arrays inside it with convert_tree(x, target)"
-    if isinstance(x, dict) or not _is_in_memory(x) or not gives_numbers(lambda: np.asarray(x)):
+    if issubclass(type(x), dict) or not _is_in_memory(x) or not gives_numbers(lambda: np.asarray(x)):
         return Advice(by_item)
     if _holds_only_numbers(x):
         return Advice("convert it to an array with {}", ("np.asarray({x})",))
@@ -254,22 +254,32 @@ def _is_in_memory(x: Any, depth: int = 0) -> bool:
 
     NumPy would call ``__array__`` of other objects, which may compute or download their values.
     """
-    if isinstance(x, (list, tuple)):
-        return depth < MAX_RANK and all(_is_in_memory(item, depth + 1) for item in x)  # it may contain itself
-    return isinstance(x, (range, int, float, complex, np.ndarray, np.generic))
+    if issubclass(type(x), (list, tuple)):
+        # The depth is limited because a list may contain itself.
+        return depth < MAX_RANK and all(_is_in_memory(item, depth + 1) for item in _stored_items(x))
+    return issubclass(type(x), (range, int, float, complex, np.ndarray, np.generic))
 
 
 def _holds_only_numbers(x: Any) -> bool:
     """Return whether nested lists, tuples and ranges hold Python numbers, and no arrays."""
-    if isinstance(x, (list, tuple)):
-        return all(map(_holds_only_numbers, x))
-    return isinstance(x, (range, int, float, complex))
+    if issubclass(type(x), (list, tuple)):
+        return all(map(_holds_only_numbers, _stored_items(x)))
+    return issubclass(type(x), (range, int, float, complex))
+
+
+def _stored_items(x: Any) -> Iterator[Any]:
+    """Iterate over the items that a list, tuple or set stores. A subclass may compute others, or raise."""
+    base = next(cls for cls in (list, tuple, set, frozenset) if issubclass(type(x), cls))
+    return base.__iter__(x)
 
 
 def _of_set(x: Any) -> Advice:
-    if all(map(_is_in_memory, x)) and gives_numbers(lambda: np.asarray(list(x))):
-        return Advice("convert its elements to an array with {}", ("np.asarray(sorted({x}))",))
-    return NO_NUMBERS
+    items = list(_stored_items(x))
+    if not all(map(_is_in_memory, items)) or not gives_numbers(lambda: np.asarray(items)):
+        return NO_NUMBERS
+    # Python's complex numbers cannot be sorted.
+    ordered = "sorted" if can_evaluate(lambda: sorted(items)) else "list"
+    return Advice("convert its elements to an array with {}", (f"np.asarray({ordered}({{x}}))",))
 
 
 def _of_scalar(x: Any) -> Advice:

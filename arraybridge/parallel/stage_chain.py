@@ -113,8 +113,10 @@ class Run:
                 raise self._input_errors.pop()
             timeout = 10 * _TIMEOUT  # no work is left, so no thread is busy
         finally:
-            self.stop()
-            self.join(timeout)
+            # `_end_all` may have ended the threads, and the names of this module may be None by now.
+            if self._end >= 0:
+                self.stop()
+                self.join(timeout)
 
     # -- the caller's thread ----------------------------------------------------------------------
 

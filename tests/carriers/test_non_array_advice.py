@@ -580,6 +580,7 @@ def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
             ),
         ),
         ({3, 1}, "set is not an array: convert its elements to an array with np.asarray(sorted(x))"),
+        ({1j, 2}, "set is not an array: convert its elements to an array with np.asarray(list(x))"),
         ({"a"}, "set is not an array: it holds no numbers; pass an object that does"),
         ("x.npy", "str is not an array: to convert a file, read it first, as in np.load(x)"),
         (Path("x.npy"), "PosixPath is not an array: to convert a file, read it first, as in np.load(x)"),
@@ -674,3 +675,33 @@ def test_a_list_that_contains_itself_gets_advice() -> None:
     endless.append(endless)
     with pytest.raises(ab.UnknownArrayError, match="convert_tree"):
         ab.to_numpy(endless)
+
+
+class _ComputedList(list[Any]):
+    """A list whose items cannot be computed."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("no connection")
+
+
+class _ComputedSet(set[Any]):
+    """A set whose items cannot be computed."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("no connection")
+
+
+class _ClosedProxy:
+    """A proxy that cannot return the class of its object."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("closed")
+
+
+@pytest.mark.parametrize(
+    "x", [_ComputedList([1, 2]), _ComputedSet([1, 2]), [_ComputedList([1])], [_ClosedProxy()]]
+)
+def test_items_that_raise_do_not_replace_the_error(x: Any) -> None:
+    with pytest.raises(ab.UnknownArrayError):
+        ab.to_numpy(x)

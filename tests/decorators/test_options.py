@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import arraybridge
@@ -50,3 +51,23 @@ def test_invalid_options_raise_at_decoration(options: Any, error: type[Exception
 def test_invalid_dtype_raises_at_decoration(dtype: Any) -> None:
     with pytest.raises(arraybridge.DtypeNotSupportedError, match="dtype="):
         arraybridge.torch(dtype=dtype)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_oom_recovery_accepts_booleans_of_numpy(value: bool) -> None:
+    recovery = arraybridge.numpy(oom_recovery=np.bool_(value))
+    assert recovery(abs)(np.array([-2])).tolist() == [2]
+
+
+def test_numpy_true_turns_recovery_on() -> None:
+    calls = []
+
+    @arraybridge.numpy(oom_recovery=np.bool_(True), max_retries=1)
+    def fails_once(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return x
+
+    assert fails_once(np.array([3])).tolist() == [3]
+    assert len(calls) == 2

@@ -230,6 +230,22 @@ def test_program_exits_cleanly_with_half_read_iterators() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+LATE = """
+import jax
+import arraybridge
+jax.numpy.ones(2)
+results = arraybridge.device_map(abs, iter(range(100)))
+print(next(results))
+"""
+
+
+def test_iterator_that_is_closed_after_its_module_was_cleared_is_silent() -> None:
+    """JAX keeps the names of the script alive until the interpreter has cleared the other modules."""
+    require("jax")
+    done = run_python("-c", LATE, env={"PYTHONWARNINGS": ""})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 def test_imported_but_unused_framework_is_not_initialized() -> None:
     require("jax")
     done = run_python("-m", "tests.parallel.opens_nothing", env={"PYTHONWARNINGS": ""})
