@@ -69,7 +69,7 @@ class Driver:
     Attributes:
         version: The driver version, or ``""`` if no driver is installed or it does not respond.
         cuda: The newest CUDA version that the driver supports, as (major, minor).
-        reason: Why the driver cannot be used; ``""`` if it can.
+        reason: Why the driver cannot be used or its version is unknown; ``""`` if neither is the case.
         is_silent: True if a driver is installed but does not respond.
     """
 
@@ -135,7 +135,8 @@ def driver() -> Driver:
     cuda = _query("nvmlSystemGetCudaDriverVersion_v2")
     nvml = _nvml()
     newest = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
-    return Driver(version or "", newest, reason=nvml.reason, is_silent=nvml.is_silent)
+    reason = nvml.reason or ("" if version else "the NVIDIA driver does not report its version")
+    return Driver(version or "", newest, reason=reason, is_silent=nvml.is_silent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,17 @@ def test_gpus_slices_and_the_driver_are_queried(monkeypatch: pytest.MonkeyPatch)
     assert hardware.gpus() == ()
 
 
+def test_a_missing_driver_version_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(SLOW)
+
+    def fail() -> None:
+        raise nvml.NVMLError
+
+    monkeypatch.setattr(nvml, "nvmlSystemGetDriverVersion", fail, raising=False)
+    install_nvml(monkeypatch, nvml)
+    assert hardware.driver() == Driver("", (13, 2), reason="the NVIDIA driver does not report its version")
+
+
 def test_a_driver_that_does_not_respond_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)

@@ -99,7 +99,8 @@ class BufferPool:
     @property
     def nbytes(self) -> int:
         """The number of bytes in use and idle."""
-        return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._taken.values())), *self._idle])
+        with self._lock:
+            return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._taken.values())), *self._idle])
 
     def take(
         self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None

@@ -513,10 +513,16 @@ class _LaterImports:
 
         def exec_module(module: Any) -> None:
             del loader.exec_module
-            run(module)
-            with _lock:
-                if _open_traces:
-                    _attach("numpy" if name == _COMPILER else name)
+            completed = False
+            try:
+                run(module)
+                completed = True
+            finally:
+                with _lock:
+                    if _open_traces and name == _COMPILER:
+                        _attach("numpy")  # even if the import has failed
+                    elif _open_traces and completed:
+                        _attach(name)
 
         loader.exec_module = exec_module
         return spec

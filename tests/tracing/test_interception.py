@@ -21,7 +21,7 @@ from arraybridge import trace
 from arraybridge.tracing import events, interception
 from arraybridge.tracing.events import Event
 from arraybridge.tracing.trace_log import everywhere as trace_everywhere
-from tests.helpers import require, run_python
+from tests.helpers import output_of, require, run_python
 
 torch = require("torch")
 jax = require("jax")
@@ -563,3 +563,26 @@ def test_tensorflow_in_asynchronous_mode() -> None:
 def test_a_failed_computation_raises_as_without_a_trace() -> None:
     done = run_python("-c", FAILS)
     assert done.returncode == 0, done.stderr
+
+
+def test_numpy_is_wrapped_again_after_the_import_of_the_compiler_has_failed() -> None:
+    printed = output_of(
+        "import importlib.util, sys",
+        "import numpy as np, torch, arraybridge",
+        "class Failing:",
+        "    def find_spec(self, name, path=None, target=None):",
+        "        return importlib.util.spec_from_loader(name, self) if name == 'torch._dynamo' else None",
+        "    def create_module(self, spec):",
+        "        return None",
+        "    def exec_module(self, module):",
+        "        raise ImportError('broken')",
+        "sys.meta_path.insert(0, Failing())",
+        "with arraybridge.trace(foreign=True) as log:",
+        "    try:",
+        "        import torch._dynamo",
+        "    except ImportError as error:",
+        "        print(error)",
+        "    print(hasattr(np.asarray, '_original'))",
+        "print(hasattr(np.asarray, '_original'))",
+    )
+    assert printed == "broken\nTrue\nFalse"
