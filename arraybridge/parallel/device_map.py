@@ -195,7 +195,7 @@ def _move(item: Any, device: Device) -> Any:
 
 
 def _devices_of(fn: Any, devices: Any) -> list[Device]:
-    """Return the devices to run on."""
+    """Return the devices on which to run the function."""
     framework = _own_framework(fn)
     if devices is None or (isinstance(devices, str) and devices == "all"):
         usable = _usable_devices(framework, placement(fn))
