@@ -213,7 +213,7 @@ def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[li
 
 
 def advice_for_copies(copies: Sequence[Event]) -> str:
-    """Return the advice for copies of one line, reason and layout; ``""`` if there is none."""
+    """Return the advice for copies with the same line, reason and layout; ``""`` if there is none."""
     event = copies[0]
     most = max(Counter(e.array for e in copies if e.array is not None).values(), default=0)
     once = "once, before the loop" if 1 < most == len(copies) else "where it is created"
