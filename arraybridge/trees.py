@@ -230,12 +230,14 @@ class Container(ABC):
         return self._rebuild_checked(self._make, children)
 
     def with_items(self, items: Sequence[Any], fields: Sequence[Any] = ()) -> Any:
-        """Return a list like this container, which must be a list, but with any number of items.
+        """Return a list of the same class and with the same attributes, but with any number of items.
+
+        The container must be a list.
 
         Args:
             items: The items of the new list.
             fields: The new values of the fields that the method `fields` returns, in the same order. By
-                default, the fields do not change. Neither do other attributes.
+                default, the fields do not change.
 
         Raises:
             ArrayNotSupportedError: The class of the list does not accept the items.
@@ -363,7 +365,7 @@ def _ids_of_containers(items: Sequence[Any]) -> set[int]:
 
 
 class _ItemsAndFields(Container):
-    """A dataclass that also has items, such as a subclass of list."""
+    """A dataclass that also has items, such as a dataclass that is a subclass of list."""
 
     __slots__ = ("_fields", "_items")
 

@@ -45,9 +45,9 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
 
 
 def received(result: Any, stream_events: list[StreamEvent]) -> Any:
-    """Make the streams of this thread wait for the events, and return the result.
+    """Make the streams of this thread wait for the events of a result, and return the result.
 
-    The thread can then use the memory of the result and free it.
+    This thread can then use the memory of the result and free it.
     """
     if not stream_events:
         return result

@@ -54,7 +54,7 @@ class Event(NamedTuple):
         nbytes: The number of bytes that a conversion copied, summed over its copies, or that a clean-up
             freed; 0 for other events.
         reason: The reason for a conversion, a decision or a recovery step; or the error that ended a call.
-        library: The other library through which the line made the call; ``""`` for a direct call.
+        library: The library, other than arraybridge, that made the call; ``""`` if the user's line made it.
         item: The number of the item or microbatch; None if the event does not belong to one.
         flow: An identifier that all events of one item share across the stages; or ``""``.
         thread_id: The identifier of the thread, which distinguishes threads of the same name.

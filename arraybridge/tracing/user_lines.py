@@ -27,7 +27,7 @@ def is_user_file(file: str) -> bool:
 
 
 def line_of(site: Site) -> int:
-    """Return the line number of a site."""
+    """Return the line number of a `Site`."""
     _, code, at, _ = site
     for start, end, line in code.co_lines():
         if start <= at < end and line is not None:
