@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Kind of event → its color, the same in all plots and pages. Copies are red.
+#: Kind of event → its color in all plots and HTML pages. Conversions that copy are red (``"copy"``).
 COLORS = {
     **dict.fromkeys(("stage", "item"), "#4c78a8"),
     **dict.fromkeys(("conversion", "foreign"), "#9ecae9"),
@@ -37,14 +37,14 @@ def plot_axes(
         width: The width in inches.
         height: The height in inches.
         path: The file, whose suffix sets the format; None to save nothing.
-        instead: Further advice for the error message if the suffix is not an image format.
+        instead: Additional advice for the error message if the suffix is not that of an image format.
 
     Yields:
         The figure and the axes.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: The suffix of the file is not an image format.
+        ValueError: The suffix of the file is not that of an image format.
     """
     from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
 

@@ -14,7 +14,7 @@ __all__ = ["DEPENDS_ON_LAYOUT", "Cause", "Reason", "as_cause"]
 
 
 class Reason(StrEnum):
-    """A kind of reason why a conversion shares, copies or raises an error."""
+    """A kind of reason why a conversion shares memory, copies, or raises an error."""
 
     # -- nothing is copied
     SAME_OBJECT = auto()
@@ -56,7 +56,7 @@ class Reason(StrEnum):
     NO_SHARED_MEMORY = auto()
     OTHER_DEVICE = auto()
     SEPARATE_MEMORY = auto()
-    #: No framework that is installed here can read memory of this kind.
+    #: No installed framework can read memory of this kind.
     UNREADABLE_DEVICE = auto()
 
     # -- the object that carries the array
@@ -108,7 +108,7 @@ DEPENDS_ON_LAYOUT = frozenset(
 )
 
 
-class Cause(NamedTuple):  # a frozen dataclass of ten fields takes five times as long to make
+class Cause(NamedTuple):  # creating a frozen dataclass of ten fields takes five times as long
     """A reason with the details that its text contains.
 
     Attributes:
@@ -154,7 +154,7 @@ def _text_with_details(cause: Cause) -> str:
 
 
 def as_cause(objection: Cause | str | None) -> Cause | None:
-    """Return the reason that a framework or carrier gave as a `Cause`. Plug-ins may give it as text."""
+    """Return a reason from a framework or carrier as a `Cause`. Plug-ins may provide it as text."""
     if not objection:
         return None
     return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection
@@ -209,7 +209,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     ),
     Reason.OTHER_DEVICE: _other_device,
     Reason.SEPARATE_MEMORY: "{0.device} has separate memory",
-    Reason.UNREADABLE_DEVICE: "no framework here reads memory on {0.source_device}",
+    Reason.UNREADABLE_DEVICE: "no installed framework reads memory on {0.source_device}",
     Reason.FILE: "it is read from {0.source}",
     Reason.SEPARATE_COLUMNS: "the columns of the table are not adjacent in memory",
     Reason.MASKED_STORAGE: "{0.source} stores {0.source_dtype} with a mask",

@@ -59,7 +59,7 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
         with nullcontext() if annotate is None else hooks.annotate(annotate):
             yield
     finally:
-        with suppress(ValueError):  # the block ends in another thread or task, which keeps its setting
+        with suppress(ValueError):  # the block ended in another thread or task, whose setting stays
             _missing_gpu.reset(token)
 
 
@@ -68,7 +68,8 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
 #: The device that `set_device` or `use_device` chose, or None.
 default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
 
-#: The devices of all running workers of `device_map`. `worker_device` is read only if there are any.
+#: The devices of all running workers of `device_map`. While this list is empty, decorated calls do not
+#: read `worker_device` to choose a device, which saves time.
 busy_workers: list[Device] = []
 
 #: The device of this worker of `device_map`, for decorated functions without a device option.

@@ -75,7 +75,8 @@ _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
 #: The cached results of `_kind_of_class`.
 _kinds_of_classes: dict[type, Kind] = new_cache()
-#: Type → kind of its values. On the fast path, use ``kinds.get(type(x)) or kind_of(x)``.
+#: Type → kind of its values. On the fast path, use ``kinds.get(type(x)) or kind_of(x)``: the first part alone
+#: is None for a class that is not cached yet, and `DEPENDS` if the values have to be inspected.
 kinds: dict[type, Kind] = new_cache()
 
 
@@ -98,7 +99,7 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _shared_kind(value: Any) -> Kind:
-    """Return the kind of all values of the class of ``value``; `DEPENDS` if each has to be inspected."""
+    """Return the kind of all values of the class of ``value``; `DEPENDS` if their kinds may differ."""
     cls = type(value)
     if cls in _PLAIN or isinstance(value, (np.generic, type)):
         return LEAF
@@ -135,7 +136,7 @@ def _field_names(cls: type) -> list[str] | None:
 
 
 def _is_mapping(x: Any) -> bool:
-    """Return whether this is a mapping that can be rebuilt from a dict, such as a ``MappingProxyType``."""
+    """Return whether ``x`` is a mapping that can be rebuilt from a dict, such as a ``MappingProxyType``."""
     if not issubclass(type(x), Mapping) or type(x).__module__.partition(".")[0] in _FILE_MAPPINGS:
         return False
     try:
@@ -167,7 +168,7 @@ def _kind_of_class(x: Any) -> Kind:
 
 
 def _is_model(cls: type) -> bool:
-    """Return whether this is a ``Module`` of PyTorch, Equinox or Flax, also one without ``__call__``."""
+    """Return whether a class is a ``Module`` of PyTorch, Equinox or Flax, even one without ``__call__``."""
     return any(
         base.__name__ == "Module" and base.__module__.partition(".")[0] in _MODEL_PACKAGES
         for base in cls.__mro__
@@ -193,7 +194,7 @@ def is_registered(x: Any) -> bool:
 # -- one container -------------------------------------------------------------------------------------
 
 
-#: Exceptions that classes raise if they do not accept other children.
+#: Exceptions that classes may raise if they do not accept the new children.
 _CLASS_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError, AssertionError)
 
 
@@ -203,8 +204,9 @@ class Container(ABC):
     Attributes:
         tree: The container.
         names: The keys, field names or numbers of the children.
-        children: The values in it.
-        extra: Other state that containers of the same structure have in common, such as the bound of a deque.
+        children: The values in the container.
+        extra: Other state that containers of the same structure have in common, such as the
+            ``maxlen`` of a deque.
     """
 
     __slots__ = ("children", "extra", "names", "tree")
@@ -223,24 +225,27 @@ class Container(ABC):
         """Return a container like this one with other children.
 
         Raises:
-            ArrayNotSupportedError: The class does not accept them.
+            ArrayNotSupportedError: The class of the container does not accept the children.
         """
         return self._rebuild_checked(self._make, children)
 
     def with_items(self, items: Sequence[Any], fields: Sequence[Any] = ()) -> Any:
-        """Return a list like this one, with the same attributes and any number of items.
+        """Return a list of the same class and with the same attributes, but with any number of items.
+
+        The container must be a list.
 
         Args:
             items: The items of the new list.
-            fields: The new values of `fields`, in the same order. By default, the fields do not change.
+            fields: The new values of the fields that the method `fields` returns, in the same order. By
+                default, the fields do not change.
 
         Raises:
-            ArrayNotSupportedError: The class does not accept them.
+            ArrayNotSupportedError: The class of the list does not accept the items.
         """
         return self._rebuild_checked(self.make_with_items, items, fields)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that a list has in addition to its items, by path, such as ``.language``."""
+        """Return the fields that the container has in addition to items, by path, such as ``.language``."""
         return {}
 
     def _rebuild_checked(self, make: Callable[..., Any], *children: Sequence[Any]) -> Any:
@@ -258,15 +263,19 @@ class Container(ABC):
 
     @abstractmethod
     def _make(self, children: Sequence[Any]) -> Any:
-        """Return a container like this one with other children; the class of the container may raise."""
+        """Return a container like this one with other children; its class may raise errors."""
 
     def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
-        """Return a list like this one with other items and fields; the class of the list may raise."""
+        """Return a list like this one with other items and fields; the class of the list may raise errors."""
         return self._make(items)
 
 
 def open_container(tree: Any) -> Container:
-    """Return one level of a container. Methods of its built-in base class are used, not their overrides."""
+    """Return one level of a container, as an instance of the `Container` subclass for its class.
+
+    The items of a subclass of dict, list, tuple or deque are read with the methods of the built-in class,
+    even if the subclass overrides them. Objects of classes registered with optree are flattened by optree.
+    """
     if type(tree) not in _BUILT_IN and is_registered(tree):
         return _OptreeNode(tree)
     base = _base_of(tree)
@@ -340,7 +349,7 @@ class _Field(NamedTuple):
 def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
     """Return the fields of a container with items, except for attributes that refer to one of these items.
 
-    Those attributes are updated with the item (`_replace_attributes`), which is not possible for slots.
+    `_replace_attributes` updates the excluded attributes together with the item. It cannot update slots.
     """
     names = _field_names(type(tree))
     if not names:
@@ -351,12 +360,12 @@ def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
 
 
 def _ids_of_containers(items: Sequence[Any]) -> set[int]:
-    """Return the ids of arrays and containers. Equal strings and numbers may be the same object by chance."""
+    """Return the ids of the items that are not leaves. Equal leaves may be the same object by chance."""
     return {id(item) for item in items if (kinds.get(type(item)) or kind_of(item)) is not LEAF}
 
 
 class _ItemsAndFields(Container):
-    """A dataclass that also has items, such as a subclass of list."""
+    """A dataclass that also has items, such as a dataclass that is a subclass of list."""
 
     __slots__ = ("_fields", "_items")
 
@@ -457,7 +466,9 @@ class _OptreeNode(Container):
         rebuilt = self._node.unflatten_func(self._node.metadata, tuple(children))
         attributes = _attributes(self.tree)
         if attributes and self.is_named_tuple:
-            own = _attributes(rebuilt)  # set by its constructor, such as an array computed from the fields
+            # Arrays and containers that the constructor has set are kept, because it may have computed them
+            # from the fields. All other attributes are copied from the original.
+            own = _attributes(rebuilt)
             own.update({k: v for k, v in attributes.items() if k not in own or kind_of(v) is LEAF})
             _restore_attributes(self, rebuilt, children)
         return rebuilt
@@ -539,7 +550,7 @@ def _extras(tree: Any) -> dict[str, Any]:
 
 
 def _restore_attributes(opened: Container, rebuilt: Any, children: Sequence[Any]) -> None:
-    """Restore the attributes of a rebuilt container."""
+    """Update attributes of a rebuilt container that refer to old items, and delete cached properties."""
     if _attributes(opened.tree) is opened.tree:  # its items are its attributes, too
         rebuilt.__dict__ = rebuilt
     else:  # some attributes may refer to an item, as in ModelOutput of Hugging Face
@@ -614,9 +625,12 @@ def has_array_inside(x: Any) -> bool:
 
 
 def flattened(tree: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a container, in order, and the container with None in their places."""
+    """Return the leaves of a container, in order, and the container with None in their places.
+
+    If a class in the container does not accept None, some or all leaves stay in place.
+    """
     leaves = leaves_of(tree)
-    with suppress(ArrayNotSupportedError):  # the class does not accept None
+    with suppress(ArrayNotSupportedError):  # a named tuple or a registered class does not accept None
         tree = map_arrays(tree, lambda _: None, also=object, rebuild_all=True)
     return leaves, tree
 
@@ -636,7 +650,7 @@ def key_of(structure: Any) -> Any:
         return None
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
-    # Other attributes may have any meaning. As a set, they make the key unhashable, so that it is not cached.
+    # Other attributes may have any meaning, so the key must not be cached: a set makes it unhashable.
     lists_children = isinstance(opened, _OptreeNode) and not opened.is_named_tuple
     others = set() if lists_children else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
@@ -649,19 +663,20 @@ def map_arrays(
     """Return a tree in which each array is replaced by the result of ``change``.
 
     Containers keep their types, and dicts their order. If nothing changed, the result is the same object. A
-    container that cannot be rebuilt and whose class is not registered is left unchanged, with its arrays.
+    container that cannot be rebuilt is left unchanged, with its arrays, unless it is a named tuple or its
+    class is registered with optree; then an error is raised.
 
     Args:
         tree: An array, a container, or any other value.
         change: A function of one array.
-        also: Types of leaves for which it is also called: ``np.generic`` for NumPy scalars, ``object`` for
-            all leaves.
+        also: Types of leaves for which ``change`` is also called: ``np.generic`` for NumPy scalars,
+            ``object`` for all leaves.
         rebuild_all: Whether to rebuild containers even if nothing in them changes.
 
     Raises:
-        MemoryConversionError: From ``change``, with the place of the array, such as
+        MemoryConversionError: If ``change`` raises it. The place of the array is added, such as
             ``at ['batch'][0].image``.
-        ArrayNotSupportedError: If a registered class cannot be rebuilt.
+        ArrayNotSupportedError: If a named tuple or an object registered with optree cannot be rebuilt.
         ValueError: If a container contains itself.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
@@ -739,6 +754,7 @@ def together(
     layouts = [
         one and (type(tree), set(one.names), one.extra) for tree, one in zip(trees, opened, strict=True)
     ]
+    # The index of the first tree whose structure differs from that of tree 0; 0 if all are equal.
     other = next((i for i, layout in enumerate(layouts) if layout != layouts[0]), 0)
     if other:
         at = f" at {place}" if place else ""
@@ -770,7 +786,7 @@ def outline(tree: Any) -> str:
 
 
 def difference(first: Any, second: Any) -> str:
-    """Return how two values of different structure differ, such as ``a list of 2 and a list of 3``."""
+    """Describe how the structures of two values differ, such as ``a list of 2 and a list of 3``."""
     one, other = outline(first), outline(second)
     if one != other:
         return f"{one} and {other}"
@@ -793,7 +809,7 @@ def additional_attributes(tree: Any, opened: Container, *, with_aliases: bool = 
     """
     attributes = _attributes(tree)
     if not attributes or isinstance(opened, (_Mapping, _PytreeNode)):
-        return {}  # the class creates them from the items, or its registration lists the relevant ones
+        return {}  # the class creates them from the items, or its registration returns the relevant ones
     if isinstance(opened, _OptreeNode) and not opened.is_named_tuple:
         return {}
     aliased = set() if with_aliases else _ids_of_containers(opened.children)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class MemoryType(StrEnum):
-    """The names of the built-in frameworks. Members are accepted wherever a framework name is.
+    """Names of built-in frameworks. A member is accepted wherever a framework name is accepted.
+
+    MLX and Paddle have no member; use the strings ``"mlx"`` and ``"paddle"``.
 
     >>> MemoryType.TORCH == "torch"
     True

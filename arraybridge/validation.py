@@ -34,12 +34,12 @@ def whole_number(
 
 
 def bool_option(option: str, value: Any, *, optional: bool = False) -> Any:
-    """Return the value of an option that must be a bool, which may be one of NumPy.
+    """Check that the value of an option is a bool of Python or NumPy, and return it as a Python bool.
 
     Args:
         option: The name of the option, for messages.
         value: The value that the caller passed.
-        optional: Whether None is also valid. Defaults to False.
+        optional: Whether None is also valid, and returned unchanged. Defaults to False.
 
     Raises:
         TypeError: The value is not a bool.

@@ -1,4 +1,4 @@
-"""The choice between the CPU and a GPU for each call to a `gpu` function, with the reasons."""
+"""The choice between the CPU and a GPU for each call to a function decorated with `gpu`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
 _TOO_SMALL = "its arrays are too small to justify a search for a GPU"
 _SPARSE = "sparse arrays stay on the CPU"
-#: Calls that take less time on the CPU finish there before a call on the GPU would start.
+#: Calls that take fewer seconds than this on the CPU finish there before a call on the GPU would start.
 QUICK = 50e-6
 _TOO_QUICK = "it finishes on the CPU before a call on the GPU would start"
 
-#: Whether results stay on the GPU, in this thread or task.
+#: Whether results of `gpu` functions stay on the GPU in the current thread or task; see `stay_on_gpu`.
 staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
 
 
@@ -40,10 +40,10 @@ class OffloadDecision:
     """The device on which a call to a `gpu` function would run, and the reasons. Prints as sentences.
 
     Attributes:
-        on_gpu: Whether it would run on a GPU.
-        device: The device on which it would run.
-        backend: The framework in which it would run.
-        reasons: Sentences. The first one is the reason for the decision.
+        on_gpu: Whether the call would run on a GPU.
+        device: The device on which the call would run.
+        backend: The framework in which the call would run.
+        reasons: The reason for the decision, followed by details such as measured times.
         cpu_seconds: The time on the CPU in seconds; None if unknown.
         gpu_seconds: The time on the GPU in seconds, with transfers; None if unknown.
 
@@ -67,7 +67,7 @@ class OffloadDecision:
 
 
 class Choice(NamedTuple):
-    """The GPU for a call, or None for the CPU, the reason, and the verification state of the signature."""
+    """The device for one call: the GPU, or None for the CPU; the reason; and the verification state."""
 
     gpu: BackendGpu | None
     reason: str
@@ -75,12 +75,13 @@ class Choice(NamedTuple):
 
 
 class DeviceChooser:
-    """The policy that chooses the device for each call to a function.
+    """The policy that chooses the device for each call to a `gpu` function.
 
     Attributes:
         backend: The framework on the GPU, or None for the first one that finds the GPU.
         gpu_id: The number of the GPU, "auto" until the first use, or None for the default device.
-        self_argument: Recognizes ``self`` and ``cls``, which are never converted; None if there is none.
+        self_argument: The rule that recognizes ``self`` and ``cls``, which are never converted; None if the
+            function is not defined in a class.
         history: The timings of the function.
         proofs: The verification states of its call signatures.
         cpu_reason: The reason why the function stays on the CPU, or "".
@@ -97,7 +98,7 @@ class DeviceChooser:
         self.cpu_reason = "" if placed is None else f"another decorator sets its device: {placement_text(fn)}"
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Return the arguments of a call, with ``self`` or ``cls`` separate, since it is never converted."""
+        """Return the arguments of a call. ``self`` or ``cls`` is stored separately and never converted."""
         skip = 0 if self.self_argument is None else self.self_argument.count(args)
         return Arguments(args[:skip], args[skip:], kwargs)
 
@@ -105,7 +106,7 @@ class DeviceChooser:
         """Return the device on which a call runs, with the reason.
 
         ``proof_of`` returns the verification state of an exact signature. If a call runs on the CPU because
-        its signature is new, the state records it, so that the next such call is the trial.
+        its signature is new, the state records that, so that the next call with this signature is the trial.
         """
         cpu = timings.estimate(CPU)
         gpu = self._candidate(call, cpu)
@@ -134,7 +135,7 @@ class DeviceChooser:
         return self._by_time(gpu, timings, proof)
 
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
-        """Return where a call would run and the reasons, without calling the function."""
+        """Return the device on which a call would run, with the reasons, without calling the function."""
         call = self.arguments(args, kwargs).inspect()
         if not call.arrays:
             return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
@@ -179,7 +180,7 @@ class DeviceChooser:
         return _TOO_QUICK if is_quick and call.in_numpy else gpu
 
     def _by_time(self, gpu: BackendGpu, timings: Timings, proof: Proof) -> Choice:
-        """Return the faster device, but the GPU only for a signature that has run on the CPU before."""
+        """Choose the faster device, or a GPU without timings. A new signature runs on the CPU first."""
         if timings.counts[GPU] or (proof.is_verified and staying.get()):
             place, reason = timings.choose()
         else:
@@ -203,7 +204,7 @@ class DeviceChooser:
         return find_gpu(self.backend, self._index(chosen))
 
     def _index(self, chosen: Device | None) -> int:
-        """Return the index of the GPU: from ``gpu_id``, otherwise of the default device, otherwise 0."""
+        """Return the index of the GPU: ``gpu_id``, otherwise the index of the default device, otherwise 0."""
         number = gpu_index_of(self.gpu_id)
         if isinstance(number, str):  # "auto", which is resolved once
             number = self.gpu_id = least_used_gpu() or 0
@@ -214,11 +215,11 @@ class DeviceChooser:
     def _known_proof(self, key: Any) -> Proof:
         """Return a copy of a signature's verification state, or a new one if there is none.
 
-        If the call has no ``self``, use the state of such a call with any ``self``.
+        If the key of a method call has no ``self``, use the state of the same signature with any ``self``.
         """
         own, *rest = key
         found = self.proofs.peek(key)
-        # explain() of a bound method gets no self, because it is an attribute of the function.
+        # method.explain() gets no self, because `explain` is an attribute of the function.
         if self.self_argument is not None and not own:
             found = next((proof for (_, *others), proof in self.proofs.items() if others == rest), None)
         return Proof() if found is None else copy.copy(found)

@@ -56,25 +56,26 @@ def gpu(
 ) -> Any:
     """Run each call to a NumPy-style function on the CPU or on a GPU, whichever is faster.
 
-    Write the function with methods and operators of its arrays, or with ``xp = array_namespace(x)``. It gets
-    NumPy arrays on the CPU, and CuPy, PyTorch or JAX arrays on the GPU. Results have the type and device of
-    the first array argument.
+    Write the function with methods and operators of its arrays, or with ``xp = array_namespace(x)``. The
+    function gets NumPy arrays on the CPU, and CuPy, PyTorch or JAX arrays on the GPU. Results have the type
+    and device of the first array argument.
 
-    The function must be pure in its array arguments, and must not draw random numbers.
+    The function must be pure: it must not modify its array arguments and must not draw random numbers.
 
     Timings are recorded per call signature: dtypes, ranks, the byte count rounded up to a power of two, and
-    integer and string arguments. Calls run on the faster device, including transfers. The slower device is
-    measured again from time to time. Arrays on the GPU stay there. Quick calls, calls that do not fit in the
-    GPU memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
+    integer and string arguments. Calls run on the device that is faster when transfers are included. The
+    slower device is measured again from time to time. Arrays on the GPU stay there. Quick calls, calls that
+    do not fit in the GPU memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
 
     Results are verified separately for each exact signature: all arguments that are not arrays must have the
     same types and values, and containers the same structure. The first such call runs on the CPU. The second
-    one is a trial, which also runs on the GPU. Structure, shapes, dtypes and values are compared, to half the
-    digits of the dtype. A call with a number that was not used before therefore runs on the CPU.
+    one is a trial, which also runs on the GPU. The structures, shapes, dtypes and values of both results
+    are compared, and values must agree to half of the digits of the dtype. A call with a number that was not
+    used before therefore runs on the CPU.
 
     A function whose results differ (in PyTorch, ``x.std()`` divides by N-1) or that fails on the GPU stays on
-    the CPU from then on, with one warning that shows the difference. A call that runs out of GPU memory is
-    computed on the CPU.
+    the CPU from then on, with one warning that shows the difference or the error. A call that runs out of GPU
+    memory is computed on the CPU.
 
     Args:
         fn: A function, method, static method or class method. It should not have side effects, because a call
@@ -88,8 +89,8 @@ def gpu(
 
     Returns:
         A function with the name, docstring, signature and type hints of ``fn``. Its method
-        ``explain(*args)`` returns where such a call would run, and the reasons. Its attribute ``history``
-        contains the measured times.
+        ``explain(*args)`` returns the device on which such a call would run, and the reasons. Its attribute
+        ``history`` contains the measured times.
 
     Raises:
         TypeError: If ``fn`` is not a plain function, or an option is unknown or of the wrong type.
@@ -139,7 +140,7 @@ def _check_backend(backend: FrameworkLike) -> str:
 
 
 def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:
-    # This import takes a tenth of the time of `import arraybridge`.
+    # Imported here, because this takes a tenth of the time of `import arraybridge`.
     from arraybridge.offload.offloaded_call import Offload
 
     if kind_of_function(fn) != "function":

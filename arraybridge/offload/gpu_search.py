@@ -1,4 +1,4 @@
-"""Search for the GPU of `gpu` functions: the first framework that has it."""
+"""Search for a GPU for functions decorated with `gpu`, and for the first framework that can use it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FREE_MEMORY_SECONDS = 0.5
 
 
 class BackendGpu:
-    """A GPU as a device of one framework."""
+    """A GPU, used through one framework."""
 
     def __init__(self, framework: Framework, device: Device) -> None:
         self.framework = framework
@@ -60,7 +60,7 @@ class BackendGpu:
             return fn()
 
     def free(self) -> int:
-        """Return the bytes that the framework can still allocate, including its cache; 0 if unknown."""
+        """Return the number of bytes the framework can still allocate, including its cache; 0 if unknown."""
         now = timing_history.clock()
         if now - self._measured_at >= FREE_MEMORY_SECONDS:
             self._measured_at = now
@@ -68,12 +68,12 @@ class BackendGpu:
         return self._free
 
 
-#: Framework (None for any) and index → the GPU, or the reason why there is none.
+#: Framework name (None for any framework) and GPU index → the GPU, or the reason why it was not found.
 found_gpus: dict[tuple[str | None, int], BackendGpu | str] = new_cache()
 
 
 def find_gpu(backend: str | None, index: int) -> BackendGpu | str:
-    """Return the GPU with this index, or the reason why there is none.
+    """Return the GPU with this index, or the reason why it was not found.
 
     If ``backend`` is None, use the first framework that finds the GPU.
     """
@@ -103,9 +103,9 @@ def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
 
 
 def _names_to_probe(backend: str | None) -> list[str]:
-    """Return the frameworks in which to search for a GPU.
+    """Return the names of the frameworks in which to search for a GPU.
 
-    If there is no driver, these are only plug-ins and frameworks that are already imported.
+    Without a GPU driver, only search plug-ins and frameworks that are already imported.
     """
     names = registry.numpy_like_names() if backend is None else [backend]
     if sys.platform == "darwin":

@@ -1,4 +1,4 @@
-"""Calls of functions that are decorated with `gpu`: execution, timing, trial and restoration of results."""
+"""Calls to functions decorated with `gpu`: execution, timing, trials and restoration of results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Offload:
         return result
 
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
-        """Return where a call would run and the reasons, without calling the function."""
+        """Return the device on which a call would run, with the reasons, without calling the function."""
         return self.chooser.explain(*args, **kwargs)
 
     # -- execution --------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Offload:
             return self._run(choice, call, timings)
 
     def _run(self, choice: Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
-        """Return the result and the text of a warning, or ``""``."""
+        """Run a call, and return its result and the text of a warning (``""`` for no warning)."""
         gpu, _, proof = choice
         if gpu is None or proof is None:
             return self._on_cpu(call, timings), ""
@@ -94,7 +94,7 @@ class Offload:
             return self._trial(gpu, call, timings, proof)
         try:
             return self._on_gpu(gpu, call, timings, proof), ""
-        except Exception as error:  # noqa: BLE001  # if the function is wrong, it raises on the CPU, too
+        except Exception as error:  # noqa: BLE001  # if the function is wrong, it raises on the CPU too
             result = self._on_cpu(call, timings)
             return result, self._remember_failure(gpu, timings, error)
 
@@ -138,7 +138,7 @@ class Offload:
     # -- the trial --------------------------------------------------------------------------------
 
     def _trial(self, gpu: BackendGpu, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
-        """Run a call on the CPU and on a GPU, and return the result, with a warning if the results differ."""
+        """Run a call on the CPU and on a GPU. Return the result, and a warning if the GPU fails its trial."""
         on_host = call.on_host()
         started = timing_history.clock()
         expected = _run_decided(on_host, self.fn)
@@ -149,7 +149,7 @@ class Offload:
             return expected, ""
         try:
             actual = self._on_gpu(gpu, call, timings, proof)
-        except Exception as error:  # noqa: BLE001  # the function may raise anything; in NumPy it did not
+        except Exception as error:  # noqa: BLE001  # the function may raise anything on the GPU
             return _restored_from_host(call, expected), self._remember_failure(gpu, timings, error)
         reason = self._difference(gpu, on_host, expected, actual)
         if not reason:
@@ -178,7 +178,7 @@ class Offload:
 
 
 def _run_decided(call: Arguments, fn: Callable[..., Any]) -> Any:
-    """Call the function. The `gpu` functions that it calls run on the same device."""
+    """Call the function. Other `gpu` functions that it calls run on the same device."""
     token = _decided.set(True)
     try:
         return call.run(fn)
@@ -194,8 +194,8 @@ def _restored_from_host(call: Arguments, result: Any) -> Any:
 def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
     """Return the result in the framework, on the device and in the carrier of the first array argument.
 
-    ``scalars`` states for each array in the result whether NumPy returns a scalar there. Callers whose first
-    array is on the host get that scalar.
+    ``scalars`` states for each array in the result whether NumPy returns a scalar there. If the first array
+    is a NumPy array, the result has NumPy scalars in these places.
     """
     restoration = Restoration(first, writable=True)
     if not scalars and kinds.get(type(result)) is ARRAY:  # one array, in most calls

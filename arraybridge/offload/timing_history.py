@@ -18,14 +18,15 @@ from arraybridge.formatting import format_bytes, format_seconds, text_table
 CPU = "cpu"
 GPU = "gpu"
 
-#: The number of runs whose median is the estimate.
+#: The maximum number of recent runs whose median is the estimated duration.
 RUNS = 5
 #: The device changes only if the other one takes less than this fraction of the current one's time.
 WORTH_A_CHANGE = 0.95
-#: The slower device is measured again when that costs at most this fraction of the time since the last probe.
+#: The slower device is measured again when its extra time is at most this fraction of the run time since it
+#: was last measured.
 SPENT_ON_PROBING = 0.02
 
-#: The clock of all timings, in seconds. Call it as ``cost_model.clock()``, because tests replace it.
+#: The clock of all timings, in seconds. Call it as ``timing_history.clock()``, because tests replace it.
 clock: Callable[[], float] = time.perf_counter
 
 _lock = threading.Lock()
@@ -45,17 +46,17 @@ class Timings:
     def estimate(self, place: str) -> float | None:
         """Return the median duration of the recent runs in seconds, or None if there are none.
 
-        If their number is even, it is the lower median.
+        If the number of runs is even, it is the lower of the two middle durations.
         """
         runs = sorted(self.runs[place])
         return runs[(len(runs) - 1) // 2] if runs else None
 
     def add(self, place: str, seconds: float) -> None:
-        """Record a run. The first run on a device includes compilation and is dropped at the second one."""
+        """Record a run. The second run on a device replaces the first one, which includes compilation."""
         runs = self.runs[place]
         probing = place != self._chosen
         if probing or self.counts[place] == 1:
-            runs.clear()  # old times, or the first run
+            runs.clear()  # drop outdated times, or the first run
         self.counts[place] += 1
         runs.append(seconds)
         del runs[:-RUNS]

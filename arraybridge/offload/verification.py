@@ -21,10 +21,11 @@ def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     Args:
         expected: The result in NumPy.
         actual: The result on the GPU, with arrays of any framework.
-        arguments: The array arguments as NumPy arrays. Their precision and size bound the rounding error.
+        arguments: The array arguments as NumPy arrays. Their precision and magnitude bound the rounding
+            error.
 
     Returns:
-        A description of the first difference, or ``""``; and whether all values have the same bits.
+        A description of the first difference, or ``""``; and whether all values are exactly equal.
     """
     comparison = _Comparison(arguments)
     try:
@@ -39,7 +40,7 @@ class _Comparison:
 
     Attributes:
         differences: Descriptions of the differences so far.
-        is_exact: Whether all leaves so far have the same bits.
+        is_exact: Whether all leaves so far are exactly equal.
     """
 
     def __init__(self, arguments: list[Any]) -> None:
@@ -77,7 +78,7 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     a = _on_host(expected)
     b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if type(a) not in (np.ndarray, type(actual)):  # a subclass that the GPU result is not of
+        if type(a) not in (np.ndarray, type(actual)):  # a subclass of ndarray, unlike the GPU result
             return _description(actual, expected), False
         if a.dtype.name != b.dtype.name:
             return f"it returns {b.dtype.name}, but {a.dtype.name} in NumPy", False
@@ -128,7 +129,7 @@ def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
 
 
 def _precision(x: Any) -> float:
-    """Return the distance from 1 to the next number of a floating or complex dtype; 0 for other dtypes."""
+    """Return the machine epsilon of an array's dtype; 0 if the dtype is neither floating nor complex."""
     if x.dtype.kind in "fc":
         return float(np.finfo(x.dtype).eps)
     if not x.dtype.name.startswith(("bfloat", "float")):
@@ -149,7 +150,7 @@ def _magnitude(x: Any) -> float:
 
 
 def widened(tree: Any) -> Any:
-    """Return NumPy arrays in double precision, to reduce rounding errors but no other differences."""
+    """Return a tree of NumPy arrays in double precision, which reduces only rounding errors."""
 
     def widen(x: Any) -> Any:
         if not _precision(x):
@@ -167,8 +168,8 @@ class Proof:
     """The verification state of one signature on one GPU.
 
     Attributes:
-        seen: Whether such a call has run on the CPU.
-        is_verified: Whether a trial has shown that the GPU gives the results of NumPy.
+        seen: Whether a call with this signature has run on the CPU.
+        is_verified: Whether a trial has shown that the result on the GPU agrees with the result in NumPy.
         scalars: For each array in the NumPy result, whether it is a scalar.
     """
 
@@ -191,7 +192,7 @@ class Proofs:
         return len(self._proofs)
 
     def get(self, key: Hashable) -> Proof:
-        """Return the verification state of a signature, and make it the most recently used one."""
+        """Return the verification state of a signature, new if necessary, and mark it as recently used."""
         with self._lock:
             proof = self._proofs.pop(key, None) or Proof()
             while len(self._proofs) >= MAX_PROOFS:

@@ -15,7 +15,10 @@ __all__ = ["working_on"]
 
 @contextmanager
 def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
-    """Select the device in this thread, for decorated functions and in every loaded framework."""
+    """Select a device within a ``with`` block, for decorated functions and in every loaded framework.
+
+    Only this thread is affected. A ``worker`` also gets a separate stream per framework on the device.
+    """
     with ExitStack() as stack:
         for variable in (worker_device, default_device):
             stack.callback(variable.reset, variable.set(device))

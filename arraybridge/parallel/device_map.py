@@ -195,7 +195,7 @@ def _move(item: Any, device: Device) -> Any:
 
 
 def _devices_of(fn: Any, devices: Any) -> list[Device]:
-    """Return the devices to run on."""
+    """Return the devices on which to run the function."""
     framework = _own_framework(fn)
     if devices is None or (isinstance(devices, str) and devices == "all"):
         usable = _usable_devices(framework, placement(fn))
@@ -226,7 +226,7 @@ def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
     is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
     items = devices if is_list else [devices]
     if not items:
-        raise ValueError("devices=[] has no device to run on. Pass devices='all', or omit it.")
+        raise ValueError("devices=[] has no device to run on. Pass devices='all', or omit the option.")
     try:
         asked = [_parsed(item, framework) for item in items]
     except ValueError as error:

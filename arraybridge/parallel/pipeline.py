@@ -204,7 +204,7 @@ class Pipeline:
         )
 
     def _rows(self, batch: Any) -> int:
-        """Return the number of rows that all arrays of the batch have."""
+        """Return the number of rows along the axis, which all arrays of the batch must have."""
         arrays = arrays_of(batch)
         if not arrays:
             raise TypeError(
@@ -285,7 +285,7 @@ def _check_result(result: Any, label: str) -> Any:
 
 
 def _device(stage: Any) -> str:
-    """Return the device string that a stage's decorator names, or ``""``. The device may be missing."""
+    """Return the device string that a stage's decorator names, or ``""``. The device may not exist."""
     placed = placement(stage)
     if placed is None or not placed.is_fixed:
         return ""
@@ -306,7 +306,7 @@ class StageReport(NamedTuple):
         busy: Time spent in the stage, including waiting for its accelerator.
         starved: Time spent waiting for an item.
         blocked: Time spent waiting for a slot in the queue of the next stage.
-        spans: The number, start and end of each item (the last 10 000).
+        spans: The number, start and end of each of the last 10 000 items.
     """
 
     name: str

@@ -27,8 +27,8 @@ from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["prefetch"]
 
-# The maximum number of items that are read ahead, regardless of depth: all their requests are queued at the
-# start.
+# The maximum number of items that are read ahead, even if depth is greater: a request for each of them is
+# queued at the start.
 _MOST = 1000
 # Seconds that the interpreter waits for the thread at exit, since a source may block forever.
 _FINAL_TIMEOUT = 2.0
@@ -49,9 +49,9 @@ def prefetch(
     """Return an iterator that reads and converts the next items while the current item is used.
 
     A thread reads and converts up to ``depth`` items ahead. On a GPU, the thread has a separate stream, and
-    the stream that uses an item waits for the event after its copy. For CuPy and PyTorch, arrays in host
-    memory are copied to page-locked memory first, as `pinned` does. A loop that spends 10 ms reading and
-    10 ms using each item then takes 10 ms per item instead of 20.
+    the stream that uses an item waits for the event that marks the end of its copy. For CuPy and PyTorch,
+    arrays in host memory are copied to page-locked memory first, as `pinned` does. A loop that spends 10 ms
+    reading and 10 ms using each item then takes 10 ms per item instead of 20.
 
     Each item is converted before the next one is read. A source may therefore reuse one buffer if the
     conversion copies (``copy=True``, a cast, or a GPU). If the conversion shares memory, all waiting items
@@ -68,7 +68,8 @@ def prefetch(
         dtype: The dtype, as in `convert_memory`.
         copy: Whether to copy, as in `convert_memory`.
         grad: How to treat gradients, as in `convert_memory`.
-        depth: The maximum number of items that wait, in addition to the current one; at most 1000.
+        depth: The maximum number of items that wait, in addition to the current one. Values above 1000
+            have the same effect as 1000.
         progress: Whether to show a progress bar on the standard error stream.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The progress bar of iterators."""
+"""A progress bar that counts the results of an iterator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any
     Args:
         results: A generator. It is closed when the caller stops iterating.
         name: The text in front of the bar.
-        items: The items that lead to the results. The bar shows their number if they have a length.
+        items: The items from which the results are computed. The bar shows their number if they
+            have a length.
 
     Raises:
         FrameworkNotInstalledError: rich is not installed.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _run_numbers = count()
-# Seconds between checks of the waiting caller's thread, so that it reacts to Ctrl-C on every platform.
+# Seconds after which the caller's waiting thread wakes up, so that it reacts to Ctrl-C on every platform.
 _POLL_INTERVAL = 0.5
 # Seconds that a dropped iterator waits for its threads.
 _TIMEOUT = 0.1
@@ -139,7 +139,7 @@ class Run:
                 self._threads.append(thread)
 
     def _feed(self, source: Iterator[Any]) -> bool:
-        """Read an item and pass it to the first stage; return whether there may be more."""
+        """Read an item and pass it to the first stage. Return whether there may be more items."""
         outcome = attempt(_read, source, self._read)
         error = outcome.error
         outcome.error = None  # see `Item.take_error`

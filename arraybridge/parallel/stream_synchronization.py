@@ -20,7 +20,7 @@ from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
-    """Record and return the events after which another thread may read the arrays.
+    """Record and return the events after which another thread may read the arrays of a tree.
 
     There is one event per framework and device. JAX orders its own work, but raises errors from
     pending computations only when the result is read. This function therefore waits for JAX arrays, so that
@@ -45,9 +45,9 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
 
 
 def received(result: Any, stream_events: list[StreamEvent]) -> Any:
-    """Make the streams of this thread wait for the events, and return the result.
+    """Make the streams of this thread wait for the events of a result, and return the result.
 
-    The thread can then use the memory of the result and free it.
+    This thread can then use the memory of the result and free it.
     """
     if not stream_events:
         return result
@@ -65,7 +65,7 @@ def received(result: Any, stream_events: list[StreamEvent]) -> Any:
 
 
 def record_reader_events(tree: Any) -> list[StreamEvent]:
-    """Record and return events in all streams of this thread whose pending work may read the arrays.
+    """Record and return events in all streams of this thread whose pending work may read arrays of a tree.
 
     A function may read an array in a framework other than the array's, so every framework that has
     initialized the GPU records an event.
@@ -86,7 +86,7 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
 
 
 def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
-    """Make the streams of several frameworks wait for the work that is queued on the others."""
+    """Make the streams of several frameworks wait for the work that is queued on each other."""
     for event in stream_events:
         for other in stream_events:
             if other.streams is event.streams or other.device != event.device:

@@ -84,7 +84,7 @@ class WorkerProcess:
             self._started.terminate()
 
     def _result_of(self, process: BaseProcess, connection: Connection, item: Any) -> Any:
-        """Return the result of the process for an item, or raise its exception."""
+        """Send an item to the process. Return its result, or raise the exception that it sends back."""
         with noting(f"the item cannot be pickled for the process of {self._name}"):
             data = serialization.dumps(item, self._exchange)
         try:
@@ -181,6 +181,6 @@ class _Failure:
         else:
             error = RuntimeError(self.text)
             why = loaded.value if loaded.error is None else error_text(loaded.error)
-            note_on(error, f"the original exception cannot be pickled ({why})")
+            note_on(error, f"the original exception cannot be pickled and unpickled ({why})")
         note_on(error, self.traceback)
         return error

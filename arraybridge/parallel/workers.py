@@ -27,7 +27,7 @@ from arraybridge.tracing import trace_log
 from arraybridge.tracing.events import device_text
 from arraybridge.tracing.trace_log import open_logs
 
-#: The result of a function that reads the items itself, as in `prefetch`, when there are no more.
+#: The result of a function that reads the items itself, as in `prefetch`, when there are no more items.
 END = object()
 
 
@@ -89,16 +89,16 @@ class Item:
         return self.error is not None or self.value is END
 
     def take_error(self) -> BaseException:
-        """Return the exception and drop it, since a frame that keeps an exception makes a reference cycle."""
+        """Return the exception and drop it, because an exception kept by a frame makes a reference cycle."""
         error = cast("BaseException", self.error)
         self.error = None
         return error
 
 
-#: A function from an item to its result.
+#: A function that takes an item and returns its result.
 Work = Callable[[Any], Any]
-#: A function from a worker to the context manager of its thread. Entering it returns the function to call
-#: with each item.
+#: A function that takes a worker and returns the context manager of its thread. Entering the context manager
+#: returns the function to call with each item.
 Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
 
 
@@ -131,7 +131,7 @@ class Worker:
         enter: A function that takes the worker and returns a context manager. Entering it returns the
             function to call with each item.
         note: A function that takes the number of an item and returns the note to add to its exception.
-        shown: The fields of its events in a trace; None for a function that records its own events.
+        shown: The fields of the worker's events in a trace; None for a function that records its own events.
         stop: A function that is called when no more results are needed. It unblocks the thread, for example
             by terminating a process that the thread waits for.
         depth: The maximum number of inputs that are kept alive while pending work may read them.
@@ -170,9 +170,8 @@ class Worker:
         for settings_context in settings:
             stack.enter_context(settings_context())
         work = stack.enter_context(self.enter(self))
-        stack.callback(
-            self._keep_alives.block_until_ready
-        )  # pending work ends before its inputs are released
+        # Pending work ends before its inputs are released.
+        stack.callback(self._keep_alives.block_until_ready)
         return work
 
     def use_stream(self, streams: Streams, device: Device) -> None:
@@ -204,7 +203,7 @@ class Worker:
         return result
 
     def failed(self, error: BaseException, number: int) -> Item:
-        """Return the item with its exception. StopIteration is replaced: it would end the iterator."""
+        """Return the item with its exception. StopIteration, which would end the iterator, is replaced."""
         note = self.note(number)
         if isinstance(error, StopIteration):
             named = RuntimeError(f"{note}: StopIteration was raised, which would end the iterator")

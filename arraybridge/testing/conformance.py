@@ -1,7 +1,7 @@
 """Conformance tests for authors of framework plug-ins.
 
-For each guarantee of the library, a function checks one case, and raises if the guarantee is broken. Its
-decorator lists the cases. Expected values come from NumPy.
+For each guarantee of the library, a function checks one case, and raises an error if the guarantee is broken.
+The decorator of the function lists the cases. Expected values come from NumPy.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from arraybridge.types import FrameworkLike
 
 
 class FrameworkCheckError(AssertionError):
-    """An error for a framework that breaks a promise. The message describes one failure, or is the report."""
+    """A framework breaks a promise of the library. The message describes one failure, or is the report."""
 
 
 class Verdict(NamedTuple):
-    """The result for one promise.
+    """The result of checking one promise; see `check_framework`.
 
     Attributes:
-        promise: The name, which ``only=`` accepts.
-        cases: The number of cases.
+        promise: The name of the promise, which ``only=`` accepts.
+        cases: The number of cases that were checked.
         failures: The description of each failed case.
     """
 
@@ -76,7 +76,7 @@ class Report(Table):
         """Raise an error if a promise is broken, for use in a test.
 
         Raises:
-            FrameworkCheckError: If a promise is broken. Its message is this table.
+            FrameworkCheckError: If a promise is broken. Its message is the report as a table.
 
         Example:
             >>> check_framework("numpy", only="dtypes").raise_if_broken()
@@ -326,7 +326,7 @@ class Subject:
 
 # -- helpers of the checks ----------------------------------------------------------------------------
 
-#: The promises by name: the check, and the values of each of its arguments.
+#: Name of a promise → the check, and the values of each argument of the check.
 PROMISES: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {}
 
 
@@ -400,7 +400,7 @@ def _overwrite_freed_memory(s: Subject, like: np.ndarray) -> None:
 
 @_promise(dtype=attrgetter("dtypes"))
 def dtypes(s: Subject, dtype: str) -> None:
-    """Check that every claimed dtype is converted there and back, bit for bit."""
+    """Check that every claimed dtype is converted to the framework and back, bit for bit."""
     _arrives(s, dtype=dtype)
 
 
@@ -469,7 +469,7 @@ def lifetime(s: Subject, shape: tuple[int, ...]) -> None:
 
 @_promise(layout=["aligned", "fortran", "strided", "offset", "negative"])
 def copies(s: Subject, layout: str) -> None:
-    """Check that ``copy=True`` never shares, ``copy=False`` shares or raises, and copies are complete."""
+    """Check that ``copy=True`` copies completely, and ``copy=False`` shares memory or raises an error."""
     source = s.sample(layout=layout)
     expected = s.sample(layout=layout)
     route = None
@@ -492,7 +492,7 @@ def copies(s: Subject, layout: str) -> None:
 
 
 def _own_copies(s: Subject, x: Any) -> None:
-    """Check that the copying functions of the framework do copy."""
+    """Check that the copying functions of the framework return separate memory."""
     own = s.framework
     expected = s.read(x)
     _check(not s.shares(x, own.copy(x)), "copy() shares memory with its argument")
@@ -540,7 +540,7 @@ def _real_dtypes(s: Subject) -> list[str]:
 
 @_promise(dtype=_real_dtypes)
 def casts(s: Subject, dtype: str) -> None:
-    """Check that ``dtype=`` casts as NumPy does, and to separate memory."""
+    """Check that ``dtype=`` casts as NumPy does, and that the result has separate memory."""
     values = np.array([0, 1, 2, 3], "float64").reshape(s.shape(4))
     _same(s.read(s.to(values, dtype=dtype)), values.astype(dtype_names.np_dtype(dtype)))
     if dtype != s.dtype:

@@ -18,7 +18,7 @@ from arraybridge.types import FrameworkLike
 
 @dataclass
 class OomSimulation:
-    """A record of the attempts during `inject_oom`.
+    """A record of the attempts in an `inject_oom` block.
 
     Attributes:
         attempts: The number of rows of each attempt; None if it had no array.

@@ -1,1 +1,1 @@
-"""Traces: events and their lines in the user's code, hot spots, and files for trace viewers."""
+"""Traces: recorded events, their lines in the user's code, hot spots, and files for trace viewers."""

@@ -48,20 +48,20 @@ class Event(NamedTuple):
         thread: The name of the thread.
         device: The device, such as ``"gpu:0"``; ``""`` if unknown.
         file: The file of the user's code; ``"In[3]"`` in a notebook. In a worker thread, the file that
-            submitted the work. In a library's thread that runs none of the user's code, the
-            innermost file of a library.
+            submitted the work. In a library's thread that runs none of the user's code, the innermost file of
+            a library.
         line: The line in ``file``.
         nbytes: The number of bytes that a conversion copied, summed over its copies, or that a clean-up
             freed; 0 for other events.
         reason: The reason for a conversion, a decision or a recovery step; or the error that ended a call.
-        library: The other library that made the call from this line; ``""`` if the line made it directly.
+        library: The library, other than arraybridge, that made the call; ``""`` if the user's line made it.
         item: The number of the item or microbatch; None if the event does not belong to one.
         flow: An identifier that all events of one item share across the stages; or ``""``.
         thread_id: The identifier of the thread, which distinguishes threads of the same name.
         route: The route of a conversion by arraybridge, as in ``log.records``; None for other events.
         layout: The layout of a copied array: ``"transposed"``, ``"reversed"``, ``"broadcast"``,
             ``"sliced"``, or ``""`` if it is C-contiguous.
-        array: A number that is equal for two copies of the same array; None if the array is unknown.
+        array: A number that identifies the copied array, equal in all events that copied it; None if unknown.
         source: The name of the source framework of a conversion; ``""`` for other events.
         target: The name of the target framework of a conversion; ``""`` for other events.
         code: The reason for a conversion as a `Reason`; None for other events.

@@ -37,8 +37,8 @@ class HotSpot:
         count: The number of conversions.
         reason: The reasons for the copies; those with the most copied bytes come first.
         advice: Advice on avoiding the copies; ``""`` if nothing is copied or there is none.
-        retries: How often memory ran out and the call was retried.
-        splits: How often memory ran out and the input was split.
+        retries: The number of times that memory ran out and the call was retried.
+        splits: The number of times that memory ran out and the input was split.
         threads: The names of the threads that ran the line.
         libraries: The other libraries that called arraybridge from the line; ``""`` for direct calls.
         in_library: Whether the line belongs to a library, in a thread that runs none of the user's code.
@@ -213,7 +213,7 @@ def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[li
 
 
 def advice_for_copies(copies: Sequence[Event]) -> str:
-    """Return the advice for copies of one line, reason and layout; ``""`` if there is none."""
+    """Return the advice for copies with the same line, reason and layout; ``""`` if there is none."""
     event = copies[0]
     most = max(Counter(e.array for e in copies if e.array is not None).values(), default=0)
     once = "once, before the loop" if 1 < most == len(copies) else "where it is created"

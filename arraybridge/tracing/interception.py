@@ -45,7 +45,7 @@ _CALLS = {
     "pyclesperanto_prototype": "push pull asarray",
 }
 _WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
-#: Packages whose functions read any array on the host.
+#: Packages whose functions read arrays of any framework on the host.
 _ON_HOST = ("numpy",)
 #: Functions that read an array of their own library on the host, and therefore wait for it.
 _READERS = ("numpy", "cpu", "__array__", "asnumpy", "get", "pull")
@@ -192,13 +192,17 @@ _thread = _Thread()
 _lock = RLock()
 _open_traces = 0
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
-_is_compiling: Callable[[], bool] = bool  # returns False; replaced by PyTorch's function once it is imported
+# Returns False until PyTorch is imported, and is then replaced by `torch.compiler.is_compiling`.
+_is_compiling: Callable[[], bool] = bool
 _compiles = False
 _active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that record calls made by this thread
 
 
 class _Call:
-    """A wrapper that compares equal to its function, since PyTorch looks functions up in dicts."""
+    """A wrapper that records the conversions by a function.
+
+    The wrapper compares equal to the function, because PyTorch looks functions up in dicts.
+    """
 
     def __init__(self, original: Any, name: str, library: str = "") -> None:
         update_wrapper(self, original)
@@ -233,7 +237,7 @@ class _Call:
         return result
 
     def _wait_for(self, x: Any) -> None:
-        """Wait for the source array if the call would, so that the measured time excludes the waiting."""
+        """Wait for the source array if the call would wait, so that the measured time excludes the wait."""
         owner = registry.find_owner(x)
         if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
             return
@@ -339,7 +343,7 @@ class _Observer:
             # Calls by NumPy are conversions if the array is another framework's: NumPy reads it for the user.
             if one is source or not one.devices.has_only_host:
                 self._own_callers.update(registry.metadata_of(one.name).packages)
-        #: The observation of the framework if reading its arrays may run the program's code, otherwise None.
+        #: The `Observation` of a framework whose arrays may run the program's code when read; otherwise None.
         self._unobserved = next((one.runtime.observation for one in frameworks if _runs_code(one)), None)
 
     def conversion(
@@ -437,7 +441,7 @@ def _observer(source: Framework | None, target: Framework | None) -> _Observer |
 
 @contextmanager
 def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
-    """Wrap the functions for one more trace; ``active`` returns the logs that record the calling thread."""
+    """Wrap the functions in `_CALLS` within a block; ``active`` returns the logs of the calling thread."""
     global _open_traces, _active_logs, _compiles
     with _lock:
         _active_logs = active

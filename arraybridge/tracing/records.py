@@ -22,7 +22,7 @@ class Record:
 
     Attributes:
         began: The start, as `time.perf_counter` returned it.
-        seconds: The duration.
+        seconds: The duration in seconds.
         thread: The name of the thread.
         thread_id: The identifier of the thread.
         site: The line of the user's code.

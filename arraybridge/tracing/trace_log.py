@@ -47,7 +47,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class TraceLog(Table):
-    """The log of a ``with trace()`` block; shown as a table of its conversions.
+    """The log of a ``with trace()`` block. It prints as a table of its conversions.
 
     Attributes:
         records: The `Route` of each conversion, in order, with its ``seconds``.
@@ -180,15 +180,15 @@ class TraceLog(Table):
         """Plot the events with Matplotlib: a row per thread, a bar per event, copies in red.
 
         Args:
-            path: The image file to write, which ends in ``.png``, ``.svg`` or ``.pdf``. Not written by
-                default.
+            path: The image file to write, such as ``"run.png"``; the suffix sets the format. Defaults to
+                None: no file is written.
 
         Returns:
             A ``matplotlib.figure.Figure``, which a notebook displays.
 
         Raises:
             ImportError: If Matplotlib is not installed; the extra ``plot`` installs it.
-            ValueError: If the name has the suffix of another format.
+            ValueError: If the suffix is not that of an image format.
         """
         from arraybridge.tracing.export import plot
 
@@ -276,7 +276,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
 
     Args:
         limit: The maximum number of events in the log; the oldest are dropped and counted in
-            ``log.dropped``. Unlimited by default.
+            ``log.dropped``. Defaults to None: unlimited.
         foreign: Whether to also record conversions by the frameworks' own calls, such as `torch.from_numpy`,
             `jnp.asarray`, and `np.asarray` of a tensor. Their events have the kind ``"foreign"``.
 
@@ -299,7 +299,7 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
 
 @contextmanager
 def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
-    """Record the events of all threads of the process. `trace` does the same for one thread or task."""
+    """Record the events of all threads of the process, as `trace` does for one thread or task."""
     log = TraceLog(limit, foreign)
     _everywhere.append(log)
     open_logs[id(log)] = log
@@ -454,7 +454,7 @@ def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
 
 
 def note(kind: str, reason: str, device: str = "") -> None:
-    """Record an event without a duration."""
+    """Record an event without a duration in the open logs."""
     step = span(kind, kind, annotate=False)
     if step is not None:
         step.reason = reason

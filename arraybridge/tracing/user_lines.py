@@ -16,8 +16,8 @@ from arraybridge.hooks import hooks
 __all__ = ["as_own", "handed_out", "line_of", "site"]
 
 
-#: A line of the user's code: its file, the code object, the instruction in it, and the library that made the
-#: call from there, or "". `line_of` finds the line number later, since that takes time.
+#: A line of the user's code: its file, its code object, the offset of the instruction in that object, and the
+#: library that made the call from the line, or "". `line_of` finds the line number later, because it is slow.
 Site = tuple[str, CodeType, int, str]
 
 
@@ -27,7 +27,7 @@ def is_user_file(file: str) -> bool:
 
 
 def line_of(site: Site) -> int:
-    """Return the line number of a site."""
+    """Return the line number of a `Site`."""
     _, code, at, _ = site
     for start, end, line in code.co_lines():
         if start <= at < end and line is not None:
@@ -47,7 +47,7 @@ _owners: dict[str, str] = new_cache()
 _own_folders: list[str] = []
 # Name of a notebook cell → the file name under which `linecache` stores its source.
 _cells: dict[str, str] = {}
-#: Names of code that users type in; other names in angle brackets are generated code.
+#: Prefixes of the file names of code that users type in; other names in angle brackets are generated code.
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
 
 
@@ -159,9 +159,9 @@ def _installed_as(file: str) -> str:
 
 
 def _notebook_cell(file: str) -> str:
-    """Return a file name. For a notebook cell, return its name in tracebacks, such as ``"In[3]"``.
+    """Return the file name; for a notebook cell, its name in tracebacks, such as ``"In[3]"``.
 
-    That name changes when the cell runs again.
+    The name of a cell changes when the cell runs again.
     """
     ipython: Any = sys.modules.get("IPython") if "ipython" in file or "ipykernel" in file else None
     shell = ipython and ipython.get_ipython()
