@@ -13,6 +13,7 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
         expressions: Python expressions, with ``{x}`` in the place of the rejected object. The value
             of each can be converted. Braces of the expression itself are doubled, see `literal`.
         subject: The rejected object as an expression in ``{x}``, the object that the user passed.
+        name: The name of that object in the sentence. The code always calls it ``x``.
 
     >>> advice = Advice("pass {} or {}", ("{x}.filled(0)", "{x}.data"))
     >>> print(advice)
@@ -24,18 +25,33 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
     text: str
     expressions: tuple[str, ...] = ()
     subject: str = "{x}"
+    name: str = "x"
 
     def __str__(self) -> str:
-        return self.text.format(*self.code()) if self.expressions else self.text
+        return self.text.format(*self._code_with(self.name)) if self.expressions else self.text
 
     def code(self) -> tuple[str, ...]:
         """Return the expressions as Python code in which ``x`` is the object that the user passed."""
-        subject = self.subject.format(x="x")
+        return self._code_with("x")
+
+    def _code_with(self, name: str) -> tuple[str, ...]:
+        subject = self.subject.format(x=name)
         return tuple(one.format(x=subject) for one in self.expressions)
 
     def about(self, subject: str) -> Advice:
         """Return the same advice about another object, such as ``{x}.data`` instead of ``{x}``."""
         return self._replace(subject=self.subject.format(x=subject))
+
+    def about_result(self) -> Advice:
+        """Return the same advice about the result of a function, to follow in that function.
+
+        >>> print(Advice("it is sparse; pass {}", ("{x}.to_dense()",)).about_result())
+        it is sparse; pass result.to_dense(). Return that from the function instead.
+        """
+        if not self.expressions:
+            return self
+        text = f"{self.text.removesuffix('.')}. Return that from the function instead."
+        return self._replace(text=text, name="result")
 
 
 def literal(text: str) -> str:

@@ -561,6 +561,9 @@ def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
     advice = Advice("pass {} or {}", ("{x}.filled(0)", "np.exp({x})"))
     assert str(advice) == "pass x.filled(0) or np.exp(x)"
     assert str(advice.about("{x}.data")) == "pass x.data.filled(0) or np.exp(x.data)"
+    of_result = advice.about_result()
+    assert str(of_result) == "pass result.filled(0) or np.exp(result). Return that from the function instead."
+    assert of_result.code() == advice.code()
     error = MemoryConversionError("it has a mask", advice=advice)
     assert str(error) == "it has a mask: pass x.filled(0) or np.exp(x)"
     assert (error.advice, error.expressions) == (str(advice), ("x.filled(0)", "np.exp(x)"))
