@@ -21,7 +21,7 @@ from arraybridge.frameworks.streams import identity
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, nothing
+from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, note_on_argument_count, nothing
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.validation import bool_option, whole_number
@@ -29,6 +29,10 @@ from arraybridge.validation import bool_option, whole_number
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
 _MISSING: Any = object()
+_ONE_ARGUMENT = (
+    "arraybridge: A stage gets one argument: the item or the result of the stage before it. Set other"
+    " arguments with functools.partial, or return several values as a tuple in the stage before it."
+)
 
 
 class Pipeline:
@@ -192,7 +196,7 @@ class Pipeline:
         @contextmanager
         def working(worker: Worker) -> Iterator[Work]:
             with enter(worker) as call:
-                yield lambda item: then(_check_result(call(item), label))
+                yield lambda item: then(_run_stage(stage, label, call, item))
 
         return Worker(
             working,
@@ -278,7 +282,13 @@ class Pipeline:
         return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
-def _check_result(result: Any, label: str) -> Any:
+def _run_stage(stage: Any, label: str, call: Work, item: Any) -> Any:
+    """Return the result of a stage for an item; ``call`` runs the stage, possibly in another process."""
+    try:
+        result = call(item)
+    except TypeError as error:
+        note_on_argument_count(error, stage, 1, _ONE_ARGUMENT)
+        raise
     if result is None:
         raise TypeError(f"{label} returned None. A stage must return the input of the next stage.")
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,27 @@ def test_stages_of_several_frameworks() -> None:
 
 class OwnError(Exception):
     pass
+
+
+def scaled(x: Any, factor: Any) -> Any:
+    return x * factor
+
+
+@pytest.mark.parametrize("stage", [scaled, np.add, arraybridge.numpy(scaled)])
+def test_errors_of_stages_with_two_parameters_state_what_a_stage_gets(stage: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        Pipeline(double, stage)(np.arange(8))
+    assert any("A stage gets one argument" in note for note in caught.value.__notes__)
+    assert Pipeline(double, partial(scaled, factor=3))(np.arange(3)).tolist() == [0, 6, 12]
+
+
+def test_other_type_errors_of_stages_get_no_note_about_arguments() -> None:
+    with pytest.raises(TypeError) as caught:
+        Pipeline(double, len)(np.arange(8)[0])
+    assert "gets one argument" not in "".join(getattr(caught.value, "__notes__", ()))
+    with pytest.raises(TypeError) as caught:
+        list(Pipeline(len).map([5]))
+    assert caught.value.__notes__ == ["in stage 0 (len), item 0"]
 
 
 def test_batch_errors_name_stage_and_microbatch() -> None:
