@@ -340,15 +340,7 @@ class SparseConversion:
         expressions = self.source.sparse.expressions(x)
         name = self.source.sparse.layout(x).upper()
         if not known.layouts:
-            size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
-            raise self._unsupported_error(
-                name,
-                f"{self.target.name} does not have sparse arrays",
-                Advice(
-                    f"Pass its stored values, {{}}, or convert it to a dense array ({size}): {{}}.",
-                    (expressions.values, expressions.dense),
-                ),
-            )
+            raise self._only_dense_error(x, name, expressions)
         if parts is None:
             title = self.source.sparse.title
             reason = f"a {type(x).__name__} of {title} does not store arrays of indices and values"
@@ -360,6 +352,22 @@ class SparseConversion:
         self._check_axes(name, parts, expressions)
         self._check_dtype(parts)
         return parts
+
+    def _only_dense_error(self, x: Any, name: str, expressions: Expressions) -> ArrayNotSupportedError:
+        """Return the error for a target without sparse arrays, with advice for dense ones of its dtypes."""
+        size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
+        text = f"Pass its stored values, {{}}, or convert it to a dense array ({size}): {{}}."
+        dtype = self.request.dtype or self.source.dtype_name(x)
+        try:
+            self.target.supports(dtype, (1,))
+        except DtypeNotSupportedError as error:
+            if error.cast is not None:
+                text += f' Also ask for a cast with dtype="{error.cast.dtype}", because {error.reason}.'
+        return self._unsupported_error(
+            name,
+            f"{self.target.name} does not have sparse arrays",
+            Advice(text, (expressions.values, expressions.dense)),
+        )
 
     def _is_surely_supported(self, parts: SparseParts) -> bool:
         """Return whether a quick check accepts the parts; if not, `_check_supported` decides."""
