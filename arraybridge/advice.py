@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from arraybridge.formatting import one_of
+
 
 class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
     """A sentence that states what to do instead, with the expressions that it contains.
@@ -78,7 +80,7 @@ class Cast(NamedTuple):
 
     @property
     def _others(self) -> str:
-        return f" (or one of {', '.join(self.others)})" if self.others else ""
+        return f" (or {one_of(self.others)})" if self.others else ""
 
     @property
     def _loss(self) -> str:

@@ -86,7 +86,7 @@ def test_compare_reports_the_faster_function_and_the_crossover() -> None:
     text = str(result)
     assert "f: 10,000 elements; g: never" in text
     assert "100,000" in text
-    with pytest.raises(KeyError, match=r"'h' was not measured\. Pass one of f, g"):
+    with pytest.raises(KeyError, match=r"'h' was not measured\. Pass one of 'f', 'g'"):
         result.crossover("h")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arraybridge.benchmarking.timing import Timing
-from arraybridge.formatting import Table, format_seconds
+from arraybridge.formatting import Table, format_seconds, one_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SizeComparison(Table):
         """
         name = self.names()[0] if name is None else name
         if name not in self.names():
-            raise KeyError(f"{name!r} was not measured. Pass one of {', '.join(self.names())}.")
+            raise KeyError(f"{name!r} was not measured. Pass {one_of(self.names())}.")
         rows = sorted((size, one.speedup or 0) for function, size, one in self.rows if function == name)
         smallest = None
         for size, speedup in reversed(rows):

@@ -15,7 +15,7 @@ import numpy as np
 from arraybridge.batches import Joined, part, plain, snapshot
 from arraybridge.carriers.sources import source_of
 from arraybridge.decorators.wrapping import name_of
-from arraybridge.formatting import Contents, Table, format_seconds
+from arraybridge.formatting import Contents, Table, counted, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.streams import identity
 from arraybridge.parallel.function_devices import placement, placement_text
@@ -247,10 +247,9 @@ class Pipeline:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
 
     def __str__(self) -> str:
-        plural = "" if self.microbatches == 1 else "es"
         rows = self._drawn()
         width, place_width = (max(len(row[i]) for row in rows) for i in (0, 1))
-        lines = [f"Pipeline, {self.microbatches} microbatch{plural} along axis {self.axis}", "  input"]
+        lines = [f"Pipeline, {counted(self.microbatches, 'microbatch')} along axis {self.axis}", "  input"]
         for (name, place), before in zip(rows, ["input", *(name for name, _ in rows)], strict=False):
             lines.append(f"    ↓ queue of {self.queue_size}")
             lines.append(f"  {name.ljust(width)}  {place.ljust(place_width)}  waits for {before}")

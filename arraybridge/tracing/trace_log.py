@@ -13,7 +13,7 @@ from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.formatting import Contents, Table, format_bytes, format_seconds
+from arraybridge.formatting import Contents, Table, counted, format_bytes, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.hooks import hooks
 from arraybridge.route import Route
@@ -195,9 +195,8 @@ class TraceLog(Table):
         return plot(self.events, path)
 
     def __repr__(self) -> str:
-        plural = "" if len(self) == 1 else "s"
         copied = format_bytes(self.total_bytes_copied)
-        return f"<TraceLog of {len(self)} conversion{plural}, {copied} copied>"
+        return f"<TraceLog of {counted(len(self), 'conversion')}, {copied} copied>"
 
     def _table(self) -> Contents:
         """Return a row per conversion; for a long log, only the first and last ones."""
@@ -210,13 +209,12 @@ class TraceLog(Table):
         return _COLUMNS, rows, (), summary
 
     def _summary(self, conversions: int) -> str:
-        plural = "" if conversions == 1 else "s"
         copied = format_bytes(self.total_bytes_copied)
         took = format_seconds(self.total_seconds)
         dropped = (
             f"; the oldest {self.dropped} events were dropped (limit={self._limit})" if self.dropped else ""
         )
-        return f"{conversions} conversion{plural}, {copied} copied, {took}{dropped}"
+        return f"{counted(conversions, 'conversion')}, {copied} copied, {took}{dropped}"
 
     def __str__(self) -> str:
         return super().__str__() if self.records else "no conversions"
