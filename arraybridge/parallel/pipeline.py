@@ -212,8 +212,8 @@ class Pipeline:
         arrays = arrays_of(batch)
         if not arrays:
             raise TypeError(
-                "The batch contains no array, so it cannot be split. Pass single items to"
-                " pipeline.map(items)."
+                f"A call splits its batch into parts, but got a {type(batch).__name__} without arrays. Pass"
+                " an array, such as np.asarray(numbers). To process items unsplit, use pipeline.map(items)."
             )
         counts = []
         for x in arrays:

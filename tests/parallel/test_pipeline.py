@@ -139,6 +139,13 @@ def test_other_type_errors_of_stages_get_no_note_about_arguments() -> None:
     assert caught.value.__notes__ == ["in stage 0 (len), item 0"]
 
 
+@pytest.mark.parametrize(("batch", "kind"), [("abc", "str"), ([1.0, 2.0], "list"), (5, "int")])
+def test_batches_without_arrays_raise(batch: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"got a {kind} without arrays\. Pass an array") as caught:
+        Pipeline(double)(batch)
+    assert "pipeline.map(items)" in str(caught.value)
+
+
 def test_batch_errors_name_stage_and_microbatch() -> None:
     def fail(x: Any) -> Any:
         if 6 in x:
@@ -181,7 +188,7 @@ def test_jax_errors_are_raised_by_their_own_stage() -> None:
         (lambda: Pipeline(double, axis="x"), TypeError, "axis='x'"),  # type: ignore[arg-type]
         (lambda: Pipeline(double).map(3), TypeError, "an iterable of items"),  # type: ignore[arg-type]
         (lambda: list(Pipeline(lambda x: None, double).map([1])), TypeError, "returned None"),
-        (lambda: Pipeline(double)([1, 2]), TypeError, "contains no array"),
+        (lambda: Pipeline(double)([1, 2]), TypeError, "list without arrays"),
         (lambda: Pipeline(double)(np.ones(4), np.ones(4)), TypeError, r"pipeline\(\(x, mask\)\)"),
         (lambda: Pipeline(double)(x=np.ones(4), mask=np.ones(4)), TypeError, r"pipeline\(\{'x': x"),
         (lambda: Pipeline(double)(np.ones(4), mask=np.ones(4)), TypeError, "takes one batch"),
