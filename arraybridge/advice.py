@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from arraybridge.formatting import one_of
+
 
 class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
     """A sentence that states what to do instead, with the expressions that it contains.
@@ -13,6 +15,7 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
         expressions: Python expressions, with ``{x}`` in the place of the rejected object. The value
             of each can be converted. Braces of the expression itself are doubled, see `literal`.
         subject: The rejected object as an expression in ``{x}``, the object that the user passed.
+        name: The name of that object in the sentence. The code always calls it ``x``.
 
     >>> advice = Advice("pass {} or {}", ("{x}.filled(0)", "{x}.data"))
     >>> print(advice)
@@ -24,18 +27,33 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
     text: str
     expressions: tuple[str, ...] = ()
     subject: str = "{x}"
+    name: str = "x"
 
     def __str__(self) -> str:
-        return self.text.format(*self.code()) if self.expressions else self.text
+        return self.text.format(*self._code_with(self.name)) if self.expressions else self.text
 
     def code(self) -> tuple[str, ...]:
         """Return the expressions as Python code in which ``x`` is the object that the user passed."""
-        subject = self.subject.format(x="x")
+        return self._code_with("x")
+
+    def _code_with(self, name: str) -> tuple[str, ...]:
+        subject = self.subject.format(x=name)
         return tuple(one.format(x=subject) for one in self.expressions)
 
     def about(self, subject: str) -> Advice:
         """Return the same advice about another object, such as ``{x}.data`` instead of ``{x}``."""
         return self._replace(subject=self.subject.format(x=subject))
+
+    def about_result(self) -> Advice:
+        """Return the same advice about the result of a function, to follow in that function.
+
+        >>> print(Advice("it is sparse; pass {}", ("{x}.to_dense()",)).about_result())
+        it is sparse; pass result.to_dense(). Return that from the function instead.
+        """
+        if not self.expressions:
+            return self
+        text = f"{self.text.removesuffix('.')}. Return that from the function instead."
+        return self._replace(text=text, name="result")
 
 
 def literal(text: str) -> str:
@@ -62,7 +80,7 @@ class Cast(NamedTuple):
 
     @property
     def _others(self) -> str:
-        return f" (or one of {', '.join(self.others)})" if self.others else ""
+        return f" (or {one_of(self.others)})" if self.others else ""
 
     @property
     def _loss(self) -> str:

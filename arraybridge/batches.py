@@ -21,6 +21,7 @@ import numpy as np
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, MemoryConversionError
+from arraybridge.formatting import counted
 from arraybridge.frameworks import registry, sparse_rows
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
@@ -373,7 +374,9 @@ class _Column(_Node):
                 raise of.error(self.place, cause, f"Return arrays of the same {what} for every part.")
         rows = owner.shape(data)[of.axis]
         if rows != count and of.row_by_row:
-            raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
+            raise of.error(
+                self.place, f"an array has {counted(rows, 'row')} for {counted(count, 'input row')}"
+            )
         if rows != count and self.buffer is not None:  # the final number of rows is unknown
             self.parts[0] = owner.batching.slice_axis(self.buffer, of.axis, 0, start)
             self.buffer = None

@@ -156,6 +156,11 @@ class MemoryConversionError(Exception):
         self.cast = cast
         self._advice = Advice("") if cast is None else cast.by_option()
 
+    def blame_result(self, function: str) -> None:
+        """Add the function whose result was rejected to ``place``, and give advice for that function."""
+        self.add_call(f"{function}(), result")
+        self._advice = self._advice.about_result() if self.cast is None else self.cast.in_function()
+
     def advise_about(self, subject: str) -> None:
         """Apply the advice to another expression, such as ``{x}.data``; an empty one changes nothing."""
         if subject:

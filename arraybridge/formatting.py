@@ -1,8 +1,8 @@
-"""Format bytes, seconds, tables and HTML pages for the whole package."""
+"""Format counts, choices, bytes, seconds, tables and HTML pages for the whole package."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 
@@ -36,6 +36,40 @@ def format_seconds(seconds: float | None) -> str:
     if abs(seconds) < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     return f"{seconds * 1e3:.2f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
+
+
+_IRREGULAR_PLURALS = {"axis": "axes", "entry": "entries", "microbatch": "microbatches"}
+
+
+def counted(n: int, noun: str) -> str:
+    """Format a number with a noun in the singular or plural.
+
+    >>> counted(1, "row"), counted(2, "row"), counted(0, "axis")
+    ('1 row', '2 rows', '0 axes')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {_IRREGULAR_PLURALS.get(noun, noun + 's')}"
+
+
+def one_of(values: Iterable[object]) -> str:
+    """Format the valid values of an argument, for advice such as ``f"Pass {one_of(names)}."``.
+
+    >>> one_of(["numpy", "torch"])
+    "one of 'numpy', 'torch'"
+    >>> one_of(["cpu"])
+    "'cpu'"
+    """
+    texts = [repr(value) for value in values]
+    return texts[0] if len(texts) == 1 else f"one of {', '.join(texts)}"
+
+
+def either(values: Sequence[object]) -> str:
+    """Format the few valid values of an argument, for messages such as ``f"It must be {either(values)}."``.
+
+    >>> either([None, True, False])
+    'None, True or False'
+    """
+    *others, last = map(repr, values)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:

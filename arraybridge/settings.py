@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from arraybridge.device import Device
+from arraybridge.formatting import either
 from arraybridge.hooks import hooks
 
 MissingGpu = Literal["error", "host"]
@@ -27,8 +28,7 @@ def missing_gpu() -> MissingGpu:
 
 def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
     if not isinstance(value, (str, NoneType)) or value not in choices:  # arrays would compare elementwise
-        *others, last = map(repr, choices)
-        raise ValueError(f"{name}={value!r} must be {', '.join(others)} or {last}.")
+        raise ValueError(f"{name}={value!r} must be {either(choices)}.")
     return value
 
 

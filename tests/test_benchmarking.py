@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_compare_reports_the_faster_function_and_the_crossover() -> None:
     text = str(result)
     assert "f: 10,000 elements; g: never" in text
     assert "100,000" in text
-    with pytest.raises(KeyError, match=r"'h' was not measured\. Pass one of f, g"):
+    with pytest.raises(KeyError, match=r"'h' was not measured\. Pass one of 'f', 'g'"):
         result.crossover("h")
 
 
@@ -134,6 +135,26 @@ def test_sizes_that_are_not_ints_raise(sizes: Any, problem: str) -> None:
     with pytest.raises(TypeError) as caught:
         compare(np.sort, sizes=sizes)
     assert str(caught.value) == f"{problem} Pass numbers of elements, such as sizes=[1000, 1_000_000]."
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [([0], "sizes=[0] contains 0."), ([5, -2], "contains -2."), ([], "sizes=[] is empty.")],
+)
+def test_missing_sizes_and_sizes_below_one_raise(sizes: list[int], problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)) as caught:
+        compare(np.sort, sizes=sizes)
+    assert "numbers of elements, each at least 1, such as sizes=[1000, 1_000_000]." in str(caught.value)
+
+
+def test_comparisons_are_selected_by_function_and_size() -> None:
+    result = compare({"sort": np.sort, "sum": np.sum}, sizes=[10, 20], runs=1)
+    assert result["sum", 20] is result.rows[3][2]
+    for key in ("sum", 0, ("sum", 30)):
+        with pytest.raises(KeyError, match=r"was not measured\. Pass .*: \['sort', 10\], \['sort', 20\], \["):
+            result[key]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(result)  # type: ignore[call-overload]
 
 
 def test_sizes_may_be_numpy_ints_in_any_order() -> None:

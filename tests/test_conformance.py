@@ -210,7 +210,7 @@ def test_failures_are_described() -> None:
     assert text.endswith(f"boxes: 1 of 2 promises kept, {sum(one.cases for one in report.verdicts)} cases")
     assert failure in text
     assert "<table" in report._repr_html_()
-    with pytest.raises(ValueError, match=r"Unknown promise: 'layout'\..*layouts"):
+    with pytest.raises(ValueError, match=r"'layout', which is not a promise\..*'layouts'"):
         check_framework("numpy", only="layout")
     with pytest.raises(TypeError, match=r"^only=5 must be the name of a promise or a list of names"):
         check_framework("numpy", only=5)  # type: ignore[arg-type]

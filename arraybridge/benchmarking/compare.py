@@ -112,7 +112,11 @@ def _valid_sizes(sizes: Any) -> list[int]:
         )
     counts = sorted({int(n) for n in counts})
     if not counts or counts[0] < 1:
-        raise ValueError(f"sizes={counts} must contain at least one size, and each must be at least 1.")
+        wrong = f"contains {counts[0]}" if counts else "is empty"
+        raise ValueError(
+            f"sizes={counts} {wrong}. Pass one or more numbers of elements, each at least 1, such as"
+            " sizes=[1000, 1_000_000]."
+        )
     return counts
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arraybridge.benchmarking.timing import Timing
-from arraybridge.formatting import Table, format_seconds
+from arraybridge.formatting import Table, format_seconds, one_of
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,13 @@ class SizeComparison(Table):
 
     It prints as a table, including in notebooks.
 
+    ``result["sort", 1000]`` is the `Comparison` of one function at one size.
+
     Attributes:
         rows: The name of the function, the number of elements, and the `Comparison`, for each measurement.
     """
+
+    __iter__ = None  # otherwise, Python would iterate by calling __getitem__ with 0, 1, …
 
     rows: tuple[tuple[str, int, Comparison], ...]
 
@@ -53,6 +57,18 @@ class SizeComparison(Table):
     def note(self) -> str:
         """Whether transfers are included, or why the GPU was not measured."""
         return self.rows[0][2].note
+
+    def __getitem__(self, key: tuple[str, int]) -> Comparison:
+        """Return the comparison of a function at a size, as in ``result["sort", 1000]``.
+
+        Raises:
+            KeyError: If it was not measured. The message names a pair that was.
+        """
+        for name, size, comparison in self.rows:
+            if key == (name, size):
+                return comparison
+        pairs = ", ".join(f"[{name!r}, {size}]" for name, size, _ in self.rows)
+        raise KeyError(f"{key!r} was not measured. Pass a function and a size: {pairs}.")
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the functions, in the order of measurement."""
@@ -69,7 +85,7 @@ class SizeComparison(Table):
         """
         name = self.names()[0] if name is None else name
         if name not in self.names():
-            raise KeyError(f"{name!r} was not measured. Pass one of {', '.join(self.names())}.")
+            raise KeyError(f"{name!r} was not measured. Pass {one_of(self.names())}.")
         rows = sorted((size, one.speedup or 0) for function, size, one in self.rows if function == name)
         smallest = None
         for size, speedup in reversed(rows):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from arraybridge.formatting import format_seconds
+from arraybridge.formatting import counted, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 from arraybridge.trees import arrays_of
@@ -39,7 +39,7 @@ class Timing(NamedTuple):
         return (*(format_seconds(seconds) for seconds in self[:3]), str(self.runs))
 
     def __str__(self) -> str:
-        return "median {}, minimum {}, spread {}, {} runs".format(*self.cells())
+        return "median {}, minimum {}, spread {}, {}".format(*self.cells()[:3], counted(self.runs, "run"))
 
 
 def benchmark(

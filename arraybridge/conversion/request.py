@@ -11,6 +11,7 @@ import numpy as np
 from arraybridge.conversion.conversion_errors import conversion_error, is_oom
 from arraybridge.conversion.device_resolution import check_placement
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError, nearest
+from arraybridge.formatting import one_of
 from arraybridge.frameworks import dtype_names, registry
 from arraybridge.frameworks.base import Framework, conversion_errors
 from arraybridge.route import Route
@@ -111,7 +112,7 @@ def dtype_name(dtype: Any) -> str:
         return name
     raise DtypeNotSupportedError(
         f"dtype={dtype!r} is not a supported dtype{_nearest_dtype(name)}.",
-        advice=f"Pass one of {', '.join(sorted(_DTYPES))}.",
+        advice=f"Pass {one_of(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
 

@@ -13,7 +13,7 @@ from arraybridge.conversion.conversion_errors import copy_required_error, graph_
 from arraybridge.conversion.request import Decision, Request
 from arraybridge.device import Device
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
-from arraybridge.formatting import format_bytes
+from arraybridge.formatting import counted, format_bytes
 from arraybridge.frameworks import dtype_names, host_memory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.sparse import Expressions, Layout, SparseParts
@@ -340,26 +340,34 @@ class SparseConversion:
         expressions = self.source.sparse.expressions(x)
         name = self.source.sparse.layout(x).upper()
         if not known.layouts:
-            size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
-            raise self._unsupported_error(
-                name,
-                f"{self.target.name} does not have sparse arrays",
-                Advice(
-                    f"Pass its stored values, {{}}, or convert it to a dense array ({size}): {{}}.",
-                    (expressions.values, expressions.dense),
-                ),
-            )
+            raise self._only_dense_error(x, name, expressions)
         if parts is None:
             title = self.source.sparse.title
             reason = f"a {type(x).__name__} of {title} does not store arrays of indices and values"
             raise self._unsupported_error(name, reason, self._other_layout(expressions, len(x.shape)))
         if parts.layout not in known.layouts or (parts.layout.is_compressed and parts.sparse_axes != 2):
-            axes = "" if parts.sparse_axes == 2 else f" with {parts.sparse_axes} axes"
+            axes = "" if parts.sparse_axes == 2 else f" with {counted(parts.sparse_axes, 'axis')}"
             reason = f"{known.title} does not have {name}{axes}, only {', '.join(known.layouts).upper()}"
             raise self._unsupported_error(name, reason, self._other_layout(expressions, parts.sparse_axes))
         self._check_axes(name, parts, expressions)
         self._check_dtype(parts)
         return parts
+
+    def _only_dense_error(self, x: Any, name: str, expressions: Expressions) -> ArrayNotSupportedError:
+        """Return the error for a target without sparse arrays, with advice for dense ones of its dtypes."""
+        size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
+        text = f"Pass its stored values, {{}}, or convert it to a dense array ({size}): {{}}."
+        dtype = self.request.dtype or self.source.dtype_name(x)
+        try:
+            self.target.supports(dtype, (1,))
+        except DtypeNotSupportedError as error:
+            if error.cast is not None:
+                text += f' Also ask for a cast with dtype="{error.cast.dtype}", because {error.reason}.'
+        return self._unsupported_error(
+            name,
+            f"{self.target.name} does not have sparse arrays",
+            Advice(text, (expressions.values, expressions.dense)),
+        )
 
     def _is_surely_supported(self, parts: SparseParts) -> bool:
         """Return whether a quick check accepts the parts; if not, `_check_supported` decides."""
@@ -385,7 +393,7 @@ class SparseConversion:
             raise self._unsupported_error(name, f"{known.title} does not have {what}", advice)
         axes = len(parts.shape)
         if axes < known.least_axes or (known.most_axes is not None and axes > known.most_axes):
-            reason = f"{known.title} does not have sparse arrays with {axes} axes"
+            reason = f"{known.title} does not have sparse arrays with {counted(axes, 'axis')}"
             raise self._unsupported_error(
                 name, reason, Advice("Pass its stored values, {}.", (expressions.values,))
             )

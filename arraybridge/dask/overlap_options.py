@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import nearest
+from arraybridge.formatting import counted
 
 _BOUNDARIES = ("none", "reflect", "periodic", "nearest")
 _PER_AXIS_AND_ARRAY = "a tuple or dict with one per axis, or a list of these with one per array."
@@ -77,10 +78,4 @@ def _entries(option: Any, ranks: Sequence[int], text: str, advice: str) -> Itera
 
 def _check_count(entries: Sequence[Any], count: int, text: str, what: str, advice: str) -> None:
     if len(entries) != count:
-        raise ValueError(f"{text} has {_count(len(entries), 'entry')} for {_count(count, what)}. {advice}")
-
-
-def _count(n: int, noun: str) -> str:
-    """Return a number and a noun, such as ``"2 axes"``."""
-    plural = {"entry": "entries", "axis": "axes", "array": "arrays"}
-    return f"{n} {noun if n == 1 else plural[noun]}"
+        raise ValueError(f"{text} has {counted(len(entries), 'entry')} for {counted(count, what)}. {advice}")

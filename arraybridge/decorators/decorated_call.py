@@ -420,10 +420,8 @@ class ConvertingCall(DecoratedCall):
         except FrameworkNotInstalledError:
             raise
         except MemoryConversionError as error:
-            error.add_call(f"{self.label}(), result")
-            if error.cast is not None:
-                error.advise(error.cast.in_function())
-            elif isinstance(error, GradientError):
+            error.blame_result(self.label)
+            if error.cast is None and isinstance(error, GradientError):
                 error.advise(_KEEP_VALUES)
             raise
         return result if self.options.contract is None else self.checked(result, self.options.contract)

@@ -28,6 +28,7 @@ import numpy as np
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError, nearest
+from arraybridge.formatting import one_of
 from arraybridge.frameworks.base import Framework
 
 __all__ = ["DtypeConversion"]
@@ -79,8 +80,8 @@ class DtypeConversion(Enum):
         text = value.lower() if isinstance(value, str) else ""
         if text in members:
             return members[text]
-        names = ", ".join(member.name.lower() for member in cls)
-        raise ValueError(f"{value!r} is not a DtypeConversion. Pass one of {names}{nearest(text, members)}.")
+        names = one_of(member.name.lower() for member in cls)
+        raise ValueError(f"{value!r} is not a DtypeConversion{nearest(text, members)}. Pass {names}.")
 
     @property
     def numpy_dtype(self) -> type[np.generic] | None:

@@ -19,7 +19,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decision import find_source
 from arraybridge.decorators import argument_conversion, decorated_call
 from arraybridge.decorators.dtype_conversion import DtypeConversion
-from arraybridge.decorators.gradient_operations import CallOperation
+from arraybridge.decorators.gradient_operations import CallOperation, blaming_result
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.wrapping import SelfArgument, kind_of_function, label_of
 from arraybridge.errors import ArrayNotSupportedError, GradientError, MemoryConversionError
@@ -128,7 +128,7 @@ class Flow(autodiff.Function):
             differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
-            if not error.is_in(f"{self.label}()"):
+            if not error.is_in(f"{self.label}()") and not error.is_in(f"{self.label}(), result"):
                 failed = len(leaves) < len(given)
                 error.add_call(
                     self._describe(len(leaves), given, own, structure) if failed else f"{self.label}()"
@@ -198,10 +198,15 @@ class Flow(autodiff.Function):
             x = np.asarray(leaf) if issubclass(type(leaf), np.generic) and is_array(leaf) else leaf
             if kind_of(x) is ARRAY:
                 self._check_result(x)
-                arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
+                arrays.append(x if framework.owns(x) else self._converted_result(x))
                 leaves[i] = _HOLE
         call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
         return arrays
+
+    def _converted_result(self, x: Any) -> Any:
+        """Return an array of another framework in the result as an array of the function's own framework."""
+        with blaming_result(self.label):
+            return convert_memory(x, self.name)
 
     def _check_result(self, x: Any) -> None:
         """Raise `ArrayNotSupportedError` for a sparse result, which has no gradient."""
@@ -211,8 +216,10 @@ class Flow(autodiff.Function):
                 f"A sparse array of {owner.sparse.title} is not a result that can be differentiated.",
                 source_type=owner.name,
                 reason="the result is a sparse array",
-                advice=Advice("Return its stored values, {}.", (owner.sparse.expressions(x).values,)),
-                place=f"{self.label}()",
+                advice=Advice(
+                    "Return its stored values, {}.", (owner.sparse.expressions(x).values,), name="result"
+                ),
+                place=f"{self.label}(), result",
             )
 
     def key(self, call: autodiff.Call) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -12,12 +13,24 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators import argument_conversion
 from arraybridge.decorators.results import Restoration
-from arraybridge.errors import GradientError
+from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff, read_only_memory, registry
 from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.unsupported import unsupported_dtype_error
 from arraybridge.tracing import trace_log
 from arraybridge.trees import arrays_of
+
+
+@contextmanager
+def blaming_result(label: str) -> Iterator[None]:
+    """Make errors of a conversion state that the result of a function cannot be converted."""
+    try:
+        yield
+    except MemoryConversionError as error:
+        if not error.is_in(f"{label}()"):  # such as JAX without x64, which gets advice for the call
+            error.blame_result(label)
+        raise
 
 
 class CallOperation(autodiff.Operation):
@@ -53,7 +66,8 @@ class CallOperation(autodiff.Operation):
         self.state = callee.random_state()
         results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
         self._check_captured(linear.captured)
-        results = self._to_caller(results, [arrays[0]] * len(results))
+        with blaming_result(self.label):
+            results = self._to_caller(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward pass reads the arguments and the constants
             spans = list(map(self.caller.autodiff.span, arrays))
             self._copy_shared(results, spans + [callee.span(x) for x, _ in self.versions])
@@ -76,7 +90,8 @@ class CallOperation(autodiff.Operation):
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
         entered = self._to_callee([read_only_memory.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
-        return [convert_memory(y, "numpy", grad="detach") for y in results]
+        with blaming_result(self.label):
+            return [convert_memory(y, "numpy", grad="detach") for y in results]
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run the function again on arrays of the callee, with the random numbers of the first run."""
@@ -104,6 +119,11 @@ class CallOperation(autodiff.Operation):
         predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
         if self.differentiated:
             self._check_captured(captured)
+        with blaming_result(self.label):
+            for _, dtype in predicted:
+                if self.callee.dtypes is not None and dtype not in self.callee.dtypes:
+                    instead = "no other framework has this dtype; return an array of another dtype"
+                    raise unsupported_dtype_error(self.callee, dtype, instead)
         return predicted
 
     # -- its pullback ------------------------------------------------------------------------------

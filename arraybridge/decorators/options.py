@@ -15,6 +15,7 @@ from arraybridge.conversion.request import dtype_name
 from arraybridge.decorators.dtype_conversion import DtypeConversion, DtypeConversionName
 from arraybridge.device import Device
 from arraybridge.errors import UnknownFrameworkError, nearest
+from arraybridge.formatting import either, one_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.device_access import CPU
 from arraybridge.types import DeviceLike, FrameworkLike, GpuId
@@ -213,9 +214,9 @@ def _check_dtype(option: str, value: Any) -> str:
 def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
     """Return the member that a member, a name (``"preserve_input"``, ``"uint8"``) or a value denotes."""
     if not isinstance(value, (DtypeConversion, str)):
-        names = ", ".join(f"'{member.name.lower()}'" for member in DtypeConversion)
+        names = one_of(member.name.lower() for member in DtypeConversion)
         raise TypeError(
-            f"{option} expects a DtypeConversion or its name, got {type(value).__name__}. Pass one of"
+            f"{option} expects a DtypeConversion or its name, got {type(value).__name__}. Pass"
             f" {names}, or omit {option} to keep the dtype that the function returns."
         )
     try:
@@ -248,9 +249,8 @@ def _check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> Any:
     if type(value) in types and value in choices:
         return value
     error = ValueError if type(value) in types else TypeError
-    expected = " or ".join(map(repr, choices))
     hint = nearest(str(value), [str(choice) for choice in choices])
-    raise error(f"{option} must be {expected}, got {value!r}{hint}.")
+    raise error(f"{option}={value!r} must be {either(choices)}{hint}.")
 
 
 #: The check of each option. It is called with the name of the option and a value that is not the default.

@@ -96,14 +96,18 @@ def _next_step(x: Any) -> _Step | None:
     kind = x.type
     one = ".combine_chunks()" if hasattr(x, "combine_chunks") else ""
     if _is_number(kind):
-        return _Step("pass {}, without its nulls", ".drop_null()", x.drop_null())
+        return _Step("arrays cannot hold nulls; pass {}, without its nulls", ".drop_null()", x.drop_null())
     if types.is_temporal(kind):
         return _step_from_time(x)
     if types.is_decimal(kind):
-        return _Step("pass {}, which rounds its decimals", '.cast("float64")', x.cast("float64"))
+        return _Step(
+            "no array has its decimal type; pass {}, which rounds its decimals",
+            '.cast("float64")',
+            x.cast("float64"),
+        )
     if types.is_dictionary(kind):
         code = f"{one}.indices"
-        return _Step("pass the indices of its categories, {}", code, _in_one_chunk(x).indices)
+        return _Step("it holds categories; pass their indices, {}", code, _in_one_chunk(x).indices)
     if _is_text(kind):
         text = "it holds text or bytes; pass the index of each distinct value, {}"
         return _Step(text, ".dictionary_encode()", x.dictionary_encode())
@@ -117,7 +121,11 @@ def _step_from_time(x: Any) -> _Step | None:
     if x.type.bit_width > 64:
         return None
     dtype = "int32" if x.type.bit_width == 32 else "int64"
-    return _Step("pass {}, which counts units of time", f'.cast("{dtype}")', x.cast(dtype))
+    return _Step(
+        "it holds dates, times or durations, not numbers; pass {}, which counts time units",
+        f'.cast("{dtype}")',
+        x.cast(dtype),
+    )
 
 
 def _step_from_extension(x: Any, one: str) -> _Step | None:
@@ -126,9 +134,13 @@ def _step_from_extension(x: Any, one: str) -> _Step | None:
         return None
     values = _in_one_chunk(x)
     if x.type.extension_name != "arrow.fixed_shape_tensor":
-        return _Step("pass its storage array, {}", f"{one}.storage", values.storage)
+        return _Step(
+            "no array has its extension type; pass its storage array, {}", f"{one}.storage", values.storage
+        )
     if values.null_count:
-        return _Step("pass the elements of its tensors, {}", f"{one}.storage", values.storage)
+        return _Step(
+            "arrays cannot hold nulls; pass the elements of its tensors, {}", f"{one}.storage", values.storage
+        )
     return _Step("pass its tensors in one array, {}", f"{one}.to_numpy_ndarray()", values.to_numpy_ndarray())
 
 

@@ -563,8 +563,9 @@ def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
 
 def unpredictable_shapes_error(label: str, why: object) -> GradientError:
     """Return the error for a function whose result shapes cannot be predicted."""
+    cause = str(why).removesuffix(".")
     return GradientError(
-        f"inside jax.jit, the shapes of its results must be predicted, which failed: {why}. Shapes that"
+        f"inside jax.jit, the shapes of its results must be predicted, which failed: {cause}. Shapes that"
         " depend on values, and functions that read values, cannot be predicted.",
         reason="shapes cannot be predicted",
         advice="Call it outside of jax.jit.",

@@ -225,11 +225,11 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "datasets": _of_datasets,
     "astropy": _of_astropy,
     "pyarrow": _of_pyarrow,
-    "sparse": _always("pass {}", "{x}.todense()"),
-    "pyopencl": _always("pass {}", "{x}.get()"),
-    "numba": _always("pass {}", "{x}.copy_to_host()"),
+    "sparse": _always("it is sparse; pass {}", "{x}.todense()"),
+    "pyopencl": _always("its memory is on an OpenCL device; pass {}", "{x}.get()"),
+    "numba": _always("its memory is on a GPU; pass {}", "{x}.copy_to_host()"),
     "dask": _always(
-        "pass {}, or process its blocks with arraybridge.dask.map_blocks(fn, x)", "{x}.compute()"
+        "it is lazy; pass {}, or process its blocks with arraybridge.dask.map_blocks(fn, x)", "{x}.compute()"
     ),
     "pint": _always("its unit would be lost; pass {}", "{x}.magnitude"),
 }
@@ -286,7 +286,9 @@ def _of_scalar(x: Any) -> Advice:
     if isinstance(x, np.void) and x.dtype.names:
         return Advice("convert its fields one at a time: {}", (f"{{x}}[{literal(repr(x.dtype.names[0]))}]",))
     if isinstance(x, (np.datetime64, np.timedelta64)):
-        return Advice("pass {}, which counts time units", ('np.asarray({x}).astype("int64")',))
+        return Advice(
+            "it is not a number; pass {}, which counts time units", ('np.asarray({x}).astype("int64")',)
+        )
     if isinstance(x, np.generic) and not gives_numbers(lambda: np.float64(x)):
         return Advice(
             "it is not a number; pass its bytes, {}", ("np.frombuffer(np.asarray({x}).tobytes(), np.uint8)",)

@@ -237,23 +237,28 @@ def _advice_for_elements(x: Any) -> tuple[str, ...]:
     names = x.dtype.names
     values = "{x}" if isinstance(x, np.ndarray) else "{x}[...]"
     if kind in "Mm":
-        instead = "pass {}, which counts time units, with the smallest integer for NaT"
+        instead = (
+            "their elements are dates or durations, not numbers; pass {}, which counts time units, with the"
+            " smallest integer for NaT"
+        )
         return instead, f'{values}.astype("int64")'
     if names:
-        return "convert its fields one at a time: {}", f"{values}[{literal(repr(names[0]))}]"
+        instead = "their elements are structs; pass one field at a time, {}"
+        return instead, f"{values}[{literal(repr(names[0]))}]"
     if kind == "V":
-        instead = "it has no fields and no numbers; pass its bytes, {}"
+        instead = "their elements have no fields and are not numbers; pass their bytes, {}"
         return instead, f"np.frombuffer({values}.tobytes(), np.uint8)"
     is_text = kind != "O" or (x.dtype.metadata or {}).get("vlen") in (str, bytes)  # h5py's strings
     if isinstance(x, np.ndarray) and _are_numbers(x):
         if kind == "O":
-            return "its elements are numeric objects; pass {}, in which None becomes NaN", "{x}.astype(float)"
-        return "its elements are texts that represent numbers; pass {}", "{x}.astype(float)"
+            instead = "their elements are numeric objects; pass {}, in which None becomes NaN"
+            return instead, "{x}.astype(float)"
+        return "their elements are texts that represent numbers; pass {}", "{x}.astype(float)"
     if not is_text:
         elements = f"{values.format(x='x')}.tolist()"
-        return (f"not all of its elements are numbers; convert them with convert_tree({elements}, target)",)
+        return (f"not all of their elements are numbers; convert them with convert_tree({elements}, target)",)
     numbers = f"np.unique({values}, return_inverse=True)[1]"
-    return "its strings are not numbers; pass the index of each distinct string, {}", numbers
+    return "their strings are not numbers; pass the index of each distinct string, {}", numbers
 
 
 def _are_numbers(x: np.ndarray) -> bool:

@@ -106,9 +106,9 @@ def _is_unsupported(column: Any) -> bool:
 # -- columns, indices and extension arrays ------------------------------------------------------------
 
 
-_CATEGORIES = "pass its category codes, {}"
-_SPARSE = "pass all of its values, {}"
-_INTERVALS = "pass the two ends of its intervals, {} and {}"
+_CATEGORIES = "it holds categories; pass their codes, {}"
+_SPARSE = "it is sparse; pass all of its values, {}"
+_INTERVALS = "it holds intervals; pass their two ends, {} and {}"
 #: The advice for a series, by the class of its dtype.
 _BY_COLUMN_DTYPE = {
     "CategoricalDtype": Advice(_CATEGORIES, ("{x}.cat.codes",)),
@@ -131,7 +131,10 @@ def _of_values(x: Any) -> Advice:
         return by_family[family]
     is_time = dtype.kind in "Mm" or family == "PeriodDtype"
     if is_time and gives_numbers(lambda: x.astype("int64")):
-        return Advice("pass {}, which counts time units", ('{x}.astype("int64")',))
+        return Advice(
+            "it holds dates or durations, not numbers; pass {}, which counts time units",
+            ('{x}.astype("int64")',),
+        )
     if hasattr(dtype, "numpy_dtype") and _is_number(dtype) and not np.any(x.isna()):
         return Advice("pass {}", ("{x}.to_numpy({x}.dtype.numpy_dtype)",))
     return _of_elements(x)
@@ -141,7 +144,10 @@ def _of_elements(x: Any) -> Advice:
     """Return the advice for numbers with nulls, for text, and for objects."""
     family = type(x.dtype).__name__
     if gives_numbers(lambda: x.to_numpy("float64", na_value=float("nan"))):
-        text = "pass {}, which converts nulls to NaN and rounds integers above 2**53"
+        text = (
+            "it does not store its values as an array of numbers; pass {}, which converts nulls to NaN and"
+            " rounds integers above 2**53"
+        )
         return Advice(text, ('{x}.to_numpy("float64", na_value=float("nan"))',))
     if gives_numbers(lambda: x.astype("float64")):
         return _NUMBER_TEXT

@@ -49,6 +49,7 @@ def _of_series(x: Any) -> Advice:
     code = _code_for(x)
     if code is None:
         return NO_NUMBERS
+    dtype = f"its dtype is {kind}, and no framework has arrays of that dtype"
     texts = {
         "Struct": "its rows are structs; pass one of their fields, {}",
         "String": "it holds text; pass the rank of each string, {}",
@@ -59,9 +60,9 @@ def _of_series(x: Any) -> Advice:
     elif x.dtype.is_nested():
         text = "its rows are lists; pass their elements in one array, {}"
     elif x.dtype.is_numeric():
-        text = "pass {}, which rounds its numbers"
+        text = f"{dtype}; pass {{}}, which rounds its numbers"
     else:
-        text = "pass the integers that represent its values, {}"
+        text = f"{dtype}; pass the integers that represent its values, {{}}"
     return Advice(text, (f"{{x}}{code}",))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from arraybridge.caches import empty_caches, new_cache, remember
 from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, error_text, nearest, warn
+from arraybridge.formatting import one_of
 from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.component import Component, component
@@ -371,7 +372,7 @@ def framework_name(name: FrameworkLike, option: str = "") -> str:
         by_keyword = " To select a device, pass it by keyword, as in device='cpu' or gpu_id=0."
     named = f"{option}={plain!r}" if option else repr(plain)
     raise UnknownFrameworkError(
-        f"{named} is not a known framework{suggestion}. Pass one of {', '.join(names)}.{by_keyword}"
+        f"{named} is not a known framework{suggestion}. Pass {one_of(names)}.{by_keyword}"
     )
 
 

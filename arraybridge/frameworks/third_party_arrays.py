@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,6 @@ from arraybridge.frameworks import dlpack_capsules, host_memory, read_only_memor
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.device_access import CPU
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.unsupported import unsupported_array_error
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [
@@ -108,9 +108,7 @@ def _dlpack_kind(x: Any) -> int | None:
         raise
     except Exception as error:  # third-party code may raise anything
         what = f"an array of type {type(x).__qualname__}"
-        raise unsupported_array_error(
-            FOREIGN_HOST, what, f"its __dlpack_device__() fails: {error_text(error)}"
-        ) from error
+        raise _unreadable_error(what, f"its __dlpack_device__() fails: {error_text(error)}") from error
 
 
 def framework_of_producer(x: Any) -> tuple[Framework, Any]:
@@ -144,9 +142,7 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
     except Exception as error:  # third-party code may raise anything
         what = f"an array of type {type(x).__qualname__}"
         fix = "Correct its __array_interface__ or __dlpack__, or pass a NumPy array of its values"
-        raise unsupported_array_error(
-            FOREIGN_HOST, what, f"its memory cannot be read: {error_text(error)}. {fix}"
-        ) from error
+        raise _unreadable_error(what, f"its memory cannot be read: {error_text(error)}. {fix}") from error
 
 
 def _interface_of(x: Any, protocol: str) -> Any:
@@ -158,9 +154,7 @@ def _check_mask(x: Any, interface: Any) -> None:
     """Raise `ArrayNotSupportedError` if an array interface has a mask, which its readers ignore."""
     if isinstance(interface, dict) and interface.get("mask") is not None:
         what = f"a masked array of type {type(x).__qualname__}"
-        raise unsupported_array_error(
-            FOREIGN_HOST, what, "its mask would be lost; pass its values without it"
-        )
+        raise _unreadable_error(what, "its mask would be lost; pass its values without it")
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
@@ -180,7 +174,14 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
             if failed is None:
                 instead = f"{name} cannot read it here ({error_text(error)}); copy it to the host first"
                 failed = error
-    raise unsupported_array_error(FOREIGN_HOST, "a CUDA array", instead) from failed
+    raise _unreadable_error("a CUDA array", instead) from failed
+
+
+def _unreadable_error(what: str, instead: str) -> ArrayNotSupportedError:
+    """Return the error for a third-party array. Its message names no framework, since it belongs to none."""
+    return ArrayNotSupportedError(
+        f"{what} cannot be converted", source_type=FOREIGN_HOST.name, reason=what, advice=instead
+    )
 
 
 def _reader_of(kind: int) -> Framework | None:
@@ -229,7 +230,7 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
         f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
         f" host{why}; copy it to the host with its own library first"
     )
-    raise unsupported_array_error(FOREIGN_HOST, f"an array on {_named(kind)}", instead) from failed
+    raise _unreadable_error(f"an array on {_named(kind)}", instead) from failed
 
 
 def _named(kind: int) -> str:
@@ -342,11 +343,19 @@ def _open(x: Any, read: Callable[[Any], Any]) -> Any:
 # -- other objects ---------------------------------------------------------------------------------------
 
 
+def _class_name(cls: type) -> str:
+    """Return the name by which users import a class, such as ``polars.Series``, or else its full name."""
+    top = str(cls.__module__).partition(".")[0]
+    if vars(sys.modules.get(top, builtins)).get(cls.__name__) is cls:
+        return f"{top}.{cls.__name__}".removeprefix("builtins.")
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+
+
 def unknown_array_error(x: Any) -> UnknownArrayError:
     """Return the error for an object that is not an array, with advice."""
     from arraybridge.frameworks.non_array_advice import advice_for_object  # only errors need it
 
-    cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    cls = _class_name(type(x))
     return UnknownArrayError(
         f"an object of type {cls} is not an array",
         reason=f"{cls} is not an array",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from arraybridge.errors import nearest
-from arraybridge.formatting import Contents, Table, format_bytes
+from arraybridge.formatting import Contents, Table, format_bytes, one_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.stats import holdings
@@ -114,7 +114,7 @@ class MemoryPeak(Table):
             cause = f"{holder} has not initialized a device, or does not report its memory use."
         else:
             cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
-        raise KeyError(f"no row for {holder!r}: {cause} Pass one of {', '.join(map(repr, holders))}.")
+        raise KeyError(f"no row for {holder!r}: {cause} Pass {one_of(holders)}.")
 
     def _table(self) -> Contents:
         rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]

@@ -20,6 +20,7 @@ from arraybridge.batches import Joined
 from arraybridge.caches import new_cache, remember
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, note_on, text_of
+from arraybridge.formatting import counted
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import conversion_errors
 from arraybridge.frameworks.registry import loaded
@@ -362,7 +363,7 @@ class _Recovery:
         """Return the result of the whole call, after retries; with ``split``, continue in parts."""
         rows = batches.rows(self.batch, self.axis) if split or faults else None
         attempts = 1 + (min(self.retries, 1) if split else self.retries)
-        what = f"{rows} rows" if split else f"one of {attempts} attempts"
+        what = f"one of {attempts} attempts" if rows is None or not split else counted(rows, "row")
         result = self._tried(partial(self._attempt, rows, 0, rows), attempts, what)
         if self.failure is None:
             return result
@@ -390,13 +391,16 @@ class _Recovery:
             if self.failure is not None and size < 2 * least:
                 self._give_up(_too_large_a_part(size, rows, least))
             if self.failure is not None:
-                then = f"continuing with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
-                self._clean_up("split", f"{size} rows", then)
+                done = f"{joined.done} of {rows} rows are done"
+                then = f"continuing with {counted(size // 2, 'row')} at a time ({done})"
+                self._clean_up("split", counted(size, "row"), then)
                 size //= 2
             count = _portion(rows - joined.done, size, least)
             # Parts of the smallest size are tried twice, because they cannot be halved.
             attempts = 2 if count < 2 * least else 1
-            result = self._tried(partial(self._attempt, rows, joined.done, count), attempts, f"{count} rows")
+            result = self._tried(
+                partial(self._attempt, rows, joined.done, count), attempts, counted(count, "row")
+            )
             if self.failure is None:
                 self._join(partial(joined.add, result, count))
             else:

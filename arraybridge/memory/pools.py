@@ -16,6 +16,7 @@ from arraybridge.conversion.device_resolution import resolve_device
 from arraybridge.conversion.request import dtype_name
 from arraybridge.device import Device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
+from arraybridge.formatting import one_of
 from arraybridge.frameworks import dtype_names, host_memory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.batching import Batching
@@ -272,7 +273,7 @@ def _check_dtype(owner: Framework, name: str, shape: tuple[int, ...]) -> None:
         owner.supports(name, shape)
     except DtypeNotSupportedError as error:
         # The advice of this error is to cast, but a new array has no values to cast.
-        advice = f"Pass one of {', '.join(sorted(owner.dtypes))}." if owner.dtypes else ""
+        advice = f"Pass {one_of(sorted(owner.dtypes))}." if owner.dtypes else ""
         raise DtypeNotSupportedError(
             f"{error.reason}.", target_type=owner.name, reason=error.reason, advice=advice
         ) from None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from arraybridge import hardware
 from arraybridge.device import Device
-from arraybridge.formatting import Contents, Table, format_bytes
+from arraybridge.formatting import Contents, Table, format_bytes, one_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.accelerator_memory import Holding
 from arraybridge.frameworks.registry import loaded
@@ -79,8 +79,8 @@ class MemoryStats(Table):
         for one in self.devices:
             if one.device == str(device):
                 return one
-        names = ", ".join(one.device for one in self.devices)
-        raise KeyError(f"no device {device!r}. Pass one of {names}.")
+        names = one_of(one.device for one in self.devices)
+        raise KeyError(f"no device {device!r}. Pass {names}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reading as dicts, lists, strings and numbers, ready for JSON."""

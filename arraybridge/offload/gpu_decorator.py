@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from arraybridge.conversion.device_resolution import Placement, check_placement
 from arraybridge.decorators.wrapping import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.errors import UnknownFrameworkError, nearest
+from arraybridge.formatting import one_of
 from arraybridge.frameworks import registry
 from arraybridge.types import FrameworkLike, GpuId
 from arraybridge.validation import whole_number
@@ -129,12 +130,11 @@ def _check_backend(backend: FrameworkLike) -> str:
         name = registry.framework_name(backend, "backend")
     except UnknownFrameworkError:
         raise UnknownFrameworkError(
-            f"backend={backend!r} is not a known framework{nearest(backend, names)}. Pass one of"
-            f" {', '.join(names)}."
+            f"backend={backend!r} is not a known framework{nearest(backend, names)}. Pass {one_of(names)}."
         ) from None
     if registry.metadata_of(name).runs_numpy_code is False:
         raise ValueError(
-            f"backend={name!r} does not run NumPy-style functions on a GPU. Pass one of {', '.join(names)}."
+            f"backend={name!r} does not run NumPy-style functions on a GPU. Pass {one_of(names)}."
         )
     return name
 

@@ -26,7 +26,7 @@ from arraybridge.parallel.function_devices import placement
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.workers import Shown, Work, Worker, noting
+from arraybridge.parallel.workers import Shown, Work, Worker, note_on_argument_count, noting
 from arraybridge.trees import map_arrays
 from arraybridge.types import DeviceLike
 from arraybridge.validation import bool_option, whole_number
@@ -163,9 +163,21 @@ def _prepared(fn: Any, setup: Any, device: Device) -> Work:
         with noting(f"in setup, on {device}"):
             made = (setup(),)
     if _own_framework(fn) is None:
-        return lambda item: fn(*made, _move(item, device))
+        return lambda item: _call(fn, *made, _move(item, device))
     # A decorated function moves its arrays to the device itself, from any framework.
-    return lambda item: fn(*made, item)
+    return lambda item: _call(fn, *made, item)
+
+
+def _call(fn: Any, *args: Any) -> Any:
+    try:
+        return fn(*args)
+    except TypeError as error:
+        got = (
+            "one argument, the item" if len(args) == 1 else "two arguments, the result of setup= and the item"
+        )
+        note = f"arraybridge: device_map calls the function with {got}. Set others with functools.partial."
+        note_on_argument_count(error, fn, len(args), note)
+        raise
 
 
 def _move(item: Any, device: Device) -> Any:

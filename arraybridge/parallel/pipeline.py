@@ -15,13 +15,13 @@ import numpy as np
 from arraybridge.batches import Joined, part, plain, snapshot
 from arraybridge.carriers.sources import source_of
 from arraybridge.decorators.wrapping import name_of
-from arraybridge.formatting import Contents, Table, format_seconds
+from arraybridge.formatting import Contents, Table, counted, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.streams import identity
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, nothing
+from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, note_on_argument_count, nothing
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.validation import bool_option, whole_number
@@ -29,6 +29,10 @@ from arraybridge.validation import bool_option, whole_number
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
 _MISSING: Any = object()
+_ONE_ARGUMENT = (
+    "arraybridge: A stage gets one argument: the item or the result of the stage before it. Set other"
+    " arguments with functools.partial, or return several values as a tuple in the stage before it."
+)
 
 
 class Pipeline:
@@ -192,7 +196,7 @@ class Pipeline:
         @contextmanager
         def working(worker: Worker) -> Iterator[Work]:
             with enter(worker) as call:
-                yield lambda item: then(_check_result(call(item), label))
+                yield lambda item: then(_run_stage(stage, label, call, item))
 
         return Worker(
             working,
@@ -208,8 +212,8 @@ class Pipeline:
         arrays = arrays_of(batch)
         if not arrays:
             raise TypeError(
-                "The batch contains no array, so it cannot be split. Pass single items to"
-                " pipeline.map(items)."
+                f"A call splits its batch into parts, but got a {type(batch).__name__} without arrays. Pass"
+                " an array, such as np.asarray(numbers). To process items unsplit, use pipeline.map(items)."
             )
         counts = []
         for x in arrays:
@@ -243,10 +247,9 @@ class Pipeline:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
 
     def __str__(self) -> str:
-        plural = "" if self.microbatches == 1 else "es"
         rows = self._drawn()
         width, place_width = (max(len(row[i]) for row in rows) for i in (0, 1))
-        lines = [f"Pipeline, {self.microbatches} microbatch{plural} along axis {self.axis}", "  input"]
+        lines = [f"Pipeline, {counted(self.microbatches, 'microbatch')} along axis {self.axis}", "  input"]
         for (name, place), before in zip(rows, ["input", *(name for name, _ in rows)], strict=False):
             lines.append(f"    ↓ queue of {self.queue_size}")
             lines.append(f"  {name.ljust(width)}  {place.ljust(place_width)}  waits for {before}")
@@ -278,7 +281,13 @@ class Pipeline:
         return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
-def _check_result(result: Any, label: str) -> Any:
+def _run_stage(stage: Any, label: str, call: Work, item: Any) -> Any:
+    """Return the result of a stage for an item; ``call`` runs the stage, possibly in another process."""
+    try:
+        result = call(item)
+    except TypeError as error:
+        note_on_argument_count(error, stage, 1, _ONE_ARGUMENT)
+        raise
     if result is None:
         raise TypeError(f"{label} returned None. A stage must return the input of the next stage.")
     return result

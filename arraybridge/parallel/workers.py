@@ -8,6 +8,7 @@ ready (see `stream_synchronization`). An exception takes the place of the item's
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -118,6 +119,18 @@ def noting(note: str) -> Iterator[None]:
     except BaseException as error:
         note_on(error, note)
         raise
+
+
+def note_on_argument_count(error: TypeError, fn: Any, count: int, note: str) -> None:
+    """Add a note to an error of a function that cannot be called with that many arguments."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # it has no signature
+        return
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        note_on(error, note)
 
 
 def nothing() -> None:

@@ -156,7 +156,8 @@ def _chosen_promises(only: str | Iterable[str] | None) -> list[str]:
     names = [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in PROMISES]:
         raise ValueError(
-            f"Unknown promise: {', '.join(map(repr, unknown))}. Pass any of {', '.join(PROMISES)}."
+            f"only={only!r} contains {', '.join(map(repr, unknown))}, which is not a promise. Pass any of"
+            f" {', '.join(map(repr, PROMISES))}."
         )
     return names
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from arraybridge import copy_advice
 from arraybridge.copy_advice import Copy
-from arraybridge.formatting import Contents, Table, format_bytes, format_seconds
+from arraybridge.formatting import Contents, Table, counted, format_bytes, format_seconds
 from arraybridge.tracing.events import CONVERSIONS, Event
 from arraybridge.tracing.user_lines import source_line
 from arraybridge.validation import whole_number
@@ -106,10 +106,9 @@ class HotSpots(Table, Sequence[HotSpot]):
         return _HEAD, rows, _HEAD[1:4], self._summary()
 
     def _summary(self) -> str:
-        plural = "" if self.lines == 1 else "s"
         copied = format_bytes(self.nbytes)
         seconds = format_seconds(self.seconds)
-        parts = [f"{self.lines} line{plural}, {copied} copied, {seconds}"]
+        parts = [f"{counted(self.lines, 'line')}, {copied} copied, {seconds}"]
         if len(self) < self.lines:
             parts.append(f"showing the first {len(self)}")
         if self.shared:

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
 from threading import RLock, current_thread, get_ident
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self, overload
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.formatting import Contents, Table, format_bytes, format_seconds
+from arraybridge.formatting import Contents, Table, counted, format_bytes, format_seconds
 from arraybridge.frameworks import registry
 from arraybridge.hooks import hooks
 from arraybridge.route import Route
@@ -96,6 +96,13 @@ class TraceLog(Table):
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self.records)
+
+    @overload
+    def __getitem__(self, index: int) -> Route: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Route]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self.records[index]
 
     def _event(self, record: Record, lines: dict[tuple[int, int], int]) -> Event:
         """Return a record as an event; ``lines`` caches the line number of each instruction."""
@@ -195,9 +202,8 @@ class TraceLog(Table):
         return plot(self.events, path)
 
     def __repr__(self) -> str:
-        plural = "" if len(self) == 1 else "s"
         copied = format_bytes(self.total_bytes_copied)
-        return f"<TraceLog of {len(self)} conversion{plural}, {copied} copied>"
+        return f"<TraceLog of {counted(len(self), 'conversion')}, {copied} copied>"
 
     def _table(self) -> Contents:
         """Return a row per conversion; for a long log, only the first and last ones."""
@@ -210,13 +216,12 @@ class TraceLog(Table):
         return _COLUMNS, rows, (), summary
 
     def _summary(self, conversions: int) -> str:
-        plural = "" if conversions == 1 else "s"
         copied = format_bytes(self.total_bytes_copied)
         took = format_seconds(self.total_seconds)
         dropped = (
             f"; the oldest {self.dropped} events were dropped (limit={self._limit})" if self.dropped else ""
         )
-        return f"{conversions} conversion{plural}, {copied} copied, {took}{dropped}"
+        return f"{counted(conversions, 'conversion')}, {copied} copied, {took}{dropped}"
 
     def __str__(self) -> str:
         return super().__str__() if self.records else "no conversions"
@@ -267,7 +272,7 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
 
 
 @contextmanager
-def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
+def trace(*_misplaced: Never, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """Record the conversions and related events of this thread or task.
 
     This includes the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators. The events are
@@ -284,7 +289,8 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
         The `TraceLog`; see its ``records``, ``events``, ``hotspots()`` and ``save("run.json")``.
 
     Raises:
-        TypeError, ValueError: If ``limit`` is not a positive whole number, or ``foreign`` is not a bool.
+        TypeError, ValueError: If ``limit`` is not a positive whole number, ``foreign`` is not a bool, or an
+            argument is passed by position.
 
     >>> import numpy as np, arraybridge
     >>> with arraybridge.trace() as log:
@@ -292,6 +298,11 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
     >>> log.records[0].method, log.total_bytes_copied
     ('same', 0)
     """
+    if _misplaced:
+        raise TypeError(
+            f"trace() takes its options by keyword, got {', '.join(map(repr, _misplaced))}. To write a file,"
+            " name the log, as in `with trace() as log:`, and call log.save('run.json') after the block."
+        )
     log = TraceLog(limit, foreign)
     with _open_in_context(log), _intercept_native_calls(log):
         yield log

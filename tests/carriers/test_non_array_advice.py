@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -561,6 +561,9 @@ def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
     advice = Advice("pass {} or {}", ("{x}.filled(0)", "np.exp({x})"))
     assert str(advice) == "pass x.filled(0) or np.exp(x)"
     assert str(advice.about("{x}.data")) == "pass x.data.filled(0) or np.exp(x.data)"
+    of_result = advice.about_result()
+    assert str(of_result) == "pass result.filled(0) or np.exp(result). Return that from the function instead."
+    assert of_result.code() == advice.code()
     error = MemoryConversionError("it has a mask", advice=advice)
     assert str(error) == "it has a mask: pass x.filled(0) or np.exp(x)"
     assert (error.advice, error.expressions) == (str(advice), ("x.filled(0)", "np.exp(x)"))
@@ -635,6 +638,33 @@ def test_a_frame_of_one_unsupported_dtype_is_not_described_as_several_dtypes() -
         ab.UnknownArrayError, match=r"none of its columns converts as it is; pass one as numbers, x"
     ):
         ab.to_numpy(text)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        ("Date", "pass the integers that represent its values, x.to_physical()"),
+        ("Datetime", "pass the integers that represent its values, x.to_physical()"),
+        ("Int128", "pass x.cast(float), which rounds its numbers"),
+    ],
+)
+def test_errors_for_polars_series_name_the_dtype_and_the_class(dtype: str, advice: str) -> None:
+    polars = package("polars")
+    series = polars.Series([1]).cast(getattr(polars, dtype))
+    with pytest.raises(ab.UnknownArrayError) as caught:
+        ab.to_torch(series)
+    assert str(caught.value) == (
+        "an object of type polars.Series is not an array: its dtype is"
+        f" {dtype}, and no framework has arrays of that dtype; {advice}"
+    )
+
+
+def test_errors_for_arrays_of_third_party_classes_name_no_framework() -> None:
+    class Producer:
+        __array_interface__: ClassVar = {"shape": (2,)}
+
+    with pytest.raises(ab.ArrayNotSupportedError, match=r"Producer cannot be converted: its memory cannot"):
+        ab.to_numpy(Producer())
 
 
 def test_groups_without_arrays_and_expressions_get_advice(tmp_path: Path) -> None:

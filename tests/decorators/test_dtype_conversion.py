@@ -127,12 +127,12 @@ def test_misspelled_conversion_raises_with_a_suggestion() -> None:
         arraybridge.numpy(dtype_conversion="unit8")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="expects a DtypeConversion or its name, got int"):
         arraybridge.numpy(dtype_conversion=3)  # type: ignore[call-overload]
-    names = ", ".join(typing.get_args(DtypeConversionName))
-    message = rf"'unit8' is not a DtypeConversion\. Pass one of {names} \(did you mean 'uint8'\?\)\.$"
+    names = ", ".join(map(repr, typing.get_args(DtypeConversionName)))
+    message = rf"'unit8' is not a DtypeConversion \(did you mean 'uint8'\?\)\. Pass one of {names}\.$"
     with pytest.raises(ValueError, match="^" + message):
         DtypeConversion("unit8")
     with pytest.raises(
-        ValueError, match=r"^dtype\('uint8'\) is not a DtypeConversion\. Pass one of .* float64\.$"
+        ValueError, match=r"^dtype\('uint8'\) is not a DtypeConversion\. Pass one of .* 'float64'\.$"
     ):
         DtypeConversion(np.dtype("uint8"))
     with pytest.raises(ValueError, match="^dtype_conversion=" + message):

@@ -167,7 +167,7 @@ def test_dtypes_that_a_framework_lacks_are_not_to_be_cast(fake: FakeFramework) -
         with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
             BufferPool(1000).take(3, dtype, "fake")
         name = str(dtype).removeprefix("torch.")
-        assert str(caught.value) == f"fake has no dtype {name}. Pass one of float32, uint8."
+        assert str(caught.value) == f"fake has no dtype {name}. Pass one of 'float32', 'uint8'."
         assert (caught.value.target_type, caught.value.cast) == ("fake", None)
 
 

@@ -328,7 +328,7 @@ def test_explain_reports_why_no_gpu_is_used() -> None:
     ("options", "error", "message"),
     [
         ({"gpu_id": -1}, ValueError, "GPU number"),
-        ({"backend": "tensorflow"}, ValueError, "cupy, torch, jax"),
+        ({"backend": "tensorflow"}, ValueError, "'cupy', 'torch', 'jax'"),
         ({"backend": "pytorch"}, ValueError, "torch"),
         ({"split_axis": 1.5}, TypeError, "must be an int"),
     ],
@@ -343,7 +343,7 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
 )
 def test_wrong_backends_list_those_that_run_numpy_code(name: str, suggestion: str) -> None:
     hint = rf" \(did you mean '{suggestion}'\?\)" if suggestion else ""
-    message = rf"^backend='{name}' .*{hint}\. Pass one of cupy, torch, jax\.$"
+    message = rf"^backend='{name}' .*{hint}\. Pass one of 'cupy', 'torch', 'jax'\.$"
     with pytest.raises(ValueError, match=message) as caught:
         gpu(backend=name)
     assert isinstance(caught.value, UnknownFrameworkError) == (name != "tensorflow")

@@ -119,6 +119,14 @@ def test_setup_makes_one_model_per_worker(jax_devices: Any) -> None:
             np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(3.0) * i)
 
 
+@pytest.mark.parametrize("setup", [None, dict])
+def test_errors_of_functions_with_other_parameters_state_the_arguments(setup: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        list(device_map(functions.apply_model if setup is None else len, [1], "cpu", setup=setup))
+    count = "one argument" if setup is None else "two arguments"
+    assert any(f"calls the function with {count}" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_setup_errors_name_the_device(processes: bool) -> None:
     with pytest.raises(LookupError, match="no model here") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,34 @@ class OwnError(Exception):
     pass
 
 
+def scaled(x: Any, factor: Any) -> Any:
+    return x * factor
+
+
+@pytest.mark.parametrize("stage", [scaled, np.add, arraybridge.numpy(scaled)])
+def test_errors_of_stages_with_two_parameters_state_what_a_stage_gets(stage: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        Pipeline(double, stage)(np.arange(8))
+    assert any("A stage gets one argument" in note for note in caught.value.__notes__)
+    assert Pipeline(double, partial(scaled, factor=3))(np.arange(3)).tolist() == [0, 6, 12]
+
+
+def test_other_type_errors_of_stages_get_no_note_about_arguments() -> None:
+    with pytest.raises(TypeError) as caught:
+        Pipeline(double, len)(np.arange(8)[0])
+    assert "gets one argument" not in "".join(getattr(caught.value, "__notes__", ()))
+    with pytest.raises(TypeError) as caught:
+        list(Pipeline(len).map([5]))
+    assert caught.value.__notes__ == ["in stage 0 (len), item 0"]
+
+
+@pytest.mark.parametrize(("batch", "kind"), [("abc", "str"), ([1.0, 2.0], "list"), (5, "int")])
+def test_batches_without_arrays_raise(batch: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"got a {kind} without arrays\. Pass an array") as caught:
+        Pipeline(double)(batch)
+    assert "pipeline.map(items)" in str(caught.value)
+
+
 def test_batch_errors_name_stage_and_microbatch() -> None:
     def fail(x: Any) -> Any:
         if 6 in x:
@@ -159,7 +188,7 @@ def test_jax_errors_are_raised_by_their_own_stage() -> None:
         (lambda: Pipeline(double, axis="x"), TypeError, "axis='x'"),  # type: ignore[arg-type]
         (lambda: Pipeline(double).map(3), TypeError, "an iterable of items"),  # type: ignore[arg-type]
         (lambda: list(Pipeline(lambda x: None, double).map([1])), TypeError, "returned None"),
-        (lambda: Pipeline(double)([1, 2]), TypeError, "contains no array"),
+        (lambda: Pipeline(double)([1, 2]), TypeError, "list without arrays"),
         (lambda: Pipeline(double)(np.ones(4), np.ones(4)), TypeError, r"pipeline\(\(x, mask\)\)"),
         (lambda: Pipeline(double)(x=np.ones(4), mask=np.ones(4)), TypeError, r"pipeline\(\{'x': x"),
         (lambda: Pipeline(double)(np.ones(4), mask=np.ones(4)), TypeError, "takes one batch"),

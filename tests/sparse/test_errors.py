@@ -196,6 +196,19 @@ def test_frameworks_without_sparse_arrays_report_the_dense_size() -> None:
             call(x, "pyclesperanto")
     assert caught.value.expressions == ("x.data", "x.toarray()")
     assert "149.0 GiB" in str(caught.value)
+    assert "cast" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+def test_advice_to_densify_names_a_cast_if_the_target_needs_one(dtype: str) -> None:
+    require("pyclesperanto")
+    contents = np.array([[0, 1], [2, 0]], dtype)
+    with pytest.raises(ArrayNotSupportedError, match="does not have sparse arrays") as caught:
+        convert_memory(scipy_sparse.csr_array(contents), "pyclesperanto")
+    cast = {"float64": "float32", "int64": "int32", "bool": "uint8"}[dtype]
+    assert f'cast with dtype="{cast}", because pyclesperanto has no dtype {dtype}.' in caught.value.advice
+    result = convert_memory(scipy_sparse.csr_array(contents).toarray(), "pyclesperanto", dtype=cast)
+    np.testing.assert_array_equal(arraybridge.to_numpy(result), contents)
 
 
 def test_dense_functions_name_the_stored_values() -> None:

@@ -450,7 +450,8 @@ class JaxFramework(Framework):
             raise unsupported_array_error(
                 self,
                 "an array that spans processes",
-                "gather it first, for example with jax.experimental.multihost_utils.process_allgather",
+                "its other parts are in other processes. Gather it first, for example with"
+                " jax.experimental.multihost_utils.process_allgather",
             )
 
     def dtype_name(self, x: jax.Array) -> str:
@@ -506,12 +507,18 @@ def _unsupported_dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupp
     name = dtype_names.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return unsupported_dtype_error(
-            framework, x.dtype, "pass the data of the key, {}", "jax.random.key_data({x})"
+            framework,
+            x.dtype,
+            "their elements are random keys, not numbers; pass the data of the key, {}",
+            "jax.random.key_data({x})",
         )
     if is_sub_byte(name):
         return sub_byte_dtype_error(framework, name)
     return unsupported_dtype_error(
-        framework, x.dtype, "pass {}, which may round its values", '{x}.astype("float32")'
+        framework,
+        x.dtype,
+        "no other framework has this dtype; pass {}, which may round the values",
+        '{x}.astype("float32")',
     )
 
 

@@ -274,7 +274,8 @@ class ImageFramework(Framework):
         if 0 in shape:
             instead = "its arrays need at least one element. Keep empty arrays in another framework"
         elif not 1 <= len(shape) <= _MAX_RANK:
-            instead = f"it supports 1 to {_MAX_RANK} axes; reshape the array, or convert it plane by plane"
+            fix = "reshape the array, or convert it plane by plane" if shape else "reshape it to (1,)"
+            instead = f"it supports 1 to {_MAX_RANK} axes; {fix}"
         if instead:
             raise no_counterpart_error(self, f"an array of shape {shape}", instead)
 

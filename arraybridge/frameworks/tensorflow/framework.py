@@ -325,7 +325,10 @@ class TensorflowFramework(Framework):
             raise sparse_array_error(self, x)
         if isinstance(x, tf.IndexedSlices):
             raise unsupported_array_error(
-                self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})"
+                self,
+                "an IndexedSlices gradient",
+                "it stores only some rows; pass the dense gradient, {}",
+                "tf.convert_to_tensor({x})",
             )
         if not isinstance(x, (_EAGER, tf.Variable)):
             raise unsupported_array_error(
@@ -393,7 +396,7 @@ def _check_not_quantized(framework: Framework, x: Any) -> None:
         raise unsupported_array_error(
             framework,
             "a quantized tensor",
-            "pass its integers without the scale, {}",
+            "no other framework has its quantized dtype; pass its integers without the scale, {}",
             f'tf.bitcast({{x}}, "{x.dtype.name[1:]}")',
         )
 
@@ -406,13 +409,16 @@ def _dtype_advice(x: Any) -> tuple[str, ...]:
             tf.strings.to_number(x)
         except tf.errors.OpError:
             return (
-                "its strings are not numbers. Pass the index of each distinct string, {}",
+                "their strings are not numbers. Pass the index of each distinct string, {}",
                 "tf.unique(tf.reshape({x}, [-1])).idx",
             )
-        return "its strings contain numbers. Pass {}", "tf.strings.to_number({x}, tf.float64)"
+        return "their strings contain numbers. Pass {}", "tf.strings.to_number({x}, tf.float64)"
     if dtype in (tf.resource, tf.variant):
-        return ("it is a handle, not a number. Pass the tensors to which it refers",)
-    return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider_dtype(dtype.name)}")'
+        return ("their elements are handles, not numbers. Pass the tensors to which they refer",)
+    return (
+        "no other framework has this dtype; pass {}, which holds every value",
+        f'tf.cast({{x}}, "{wider_dtype(dtype.name)}")',
+    )
 
 
 def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:

@@ -20,6 +20,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge import hardware
 from arraybridge.device import Device, gpu_device
+from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.frameworks import (
     cuda_driver,
     dlpack_capsules,
@@ -130,9 +131,15 @@ _DLPACK_DEVICE = _dlpack_device()
 def _dtype_advice(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the text of the advice for a dtype that other frameworks lack, and the expressions in it."""
     if dtype is torch.complex32:
-        return "pass {}, which holds every value", "{x}.to(torch.complex64)"
+        return (
+            "no other framework has this dtype; pass {}, which holds every value",
+            "{x}.to(torch.complex64)",
+        )
     # PyTorch casts neither sub-byte integers nor bits nor packed float4.
-    return "PyTorch cannot cast it either. Pass its packed bytes: {}", "{x}.view(torch.uint8)"
+    return (
+        "no other framework has this dtype, and PyTorch cannot cast it. Pass the packed bytes, {}",
+        "{x}.view(torch.uint8)",
+    )
 
 
 def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
@@ -496,7 +503,10 @@ class TorchFramework(Framework):
                 self, "a meta tensor", "it has no values. Pass a tensor on a real device"
             )
         if hasattr(type(x), "full_tensor"):
-            instead = "pass {}, the shard of this process, or {}, the whole tensor"
+            instead = (
+                "its parts are in several processes; pass {}, the part of this process, or {}, the whole"
+                " tensor"
+            )
             what = "a distributed tensor (DTensor)"
             raise unsupported_array_error(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
         if x.dtype not in NAMES:
@@ -509,7 +519,8 @@ class TorchFramework(Framework):
                 self,
                 "a traced, fake or batched tensor",
                 "it has no memory. Convert outside torch.compile, torch.export, FakeTensorMode and"
-                " torch.func transforms. Use a loop instead of vmap (is_grads_batched=True, vectorize=True)",
+                " torch.func transforms. Use a loop instead of vmap,"
+                " is_grads_batched=True or vectorize=True",
             )
 
     def dtype_name(self, x: torch.Tensor) -> str:
@@ -612,12 +623,14 @@ def _storage_is_too_small(x: torch.Tensor) -> bool:
 def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
     """Raise for nested and quantized tensors, which are not a single array of numbers."""
     if x.is_nested:
-        instead = "pass {}, with a padding value of your choice, or its parts, such as {}"
+        instead = (
+            "it holds several arrays; pass {}, with a padding value of your choice, or its parts, such as {}"
+        )
         raise unsupported_array_error(
             framework, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]"
         )
     if x.is_quantized:
-        instead = "pass {}, or its integers {} with its scale"
+        instead = "no other framework has its quantized dtype; pass {}, or its integers {} with its scale"
         raise unsupported_array_error(
             framework, "a quantized tensor", instead, "{x}.dequantize()", "{x}.int_repr()"
         )
@@ -625,7 +638,8 @@ def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
 
 def _layout_error(framework: Framework, x: torch.Tensor) -> Exception:
     layout = str(x.layout).removeprefix("torch.")
-    return unsupported_array_error(framework, f"a {layout} tensor", "pass {}", "{x}.to_dense()")
+    instead = "its memory layout is internal to PyTorch; pass {}"
+    return unsupported_array_error(framework, f"a {layout} tensor", instead, "{x}.to_dense()")
 
 
 @functools.cache
@@ -639,10 +653,12 @@ def _has_cast(source: str, dtype: str) -> bool:
 
 
 def _freed_storage_error(framework: Framework) -> Exception:
-    return unsupported_array_error(
-        framework,
-        "a tensor with freed or truncated storage",
-        "restore its storage first (with FSDP, inside summon_full_params()), or create a new tensor",
+    reason = "a tensor with freed or truncated storage"
+    return ArrayNotSupportedError(
+        f"a {framework.name} tensor with freed or truncated storage cannot be converted",
+        source_type=framework.name,
+        reason=reason,
+        advice="restore its storage first (with FSDP, inside summon_full_params()), or create a new tensor",
     )
 
 

@@ -145,6 +145,34 @@ def test_the_error_names_the_argument_that_cannot_be_converted() -> None:
             f(tensor(), pair, **options)
 
 
+def words_by_tensorflow(x: Any) -> Any:
+    return tf.constant(["b", "a"])
+
+
+def words_by_numpy(x: Any) -> Any:
+    return np.array(["b", "a"])
+
+
+def test_the_error_names_the_result_that_cannot_be_converted() -> None:
+    words = arraybridge.tensorflow(grad="flow")(words_by_tensorflow)
+    names = arraybridge.torch(grad="flow")(words_by_numpy)
+    tf_advice = "Pass the index of each distinct string, tf.unique(tf.reshape(result, [-1])).idx"
+    np_advice = "pass the index of each distinct string, np.unique(result, return_inverse=True)[1]"
+    cases: list[tuple[Callable[[], Any], str, str]] = [
+        (lambda: words(torch.ones(2, requires_grad=True)), "words_by_tensorflow", tf_advice),
+        (lambda: jax.grad(lambda x: words(x).sum())(jnp.ones(2)), "words_by_tensorflow", tf_advice),
+        (lambda: jax.grad(lambda x: names(x).sum())(jnp.ones(2)), "words_by_numpy", np_advice),
+    ]
+    for call, name, advice in cases:
+        with pytest.raises(DtypeNotSupportedError) as caught:
+            call()
+        error = caught.value
+        assert error.place == f"{name}(), result"
+        assert error.advice.endswith(f"{advice}. Return that from the function instead.")
+    with pytest.raises(DtypeNotSupportedError, match=r"result: .*string.*; return an array of another dtype"):
+        jax.jit(words)(jnp.ones(2))
+
+
 def test_captured_trainable_parameters_raise() -> None:
     linear = torch.nn.Linear(4, 2)
     model = arraybridge.torch(grad="flow")(linear.forward)
