@@ -362,7 +362,7 @@ class SparseConversion:
             self.target.supports(dtype, (1,))
         except DtypeNotSupportedError as error:
             if error.cast is not None:
-                text += f' Also ask for a cast with dtype="{error.cast.dtype}", because {error.reason}.'
+                text += f' Also pass dtype="{error.cast.dtype}", because {error.reason}.'
         return self._unsupported_error(
             name,
             f"{self.target.name} does not have sparse arrays",

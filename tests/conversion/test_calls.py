@@ -500,7 +500,7 @@ def _error(call: Any, x: Any, target: str, dtype: str) -> arraybridge.MemoryConv
 
 
 def _check_advice(error: arraybridge.MemoryConversionError, x: Any, target: str, dtype: str) -> None:
-    names = {name: vars(arraybridge)[name] for name in ("to_numpy", "to_tensorflow")}
+    names = {name: getattr(arraybridge, name) for name in ("to_numpy", "to_tensorflow")}
     for expression in error.expressions:
         result = eval(expression, {**names, "x": x})  # noqa: S307  # advice of the library
         if expression.startswith("to_"):
