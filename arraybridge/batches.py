@@ -283,8 +283,8 @@ class Joined:
 
 #: The advice if the result of a part is a number, such as a mean.
 _REDUCE_ROWS = (
-    "Return one row per input row and reduce the joined rows, or return arraybridge.fixed(value) if the value"
-    " is the same for all parts."
+    "Return one row per input row and reduce the joined rows, or return arraybridge.fixed(value) if all"
+    " values are equal."
 )
 #: The advice if the results of the parts differ in more than their rows.
 _SAME_STRUCTURE = "Return the same structure for every part, such as a dict with the same keys."
