@@ -84,7 +84,7 @@ def compare(
         )
     if not callable(make):
         raise TypeError(
-            f"make={make!r} must be a function of a size that returns the argument, such as make=np.ones."
+            f"make={make!r} must be a function that returns the argument for a size, such as make=np.ones."
         )
     counts = _valid_sizes(sizes)
     several = fn if isinstance(fn, Sequence) else [fn]
