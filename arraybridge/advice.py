@@ -1,4 +1,4 @@
-"""Advice in errors: sentences with expressions, and casts with which a conversion succeeds."""
+"""Advice in error messages: sentences with expressions, and casts that make a conversion possible."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
 
     Attributes:
         text: The sentence, with ``{}`` in the place of each expression.
-        expressions: Python expressions, with ``{x}`` in the place of the rejected object. The value
-            of each can be converted. Braces of the expression itself are doubled, see `literal`.
-        subject: The rejected object as an expression in ``{x}``, the object that the user passed.
+        expressions: Python expressions, with ``{x}`` in the place of the rejected object. Each evaluates to
+            an object that can be converted. Other braces are doubled; see `literal`.
+        subject: An expression for the rejected object, with ``{x}`` in the place of the object that the user
+            passed.
         name: The name of that object in the sentence. The code always calls it ``x``.
 
     >>> advice = Advice("pass {} or {}", ("{x}.filled(0)", "{x}.data"))
@@ -57,7 +58,7 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
 
 
 def literal(text: str) -> str:
-    """Return text, such as the name of a column, escaped for an expression of an `Advice`.
+    """Return text, such as the name of a column, with its braces escaped for an expression of an `Advice`.
 
     >>> Advice("pass {}", ("{x}[" + literal(repr("{a}")) + "]",)).code()
     ("x['{a}']",)
@@ -66,7 +67,7 @@ def literal(text: str) -> str:
 
 
 class Cast(NamedTuple):
-    """A cast with which a conversion succeeds, and the advice to request it.
+    """A cast that makes a conversion possible, and the advice to request it.
 
     Attributes:
         dtype: The suggested dtype: the closest supported one.
@@ -87,14 +88,14 @@ class Cast(NamedTuple):
         return ", which keeps every value" if self.keeps_values else ""
 
     def by_option(self) -> Advice:
-        """Return the advice for a conversion."""
+        """Return the advice to pass ``dtype=`` to the conversion."""
         return Advice(f'Pass dtype="{self.dtype}"{self._others} to ask for a cast{self._loss}.')
 
     def by_decorator(self, name: str) -> Advice:
-        """Return the advice for an argument of a function that has the decorator ``name``."""
+        """Return the advice to pass ``dtype=`` to the decorator ``name``, for an argument of its function."""
         option = f'@{name}(dtype="{self.dtype}")'
         return Advice(f"Pass dtype= to the decorator to ask for a cast: {option}{self._others}{self._loss}.")
 
     def in_function(self) -> Advice:
-        """Return the advice for the result of a decorated function."""
+        """Return the advice to cast the result inside the decorated function."""
         return Advice(f'Cast it to "{self.dtype}"{self._others} in the function{self._loss}.')

@@ -64,14 +64,14 @@ class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
 
 
 def rows(tree: Any, axis: int) -> int | None:
-    """Return the number of rows of the first array that has this axis, or None."""
+    """Return the number of rows: the size of ``axis`` in the first array that has it; None if none does."""
     arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) is ARRAY)
     shapes = (owner.shape(data) for owner, data in map(source_of, arrays))
     return next((shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)), None)
 
 
 def plain(tree: Any) -> Any:
-    """Return the tree with each `fixed` replaced by its value; the same object if there are none."""
+    """Return the tree with each `fixed` replaced by its value; the same object if it contains none."""
     for x in tree if type(tree) is tuple else (tree,):
         if kinds.get(type(x)) is not ARRAY:
             break
@@ -157,7 +157,7 @@ def _has_rows(array: Any, axis: int, count: int) -> bool:
 def _is_row_list(tree: Any, axis: int, count: int) -> bool:
     """Return whether a container is a list of non-arrays with one entry per row of the batch.
 
-    If a list of containers contains arrays with that many rows, the arrays are split, and not the list.
+    If a list of containers contains arrays with that many rows, the arrays are split instead of the list.
     """
     if not issubclass(type(tree), list) or len(tree) != count or count == 0:
         return False
@@ -173,9 +173,9 @@ def _is_row_list(tree: Any, axis: int, count: int) -> bool:
 class Joined:
     """The results of the parts of a batch, joined into one result.
 
-    Arrays are copied into one output array, which is allocated with the first part. A function may therefore
-    reuse a buffer for the next part. Arrays of frameworks that never modify arrays in place, sparse arrays,
-    and arrays with a gradient are stored per part and concatenated at the end.
+    Arrays are copied into one output array, which is allocated when the first part is added. A function may
+    therefore return the same buffer for every part. Immutable and sparse arrays, instances of subclasses, and
+    arrays that require gradients are stored per part and concatenated at the end.
 
     Whether a list is a row list is decided at the end, from the structure of the results and the numbers of
     rows of all parts: see `_RowList`.
@@ -196,7 +196,7 @@ class Joined:
         self.batch = batch
         self.noun = noun
         self.row_by_row = row_by_row
-        #: The number of joined rows.
+        #: The number of input rows whose results have been joined.
         self.done = 0
         self._root: _Node = _Value(self, None, "")
 
@@ -235,7 +235,7 @@ class Joined:
         return _Structure(self, first, count, place)
 
     def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
-        """Return the framework of an array, the array, and the properties that must be equal in all parts."""
+        """Return the framework of ``x``, its array, and the properties that must be equal in all parts."""
         owner, data = source_of(x)
         shape = owner.shape(data)
         axis = self.axis
@@ -274,20 +274,20 @@ class Joined:
         if carrier_of(x) is not None:
             name = type(x).__qualname__
             raise self.error(
-                place, f"a {name} has more data than its array", "Return the array, such as x.values."
+                place, f"a {name} contains more than an array", "Return the array, such as x.values."
             )
 
     def _is_input_list(self, x: Any) -> bool:
-        """Return whether a list is itself in the batch, so that it was passed unsplit with every part."""
+        """Return whether ``x`` is a list object of the batch, which every part received unsplit."""
         return issubclass(type(x), list) and _contains(self.batch, x)
 
 
-#: The fix if the result of a part is a number, such as a mean.
+#: The advice if the result of a part is a number, such as a mean.
 _REDUCE_ROWS = (
-    "Return one row per input row and reduce the joined rows, or return arraybridge.fixed(value) if all are"
-    " equal."
+    "Return one row per input row and reduce the joined rows, or return arraybridge.fixed(value) if all"
+    " values are equal."
 )
-#: The fix if the results of the parts differ in more than their rows.
+#: The advice if the results of the parts differ in more than their rows.
 _SAME_STRUCTURE = "Return the same structure for every part, such as a dict with the same keys."
 
 
@@ -461,12 +461,12 @@ class _Structure(_Node):
 class _RowList(_Node):
     """Lists that have had one entry per row in every part so far.
 
-    As soon as one list does not, all are joined entry by entry instead of being concatenated. Lists of
-    arrays that each have one row per row of their part are also joined entry by entry. Any other lists that
-    could be joined in both ways are rejected at the end. The decision depends only on structures and row
-    counts, so that values cannot change it by chance.
+    As soon as the list of a part does not have one entry per row, or has another type or other fields, all
+    lists are joined entry by entry instead of being concatenated. Lists of arrays that each have one row per
+    row of their part are also joined entry by entry. Any other lists that could be joined in both ways are
+    rejected at the end. The choice depends only on structures and row counts, never on values.
 
-    The fields of the lists are joined, and their attributes are compared, like those of structures.
+    The fields of the lists are joined, and their attributes are compared, like those of a `_Structure`.
     """
 
     __slots__ = ("extra_attributes", "fields", "parts", "structure")
@@ -525,7 +525,7 @@ class _RowList(_Node):
 
 def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
     """Return whether lists with one entry per row can also be joined entry by entry."""
-    if len(set(counts)) > 1:  # lists of different lengths cannot be joined by entry
+    if len(set(counts)) > 1:  # lists of different lengths cannot be joined entry by entry
         return False
     return _batched(lists, counts, axis, top=True) is True
 
@@ -533,7 +533,8 @@ def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> b
 def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bool = False) -> bool | None:
     """Return whether all arrays and lists in the values of the parts have one row per row of their part.
 
-    None means that the values contain neither arrays nor lists of rows, so the answer is unknown.
+    None means that the values contain neither arrays nor lists of rows, so the answer is unknown. With
+    ``top``, only the entries of the values count, because the values themselves are known row lists.
     """
     of_kind = {kind_of(x) for x in values}
     if of_kind.isdisjoint((ARRAY, TREE)):
@@ -550,7 +551,7 @@ def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bo
 def _have_batched_children(
     values: Sequence[Any], counts: Sequence[int], axis: int, *, without_fields: bool
 ) -> bool | None:
-    """Return the result of `_batched` for containers, based on their children of the same name."""
+    """Return the result of `_batched` for containers, by comparing their children of the same name."""
     opened = [open_container(x) for x in values]
     sorts = list(map(_common_properties, values, opened))
     if any(sort != sorts[0] for sort in sorts):

@@ -474,7 +474,7 @@ def test_a_mask_in_one_part_is_not_dropped(run: Callable[..., Any]) -> None:
 @ways
 def test_carriers_among_the_results_raise(run: Callable[..., Any]) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    with pytest.raises(CannotSplitError, match="a Series has more data than its array"):
+    with pytest.raises(CannotSplitError, match="a Series contains more than an array"):
         run(lambda part: pandas.Series(part[:, 0]), numbered(8))
 
 

@@ -111,7 +111,8 @@ def test_bad_input(measure: Any, arguments: Any, options: Any, error: type[Excep
 
 def test_a_factory_of_arguments_that_is_not_a_function_raises() -> None:
     with pytest.raises(
-        TypeError, match=r"^make='x' must be a function of a size .*, such as make=np\.ones\.$"
+        TypeError,
+        match=r"^make='x' must be a function that returns the argument .*, such as make=np\.ones\.$",
     ):
         compare(np.sum, sizes=[10], make="x")  # type: ignore[arg-type]
 

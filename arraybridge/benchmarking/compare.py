@@ -41,7 +41,7 @@ def compare(
     seconds: float = 0.5,
     runs: int | None = None,
 ) -> Comparison | SizeComparison:
-    """Time the same call on the CPU and on the GPU; only on the CPU if there is no GPU.
+    """Time a call on the CPU and on the GPU, or only on the CPU if there is no GPU.
 
     Framework decorators and ``@gpu`` transfer the arguments themselves, so the timings of such functions
     include transfers. For any other function, the arrays are moved to the device first, and the timings
@@ -84,7 +84,7 @@ def compare(
         )
     if not callable(make):
         raise TypeError(
-            f"make={make!r} must be a function of a size that returns the argument, such as make=np.ones."
+            f"make={make!r} must be a function that returns the argument for a size, such as make=np.ones."
         )
     counts = _valid_sizes(sizes)
     several = fn if isinstance(fn, Sequence) else [fn]

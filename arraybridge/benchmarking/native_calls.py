@@ -1,4 +1,4 @@
-"""The fastest conversion between two frameworks with their own public functions, for comparisons."""
+"""The fastest conversions with the frameworks' own public functions, as a baseline for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _dlpack(x: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class NativeCall:
-    """The fastest conversion with the frameworks' own public functions.
+    """The fastest conversion between two frameworks with their own public functions.
 
     Attributes:
         text: The names of the functions, in call order.
-        take: The path of a function in the module of the target, or ``""``.
-        give: The path of a function in the module of the source, which is called before ``take``. It may also
-            be a function that does not belong to a framework, or ``""``.
+        take: The dotted name of a function in the target's module, or ``""`` if there is none.
+        give: The dotted name of a function in the source's module, which is called before ``take``, or ``""``
+            if there is none. It may also be a function that does not belong to a framework.
     """
 
     text: str
@@ -28,7 +28,7 @@ class NativeCall:
     give: str | Callable[[Any], Any] = ""
 
     def call(self, source: Any, target: Any) -> Callable[[Any], Any]:
-        """Return the call as a function of the array, given the modules of both frameworks."""
+        """Return the function that converts an array, given the modules of both frameworks."""
         give: Any = self.give
         if isinstance(give, str) and give:
             give = attrgetter(give)(source)
@@ -42,7 +42,7 @@ class NativeCall:
         return call
 
 
-# Sources, target, and the call.
+# The names of the sources, separated by spaces, the name of the target, and the call.
 NATIVE_CALLS = (
     ("numpy", "torch", NativeCall("torch.from_numpy", "from_numpy")),
     ("jax cupy", "torch", NativeCall("torch.from_dlpack", "from_dlpack")),

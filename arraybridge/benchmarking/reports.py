@@ -75,7 +75,7 @@ class SizeComparison(Table):
         return tuple(dict.fromkeys(name for name, _, _ in self.rows))
 
     def crossover(self, name: str | None = None) -> int | None:
-        """Return the smallest size at and above which the GPU is faster; None if there is none.
+        """Return the smallest measured size from which the GPU is at least as fast; None if there is none.
 
         Args:
             name: The name of the function. Defaults to the first function.

@@ -1,4 +1,4 @@
-"""Standard functions for `compare`, and their argument."""
+"""Standard functions for `compare`, and the function that creates their argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _reduction(x: Any) -> Any:
 
 
 def _matmul(x: Any) -> Any:
-    """Return the square of a matrix with about as many elements."""
+    """Return the square of a matrix that has about as many elements as ``x``."""
     side = max(1, int(x.shape[0] ** 0.5))
     square = array_namespace(x).reshape(x[: side * side], (side, side))
     return square @ square
@@ -32,7 +32,7 @@ def _fft(x: Any) -> Any:
 
 
 def _filter(x: Any) -> Any:
-    """Return the moving average of three elements."""
+    """Return the moving average over three elements."""
     return (x[:-2] + x[1:-1] + x[2:]) / 3
 
 
@@ -47,5 +47,5 @@ STANDARD: Mapping[str, Callable[[Any], Any]] = {
 
 
 def array_of(size: int) -> np.ndarray:
-    """Return a 1-D float32 array of that many values between 0 and 1, the same on each call."""
+    """Return a 1-D float32 array of ``size`` values between 0 and 1, the same on each call."""
     return np.random.default_rng(0).random(size, dtype=np.float32)

@@ -13,8 +13,8 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.trees import arrays_of
 from arraybridge.validation import whole_number
 
-# If the shortest of this many waits took less than this multiple of a wait on idle devices, the remaining
-# calls are timed without a wait.
+# After `_TRIALS` waits, the remaining calls are timed without a wait as soon as one wait has taken at most
+# `_IDLE_FACTOR` times as long as the shortest wait on idle devices.
 _TRIALS = 5
 _IDLE_FACTOR = 1.2
 
@@ -48,7 +48,8 @@ def benchmark(
     """Time ``fn(*args)``, including all asynchronous work that it starts.
 
     Each call is followed by a wait for the arrays of its result and for every loaded framework on every
-    device that it has initialized. The cost of such a wait on idle devices is measured and subtracted.
+    device that it has initialized. The cost of such a wait on idle devices is measured and subtracted. If the
+    waits for the frameworks find no pending work, later calls omit them.
 
     Args:
         fn: The function, decorated or not.
@@ -94,7 +95,7 @@ def benchmark(
 
 
 def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> list[float]:
-    """Return the duration of each call in seconds, including the wait for its result."""
+    """Return the duration of each call in seconds, including the asynchronous work that it starts."""
     clock = time.perf_counter
     idle = sorted(_synchronize() for _ in range(9))
     samples: list[float] = []

@@ -22,7 +22,7 @@ class Arrow(Carrier):
 
     The elements are numbers or booleans. Plain arrays of numbers without nulls are not carriers if they
     export DLPack. Arrays of booleans are carriers, because Arrow stores them as bits. Objects with nulls are
-    carriers only so that `array` raises an error with code that removes the nulls.
+    carriers only so that `array` can raise an error that suggests code to remove the nulls.
     """
 
     expression = "arraybridge.to_numpy({x})"
@@ -140,7 +140,7 @@ def _levels(array: Any) -> list[Any]:
     """Return an array, then the elements of its lists, then the elements of nested lists, and so on.
 
     ``flatten`` respects a slice of the array and omits its null lists. ``values`` does neither but is faster.
-    It is used, with the same slice, if there are no null lists.
+    If there are no null lists, ``values`` is therefore used, with the same slice.
     """
     found = [array]
     for size in _list_sizes(array.type):

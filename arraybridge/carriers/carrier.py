@@ -18,8 +18,8 @@ __all__ = ["Carrier"]
 class Carrier:
     """The interface for objects that wrap one array; `register_carrier` registers an instance of a subclass.
 
-    A subclass defines `carries` and `array`. It also defines `rebuild` if results are to be restored as such
-    objects.
+    A subclass defines `carries` and `array`. It also defines `rebuild` if results should be restored to
+    such objects.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -70,7 +70,7 @@ class Carrier:
 
 
 class Unread:
-    """The values of a carrier, for `Carrier.array`. ``read`` reads them when they are needed."""
+    """Values that are not in memory yet, for `Carrier.array` to return; ``read`` reads them on demand."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
         self.shape = shape
@@ -83,7 +83,7 @@ class Unread:
 
 
 def is_of(x: Any, package: str, *names: str) -> bool:
-    """Return whether ``x`` is an instance of the named classes of a package, without importing it."""
+    """Return whether ``x`` is an instance of one of a package's classes, without importing the package."""
     module = sys.modules.get(package)
     if module is None:
         return False
@@ -96,7 +96,8 @@ def is_of(x: Any, package: str, *names: str) -> bool:
 def unsupported_contents_error(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
     """Return the error for an object whose contents cannot be converted exactly.
 
-    ``instead`` is the advice, with ``{}`` for each expression. In the expressions, ``{x}`` is the object.
+    ``what`` describes the object, and ``instead`` is the advice, with ``{}`` for each expression. In the
+    expressions, ``{x}`` is the object.
     """
     advice = Advice(instead, expressions)
     return ArrayNotSupportedError(f"{what} cannot be converted", reason=what, advice=advice)

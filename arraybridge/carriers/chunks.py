@@ -12,7 +12,7 @@ from arraybridge.carriers.sources import is_array
 
 __all__ = ["chunks"]
 
-# The size in bytes of the slices that are read from a file without chunks.
+# The size in bytes of the slices that are read from an array without chunks.
 _NBYTES = 16 * 2**20
 
 
@@ -30,7 +30,7 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
         An iterator over NumPy arrays. They have the shape of the file except along the first axis.
 
     Raises:
-        TypeError: If ``file`` is not an array of zarr or h5py, or has no axis.
+        TypeError: If ``file`` is neither a zarr array nor an h5py dataset, or has no axis.
 
     >>> import numpy as np, zarr
     >>> file = zarr.array(np.arange(10), chunks=(4,))

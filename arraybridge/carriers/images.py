@@ -22,7 +22,7 @@ class SimpleItk(Carrier):
 
     def array(self, x: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
-        if "label" in x.GetPixelIDTypeAsString():  # reading these crashes the process
+        if "label" in x.GetPixelIDTypeAsString():  # reading label maps crashes the process
             instead = "it has no pixels; pass {}"
             raise unsupported_contents_error(
                 "a SimpleITK label map", instead, "SimpleITK.LabelMapToLabel({x})"
@@ -76,7 +76,7 @@ class Pillow(Carrier):
         def pixels() -> np.ndarray:
             try:
                 values = np.array(x)  # True is stored as 255 in mode "1"
-            except (ValueError, AttributeError) as error:  # its file was closed before it was read
+            except (ValueError, AttributeError) as error:  # the file was closed before the image was read
                 raise _closed_image() from error
             return values.view(np.uint8) != 0 if values.dtype == bool else values
 
@@ -104,7 +104,7 @@ class Pillow(Carrier):
 def _is_closed(x: Any) -> bool:
     """Return whether a Pillow image is closed, before or after it was read.
 
-    This uses the private ``_im``, since ``x.im`` raises for a closed image (Pillow 13).
+    This uses the private ``_im``, because ``x.im`` raises for a closed image (Pillow 13).
     """
     is_unread = bool(getattr(x, "tile", None))
     if is_unread and getattr(x, "fp", x) is None:

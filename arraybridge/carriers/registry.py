@@ -1,6 +1,6 @@
-"""The registry of carriers, which finds the carrier of an object.
+"""The registry of `Carrier` instances, which finds the one that handles an object.
 
-Carriers are only called for objects that no framework owns. Their packages are not imported: if an object of
+They are queried only for objects that no framework owns. Their packages are not imported: if an object of
 a package exists, the package is already loaded.
 """
 
@@ -21,11 +21,12 @@ from arraybridge.frameworks.third_party_arrays import is_protocol_producer
 
 __all__ = ["carrier_of", "register_carrier"]
 
-#: The entry-point group for other packages: ``top-level module of the objects = "package.module:Class"``.
+#: The entry-point group for carriers of other packages. The name of an entry point is the top-level module of
+#: the objects, and its value is the subclass of `Carrier`, as ``"package.module:Class"``.
 GROUP = "arraybridge.carriers"
 
 _registered: list[Carrier] = []
-# The carriers to try for objects of each type.
+# Type of an object → the carriers that may handle it.
 _by_type: dict[type, tuple[Carrier, ...]] = new_cache()
 
 
@@ -65,15 +66,15 @@ def register_carrier(carrier: Carrier) -> Carrier:
 
 
 def carrier_of(x: Any) -> Carrier | None:
-    """Return the carrier of an object; None if it has none, or is an array of a framework."""
+    """Return the `Carrier` that handles an object; None if there is none or a framework owns the object."""
     cls = type(x)
     candidates = _by_type.get(cls)
     if candidates is None:
         try:
             candidates = tuple(_candidates(x, cls))
-        except (RecursionError, MemoryError, MemoryConversionError):  # the last means a broken framework
+        except (RecursionError, MemoryError, MemoryConversionError):  # the last one means a broken framework
             raise
-        except Exception:  # noqa: BLE001  # from attributes of the object, such as __class__
+        except Exception:  # noqa: BLE001  # attributes of the object, such as __class__, may raise anything
             return None
         remember(_by_type, cls, candidates)
     for carrier in candidates:
@@ -83,12 +84,12 @@ def carrier_of(x: Any) -> Carrier | None:
 
 
 def _carries(carrier: Carrier, x: Any) -> bool:
-    """Return whether ``x`` is a carrier of that kind; False if the check raises."""
+    """Return whether the carrier handles ``x``; False if the check raises."""
     try:
         return carrier.carries(x)
     except (RecursionError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001  # from attributes of the object, or from a third-party carrier
+    except Exception:  # noqa: BLE001  # the object or a third-party carrier may raise anything
         return False
 
 

@@ -37,12 +37,12 @@ class _LazySource(NumpyFramework):
 
 
 def is_array(x: Any) -> bool:
-    """Return whether ``x`` can be converted: an array, a carrier, or a producer of an array protocol."""
+    """Return whether ``x`` is an array of a framework, a carrier, or an object with an array protocol."""
     return registry.find_owner(x) is not None or carrier_of(x) is not None or is_protocol_producer(x)
 
 
 def source_of(x: Any) -> tuple[Framework, Any]:
-    """Return the framework of an object and the array to read, from a carrier or an array protocol if needed.
+    """Return the framework and the array of ``x``: an array, a carrier, or an object with an array protocol.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.

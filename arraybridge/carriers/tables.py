@@ -187,7 +187,7 @@ def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
 
 
 def _fill(dtype: Any) -> str:
-    """Return code that fills nulls of a dtype."""
+    """Return code that replaces nulls in data of a dtype, such as ``".fill_null(0)"``."""
     return f".fill_null({False if str(_element_dtype(dtype)) == 'Boolean' else 0})"
 
 

@@ -44,8 +44,8 @@ class Case(NamedTuple):
     Attributes:
         name: The conversion, ``"numpy → torch"``, or the decorator, ``"@torch"``.
         text: The names of the native functions.
-        native: Calls these functions.
-        ours: The same work with arraybridge.
+        native: A function that calls the native functions.
+        ours: A function that does the same work with arraybridge.
     """
 
     name: str
@@ -114,7 +114,7 @@ def bench(
 
 
 def _check_mode(context: typer.Context) -> None:
-    """Raise for an option that requires ``--sizes`` or cannot be used with it."""
+    """Raise for options that lack the required ``--sizes``, and for options that exclude it."""
     with_sizes = context.params["sizes"] is not None
     if not with_sizes and context.params["functions"] is not None:
         raise typer.BadParameter(

@@ -74,7 +74,7 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
         try:
             data = importlib.import_module("skimage.data")
         except ImportError:
-            # Compute an image of rings, because none is available.
+            # Without scikit-image, compute an image of rings.
             y, x = np.mgrid[-1:1:384j, -1:1:384j]
             rings = (127 + 127 * np.cos(40 * (x * x + y * y))).astype(np.uint8)
             return "computed rings (install scikit-image for a photograph)", rings
@@ -125,7 +125,7 @@ def _convert_through_all(image: np.ndarray) -> tuple[list[Json], dict[str, str]]
     """Convert the image from each framework to the next and back to NumPy.
 
     Returns:
-        One dictionary per conversion, and why the other frameworks do not work.
+        One dictionary per conversion, and the reason why each other framework does not work.
     """
     steps: list[Json] = []
     available, missing = output.usable_frameworks(ORDER)
@@ -163,7 +163,7 @@ def _negative(image: Any) -> Any:
 
 
 def _run_features(image: np.ndarray, frameworks: list[str]) -> Json:
-    """Run a decorated function, a simulated out-of-memory error and a pipeline in the given frameworks."""
+    """Run a decorated function, a recovery from a simulated out-of-memory error, and a pipeline."""
     first, second = ([*frameworks, "numpy", "numpy"])[:2]
     decorate_first = registry.framework(first).decorator
     decorate_second = registry.framework(second).decorator

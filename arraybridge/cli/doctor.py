@@ -46,7 +46,7 @@ def gather(seconds: float) -> Findings:
 
     One process probes all frameworks in turn, and a second one in reverse order, so that each framework comes
     before and after every other one. Frameworks that fail in both are probed separately. If a process
-    crashes, the pairs that may have caused it are probed.
+    crashes, the pairs of frameworks that may have caused the crash are probed.
 
     Args:
         seconds: The time after which a framework counts as hanging.

@@ -44,7 +44,7 @@ class Findings(NamedTuple):
         driver: The NVIDIA driver.
         gpus: The GPUs that are visible to CUDA.
         probes: The findings of `arraybridge.cli.probe` by framework. ``"state"`` is a key of `STATES`.
-        trials: The result of each import order; see `_read_trial`.
+        trials: The result of each import order; see `arraybridge.cli.import_trials`.
         versions: The installed versions of arraybridge and of distributions that contain CuPy.
         environ: The environment variables.
         folder: The working directory, which Python searches first for modules.

@@ -15,7 +15,7 @@ from arraybridge.frameworks.installation import can_find
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
 
 Json = dict[str, Any]
-# The probing processes share the GPU with other programs.
+# Limit the GPU memory of the probing processes, because other programs may use the same GPU.
 _LOW_MEMORY = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -28,8 +28,8 @@ ENDED = ("crashed", "timed out")
 def working_probes(trials: Sequence[Json]) -> dict[str, Json]:
     """Return the findings on each framework that works in one of the trials.
 
-    If it works in both, the findings from its slower import are returned. The time of that import is more
-    accurate: in the other trial, an earlier framework may have imported shared packages.
+    If a framework works in several, the findings from its slowest import are returned. The time of that
+    import is the most accurate: in the other trials, an earlier framework may have imported shared packages.
     """
     working: dict[str, Json] = {}
     for trial in trials:
@@ -103,8 +103,9 @@ def _read_trial(order: tuple[str, ...], texts: tuple[str, str], code: int, secon
         seconds: The time limit per framework.
 
     Returns:
-        ``"order"``; ``"probes"``: the findings by framework; ``"crash"``: how the process crashed, or ``""``;
-        ``"at"``: the framework that was being probed when it crashed; ``""`` for a crash on exit.
+        A dictionary with ``"order"``; ``"probes"``: the findings by framework; ``"crash"``: how the process
+        crashed, or ``""``; ``"at"``: the framework that was being probed when it crashed, or ``""`` for a
+        crash on exit.
     """
     probes: dict[str, Json] = {}
     at = ""

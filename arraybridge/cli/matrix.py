@@ -1,4 +1,4 @@
-"""``arraybridge matrix``: convert between every pair of frameworks on this machine and time it."""
+"""``arraybridge matrix``: convert between all frameworks on this machine, and time each conversion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROUNDS = 9
 
 
-#: Label of a row and a column → the framework and its device.
+#: Label of a row or column → the framework and its device.
 Places = Mapping[str, tuple[str, Device]]
 
 
@@ -121,7 +121,7 @@ def _make_array(nbytes: int, name: str) -> np.ndarray:
 
 
 def _copy_unaligned(array: np.ndarray) -> np.ndarray:
-    """Return a copy in memory as NumPy allocates it for large arrays: 16 bytes past a multiple of 64.
+    """Return a copy at an address that is 16 bytes past a multiple of 64, as for large arrays of NumPy.
 
     NumPy aligns memory to 16 bytes. Small arrays are aligned to 64 bytes by chance; large ones never are.
     """
@@ -149,7 +149,7 @@ def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json
     """Convert between every pair of places, and from an unaligned NumPy array to every place.
 
     Returns:
-        One dictionary per pair, and the same for the unaligned array.
+        One dictionary per pair, and one dictionary per place for the unaligned array.
     """
     cells: list[Json] = []
     for source, (framework, device) in bar.track(places.items(), description="Converting"):

@@ -87,7 +87,7 @@ def print_result(result: Json) -> None:
 
 
 def _cell_text(cell: Json) -> str:
-    """Return kind and method, the time, the rate, and a blank line that separates the rows."""
+    """Return the text of a cell: kind and method, the time, the rate, and a blank line as a separator."""
     kind, method, *figures = _cell_lines(cell)
     return "\n".join([f"{kind} {method}".rstrip(), *filter(None, figures), ""])
 
@@ -140,7 +140,7 @@ def _pair_row(cell: Json) -> list[Cell]:
     rate = cell["bytes_per_second"]
     seconds = cell["seconds"]
     copies = f" ({cell['copies']} copies)" if (cell["copies"] or 0) > 1 else ""
-    # Cells without a number get a value that sorts after all others.
+    # Cells without a number come last if times are in ascending order or rates in descending order.
     return [
         f"{cell['source']} → {cell['target']}",
         (_tag(cell["kind"], cell["kind"] + copies), ""),
@@ -158,7 +158,7 @@ def _tag(kind: str, text: str = "") -> str:
 
 
 def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str]) -> str:
-    """Return the HTML of a table that can be sorted by clicking a heading. A page has at most one.
+    """Return the HTML of a table that can be sorted by clicking a heading. A page can contain only one.
 
     On a phone the table becomes a list of blocks.
 

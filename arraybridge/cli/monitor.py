@@ -113,7 +113,7 @@ def framework_processes() -> dict[int, tuple[list[str], int]]:
     """Return the frameworks and the unshared bytes of each Python process of this user, by process id.
 
     Frameworks are recognized by the libraries that a process has mapped into memory. The result is empty on
-    systems that do not report them (macOS).
+    systems that do not report mapped libraries (macOS).
     """
     libraries = {name: registry.metadata_of(name).libraries or () for name in registry.framework_names()}
     found = {}

@@ -12,7 +12,7 @@ from arraybridge.frameworks import registry
 
 
 def parse_size(text: str) -> int:
-    """Parse the value of ``--size``, such as ``"4MiB"``, and return bytes.
+    """Parse the value of ``--size``, such as ``"4MiB"``, and return the number of bytes.
 
     Units are B, K, KB, KiB, M, MB, MiB, G, GB and GiB. KB means 1000 bytes, K and KiB mean 1024.
 

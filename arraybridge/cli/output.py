@@ -61,7 +61,7 @@ def fits(
 ) -> bool:
     """Return whether a table fits the console, with its wrapped column as narrow as its longest word.
 
-    rich cannot compute this: it takes the longest word as the minimum of any column.
+    rich cannot compute this, because it allows any column to be as narrow as its longest word.
     """
     total = 2 * (len(columns) - 1)  # two spaces between columns
     for column, *cells in zip(columns, *rows, strict=True):

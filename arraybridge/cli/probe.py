@@ -1,6 +1,6 @@
 """Probe frameworks in a separate process, for `arraybridge doctor`.
 
-    python -m arraybridge.cli.probe 90 torch jax   # imports and uses each in turn, for at most 90 seconds
+    python -m arraybridge.cli.probe 90 torch jax  # imports and uses each in turn, for at most 90 seconds each
 
 The process writes up to three JSON lines per framework to stdout: ``{"name": "torch"}`` before the import,
 the same with the findings, and ``{"name": "torch", "done": true}`` after the framework's own functions have
@@ -45,7 +45,7 @@ def _import_package(name: str) -> ModuleType:
 
 
 # -- probes of each framework ----------------------------------------------------------------------------
-# The packages may be broken in part, so these functions use only the imported module.
+# arraybridge may be unable to load a broken package, so these functions use only the package itself.
 
 
 def _nothing(module: ModuleType) -> None:
@@ -181,7 +181,7 @@ def _probe_all(seconds: float, names: list[str]) -> None:
         findings: Json = {"devices": [], "state": "works", "error": None}
         try:
             _probe(name, findings)
-        except Exception as error:  # noqa: BLE001  # a broken package may raise any exception; it is reported
+        except Exception as error:  # noqa: BLE001  # a broken package may raise anything, which is reported
             state = "no device" if _lacks_device(error) else "broken"
             findings |= {"state": state, "error": error_text(error)}
         report(name, **findings)

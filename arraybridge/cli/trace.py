@@ -90,7 +90,8 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
         BadParameter: If there is no such program.
     """
     sys.argv[:] = program
-    # multiprocessing looks up classes of the script in this module, in processes that it spawns.
+    # Processes that multiprocessing spawns import the script as __mp_main__. Objects of its classes that they
+    # send back are looked up in this module.
     alias = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
     vars(alias)["__getattr__"] = _attribute_of_main
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # undo the handler of `arraybridge.cli.app`
@@ -114,7 +115,7 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
 
 
 def _missing_program(name: str, is_module: bool, error: ImportError | OSError) -> typer.BadParameter:
-    """Return the usage error for a program that was not found or could not be read, before any line ran."""
+    """Return the usage error for a program that was not found or could not be read."""
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
     elif is_module:

@@ -55,7 +55,7 @@ def conversion_error(
     """Return an arraybridge error that describes an exception raised by a framework."""
     reason = error_text(error)
     how = f" with method {method!r}" if method else ""
-    advice = "Convert it to NumPy first to find out which framework raises the error."
+    advice = "Convert the array to NumPy first to find out which framework raises the error."
     if source.devices.has_only_host or target.devices.has_only_host:
         failing = source.name if target.devices.has_only_host else target.name
         advice = f"The error is from {failing}. Pass a plain, dense copy of the array."

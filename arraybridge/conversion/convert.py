@@ -1,4 +1,4 @@
-"""Convert arrays and containers, predict conversions, and detect the framework and device of an array."""
+"""Convert arrays with `convert_memory`, and predict conversions with `explain`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Source: TypeAlias = "FrameworkLike | None"
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every call signature of `convert_memory`."""
+    """Keyword arguments of every overload of `convert_memory`."""
 
     copy: bool | None
     dtype: Any
@@ -108,7 +108,7 @@ def convert_memory(
     gpu_id: GpuId = None,
     **options: Unpack[Options],
 ) -> Any: ...
-def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes the other call signatures
+def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describes the overloads
     data: Any,
     source_type: Any = None,
     target_type: Any = None,
@@ -122,7 +122,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
 ) -> Any:
     """Convert an array to another framework, exactly, and without a copy if memory can be shared.
 
-    Values, shape and dtype are preserved bit for bit. If that is impossible, a typed error states the reason
+    Values, shape and dtype are preserved bit for bit. If that is impossible, an exception states the reason
     and what to pass instead.
 
     ``gpu_id`` may be passed as the third positional argument. A source may precede the target, as in
@@ -131,8 +131,9 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
     as ``"torch"`` or a `MemoryType` member. `convert` is the same function.
 
     A sparse array of SciPy, PyTorch, JAX, TensorFlow or CuPy becomes the target's sparse array of the same
-    layout. SciPy removes duplicates in place, even in ``max``, ``min``, ``argmax`` and ``power``, and damages
-    an array that shares the memory: call ``data.sum_duplicates()`` first, or pass ``copy=True``.
+    layout. SciPy sums duplicate entries in place, even in ``max``, ``min``, ``argmax`` and ``power``, which
+    corrupts every other array that shares the memory. If there are duplicates, call ``data.sum_duplicates()``
+    before the conversion, or pass ``copy=True``.
 
     Args:
         data: An array of any framework and shape, a carrier such as ``xarray.DataArray``, or an object with
@@ -147,8 +148,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
             call returns.
         dtype: The dtype to cast to, by the rules of the target framework. Defaults to None, which never
             casts.
-        grad: ``"error"`` raises for a PyTorch tensor that requires grad, ``"detach"`` detaches it. Defaults
-            to ``"error"``.
+        grad: ``"error"`` raises if the conversion would drop the graph of a PyTorch tensor that requires
+            grad, ``"detach"`` drops it. Defaults to ``"error"``.
         device: A device string such as ``"cpu"``, ``"cpu:1"`` or ``"gpu:0"``, a `Device`, or a native
             device of any framework. Use it instead of ``gpu_id``. Defaults to None.
 
@@ -161,11 +162,13 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         SourceMismatchError: If the array is not of the declared source.
         UnknownFrameworkError: If no framework has that name.
         FrameworkNotInstalledError: If the target is not installed, or its import fails.
-        DeviceNotFoundError: If the target does not have the device.
+        DeviceNotFoundError: If the target does not have the device, unless ``settings(missing_gpu="host")``
+            replaces a missing GPU with the CPU.
         DtypeNotSupportedError: If the target does not have the dtype.
         ArrayNotSupportedError: If the target cannot represent the array, such as a masked array.
         CopyRequiredError: If ``copy`` is False and memory cannot be shared.
-        GradientError: If the tensor requires grad and ``grad`` is ``"error"``.
+        GradientError: If the conversion would drop the graph of a tensor and ``grad`` is ``"error"``.
+        TypeError: If there is no target, or a framework is not a string.
         ValueError: For an invalid option, such as a negative ``gpu_id``.
 
     Example:
@@ -174,7 +177,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the text describes th
         >>> convert_memory(labels, "torch")
         tensor([[            0, 1099511627776]])
     """
-    # Most calls pass only a target.
+    # Most calls pass only a target, as the first positional argument, which is named source_type here.
     if (
         target_type is None
         and gpu_id is None
@@ -207,7 +210,7 @@ convert = break_graph_before(convert_memory)
 
 
 def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs: Any) -> Any:
-    """Convert an array by a new decision. It is cached if ``signature`` is given and no log is active."""
+    """Make a decision and convert an array; cache the decision if there is a signature and no active log."""
     if is_compiling():
         return call_untraced(_decide_and_convert, data, request, signature, active_logs)
     decision = decide(data, request)
@@ -229,7 +232,7 @@ def _request(
     grad: str,
     device: DeviceLike | None,
 ) -> Request:
-    """Return the request of a call. This determines which positional arguments are source, target and GPU."""
+    """Return the request of a call, after determining which arguments are source, target and GPU number."""
     for argument in (first, second, gpu_id):
         if argument is not None and is_dtype(argument):
             raise ValueError(

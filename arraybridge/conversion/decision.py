@@ -46,10 +46,11 @@ COPY_REQUESTED = Cause(Reason.COPY_REQUESTED)
 
 
 def decide(data: Any, request: Request) -> Decision:
-    """Return the decision for this array, without converting it.
+    """Return the decision on how to convert ``data``, without converting it.
 
     Raises:
         MemoryConversionError: If an exact conversion is impossible; one of its subclasses.
+        TypeError: If a framework is not a string.
         ValueError: If an option is invalid.
     """
     request = check_options(request)
@@ -60,7 +61,7 @@ def decide(data: Any, request: Request) -> Decision:
         )
     target = registry.framework(request.target)
     owner = registry.find_owner(data)
-    if owner is not None and request.declared is None:  # most calls
+    if owner is not None and request.declared is None:  # true for most calls
         source = owner
         array = data
     else:
@@ -78,7 +79,7 @@ def decide(data: Any, request: Request) -> Decision:
 
 
 def _find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:
-    """Return the framework and the array as `find_source` does; an invalid dtype is reported first."""
+    """Return the result of `find_source`, but report an invalid dtype before an unknown array."""
     try:
         return find_source(data, request.declared, target.name)
     except UnknownArrayError:
@@ -90,12 +91,12 @@ def _find_requested_source(data: Any, request: Request, target: Framework) -> tu
 def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
     """Return the decision for an array of a known framework.
 
-    Exceptions raised by the frameworks are raised again as errors of this package.
+    Exceptions of the frameworks, except out-of-memory errors, are raised again as errors of this package.
     """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
     cast = None if request.dtype is None else _required_cast(request.dtype, source, array)
-    # `is` decides most calls, and is faster than `==`.
+    # `is` is true for most calls, and is faster than `==`.
     stays = source is target and (source_device is device or source_device == device)
     if stays and (request.device is not None or request.gpu_id is not None):
         stays = not source.devices.is_scattered(array)
@@ -129,7 +130,7 @@ def _request_for_parts(request: Request, device: Device) -> Request:
 
 
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
-    """Return the framework of the array, and the array, which is imported first if it is of another library.
+    """Return the framework and the array of ``data``, which may be a carrier or an array of another library.
 
     Raises:
         UnknownArrayError: If ``data`` is not an array.
@@ -158,17 +159,17 @@ _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint"
 
 
 class _Choice:
-    """A conversion whose route `in_place` or `elsewhere` chooses.
+    """One conversion, and the methods that choose its route: `in_place` or `elsewhere`.
 
-    The functions in a `Decision` get the array as an argument and must not refer to ``array``, because plans
-    keep them.
+    The functions in a `Decision` must convert their argument and must not refer to ``array``, because plans
+    call them with other arrays.
 
     Attributes:
         cast: The dtype to cast to, or None.
         original: The array that was passed, if ``array`` differs: a tensor without its graph, or one replica.
         prepare: The function that computes ``array`` from ``original``.
         is_replica: Whether ``array`` is one of several replicas, which must remain equal.
-        copy_reason: Why the values cannot be read in place, or None.
+        copy_reason: The reason why the values cannot be read without a copy, or None.
     """
 
     __slots__ = (
@@ -209,7 +210,8 @@ class _Choice:
                 source.check(array)
             source.interchange.check_castable(array)
             self._check_support(source.dtype_name(array), source.shape(array))
-            return self._decision(self._copy_method, 0, SAME_OBJECT, identity)  # the cast makes the copy
+            # `_decision` adds the cast, which is a copy, and replaces the method and the reason.
+            return self._decision(self._copy_method, 0, SAME_OBJECT, identity)
         if self.request.copy:
             source.interchange.check_copy(array)
             return self._decision(self._copy_method, 1, COPY_REQUESTED, source.copy)
@@ -256,10 +258,11 @@ class _Choice:
         keeps_values = cast.keeps_values and self.cast is None and names[0] == cast.dtype
         return Cast(names[0], tuple(names[1:]), keeps_values=keeps_values)
 
-    def _has_cast(self, source: str, dtype: str) -> bool:
-        framework = registry.framework("numpy") if self._casts_on_host(source) else self.target
+    def _has_cast(self, old: str, new: str) -> bool:
+        """Return whether the framework that would cast from dtype ``old`` to dtype ``new`` supports it."""
+        framework = registry.framework("numpy") if self._casts_on_host(old) else self.target
         try:
-            framework.interchange.check_cast(source, dtype)
+            framework.interchange.check_cast(old, new)
         except DtypeNotSupportedError:
             return False
         return True
@@ -300,7 +303,7 @@ class _Choice:
         return self._decision("view", 0, cause, identity)
 
     def _detach(self) -> None:
-        """Detach a tensor that requires grad, or raise an error if the caller did not pass that option."""
+        """Detach a tensor that requires grad, or raise an error if ``grad`` is ``"error"``."""
         source = self.source
         target = self.target
         if self.request.grad == "error":
@@ -326,10 +329,11 @@ class _Choice:
         objection = self._objection(memory)
         # A cast does not write to the original, so only memory that the target cannot view must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            if not target.alignment:  # the target copies
+            if not target.alignment:  # `from_host` of the target copies
                 return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
             copy = host_memory.aligned_copy if target.alignment > 1 else host_memory.contiguous_copy
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
+        # `from_host` shares the memory in both cases; the method is only the name in the route.
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
             view = _compose(view, read_only_memory.export_read_only)  # records that the memory is read-only
@@ -351,7 +355,7 @@ class _Choice:
         if self.is_replica:
             return self._replica_objection()
         if self.request.copy is False:
-            return None  # it shares memory that users must not write to
+            return None  # copy=False also shares memory that must not be written to
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
         is_read_only = not memory.flags.writeable
@@ -374,7 +378,7 @@ class _Choice:
         return Cause(Reason.CACHED_SCALAR, source=self.source.name, framework=self.target.name)
 
     def _through_host(self) -> Decision:
-        """Return the decision for a conversion by way of host memory."""
+        """Return the decision for a conversion through host memory."""
         fetch, copies, cause = self._to_host()
         put, more = self._from_host()
         to_gpu = self.source_device.kind == "cpu" and self.device.kind != "cpu"
@@ -383,7 +387,7 @@ class _Choice:
         return self._decision(method, copies + more, cause, _compose(fetch, put))
 
     def _to_host(self) -> tuple[Callable[[Any], np.ndarray], int, Cause | None]:
-        """Return a function that gets the values into host memory, its number of copies, and their reason."""
+        """Return a function that reads the values into host memory, its number of copies, and the reason."""
         source = self.source
         if self.source_device.kind != "cpu":
             cause = Cause(
@@ -440,9 +444,10 @@ class _Choice:
         return self._decision("dlpack", 0, cause, import_from)
 
     def _gpu_copy_reason(self, shape: tuple[int, ...]) -> Cause | None:
-        """Return why the target cannot, or should not, share this memory of a GPU; or None."""
+        """Return why the target cannot, or should not, share the array's GPU memory; or None."""
         source = self.source
         target = self.target
+        # If there is also a cast or a move to another device, that is the reason for the copy.
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
         if self.copy_reason:
@@ -465,13 +470,13 @@ class _Choice:
 
     def _cast_on_host(self, dtype: str) -> Decision:
         """Return the decision for a target without the source's dtype: cast in host memory first."""
-        self.cast = None
+        self.cast = None  # so that `_decision` does not add another cast
         fetch, copies, _ = self._to_host()
         put, _ = self._from_host()
         numpy = registry.framework("numpy")
         numpy.interchange.check_cast(self.source.dtype_name(self.array), dtype)
         cast = numpy.cast
-        copies += 1 + (self.device.kind != "cpu")
+        copies += 1 + (self.device.kind != "cpu")  # the cast and the transfer
         cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
         return self._decision(self._copy_method, copies, cause, lambda x: put(cast(fetch(x), dtype)))
 

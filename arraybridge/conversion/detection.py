@@ -40,7 +40,7 @@ def detect_memory_type(x: Any) -> str:
     if carrier_of(x) is not None:
         return source_of(x)[0].name
     if not third_party_arrays.is_protocol_producer(x):
-        source_of(x)  # raises the error
+        source_of(x)  # raises UnknownArrayError
     return "cupy" if third_party_arrays.is_on_gpu(x) else "numpy"
 
 

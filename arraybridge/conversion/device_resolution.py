@@ -78,7 +78,7 @@ def resolve_device(
     ``gpu_id`` has no effect for NumPy, whose arrays are always in host memory.
 
     Raises:
-        DeviceNotFoundError: If the framework does not have the device.
+        DeviceNotFoundError: If the framework does not have the device, and the CPU does not replace it.
         ValueError: If ``gpu_id`` or ``device`` is invalid, or both are given.
     """
     if gpu_id is None and device is None:
@@ -113,7 +113,7 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
     """Return ``gpu_id`` as a plain int, ``"auto"`` or None.
 
     Raises:
-        ValueError: If it is negative, a bool, a float or another string.
+        ValueError: If ``gpu_id`` is negative, a bool, a float or another string.
     """
     if gpu_id is None:
         return None
@@ -139,7 +139,7 @@ def target_device(
     """Return the device that the caller named. By default, return the device closest to the array.
 
     Raises:
-        DeviceNotFoundError: If the target does not have the device.
+        DeviceNotFoundError: If the target does not have the device, and the CPU does not replace it.
         ValueError: If ``gpu_id`` or ``device`` is invalid, or both are given.
     """
     named = resolve_device(target, gpu_id, device)
@@ -155,6 +155,7 @@ def _nearest(source: Framework, target: Framework, source_device: Device) -> Dev
     reachable = source_device.kind == "cpu" or shares_gpus(source, target)
     if reachable and source_device in target.devices.available():
         return source_device
+    # Arrays of a GPU move to the host. For an array on another CPU device, such as cpu:1, the target chooses.
     return CPU if target.has_host and source_device.kind != "cpu" else target.devices.default_device()
 
 

@@ -1,22 +1,23 @@
 """The plan cache: decisions that later calls with the same signature and plan key reuse.
 
 1. A *call signature* consists of all arguments except the array: the target, a declared source and options.
-   Its first two items are the positional arguments of `convert_memory`. The first one may therefore be the
-   source or the target.
+   Its first two items are ``source_type`` and ``target_type`` of `convert_memory`. The first one may be the
+   source or, if it is the only positional argument, the target.
 2. `plans_by_signature` maps a call signature and the type of the array to a plan, a function that converts
    such arrays.
 3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
    handling. Then it computes the plan key of the array (`FastPath.plan_key`), and runs the function for
    that key.
 4. For the most common calls, which pass only a target, `plans_by_signature` maps the target's name to the
-   fast converter.
+   fast converter alone, or to the whole plan for arrays of other libraries and for some sparse arrays. If
+   the fast converter raises, the plan for the full call signature does not try it again.
 
-The plan for sparse arrays takes them apart and converts each part by the plan of that part.
+The plan for sparse arrays takes them apart and converts each part with the plan for that part.
 
-Decisions are not cached for carriers, for dense arrays whose framework has no plan key, for instances of
-subclasses, for arrays on accelerators, or for calls that name an accelerator. The result of a call that names
-an accelerator depends on more than the call and the array: ``gpu_id="auto"`` depends on free memory, and the
-CPU may replace a missing GPU.
+Nothing is cached for carriers and for calls that name an accelerator. The result of such a call depends on
+more than the call and the array: ``gpu_id="auto"`` depends on free memory, and the CPU may replace a missing
+GPU. For dense arrays, at most a fast converter is cached if the array or the result is on an accelerator, if
+the array is an instance of a subclass, or if its framework has no plan key.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = ["declined", "plans_by_signature", "signature_of_call"]
 #: Call signature → type of the array → the plan, a function of the array.
 plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()
 #: The exceptions that plans raise for arrays that they do not support. The slow path then handles the array.
+#: `store_plan` replaces this tuple, so other modules read it as ``plan_cache.declined``.
 declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *conversion_errors())
 _declined_lock = Lock()
 
@@ -54,7 +56,7 @@ _MAX_PLAN_KEYS = 4096
 def signature_of_call(
     source: Any, target: Any, *, dtype: Any = None, grad: str = "error", device: Any = None
 ) -> Hashable:
-    """Return the signature of ``convert_memory(x, source, target, dtype=..., grad=..., device=...)``."""
+    """Return the call signature of ``convert_memory(x, source, target, dtype=, grad=, device=)``."""
     return (source, target, None, None, type(None), dtype, type(dtype), grad, device)
 
 
@@ -62,7 +64,7 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
     """Cache the decision for this call signature and the plan key of the array, if it can be cached."""
     global declined
     open_array: FastFunction | None = None
-    if data is not decision.data:  # an array of another library, which was first viewed in NumPy
+    if data is not decision.data:  # a carrier, or an array of another library
         open_array = _opener_of(data, decision)
         if open_array is None:
             return
@@ -110,6 +112,7 @@ def _add_plans(
         fast = plan
     _add(signature, cls, plan)
     if is_bare:  # the target may have been passed by position or by keyword
+        # If all arrays of the class are sparse, there is no fast converter, and the plan has no plan keys.
         has_only_plan = fast is None and plan is decision.convert
         _add(request.target, cls, plan if has_only_plan else fast)
 
@@ -121,7 +124,7 @@ def _is_bare(request: Request) -> bool:
 
 
 def _convert_part(x: Any, request: Request) -> Any:
-    """Convert a part of a sparse array by its plan, or by a new decision if there is no plan."""
+    """Convert a part of a sparse array with its plan, or with a new decision if there is no plan."""
     dtype = request.dtype
     device = request.device
     copy = request.copy
@@ -139,7 +142,7 @@ def _convert_part(x: Any, request: Request) -> Any:
 def _after_opening(
     open_array: FastFunction, plan: FastFunction | None, direct: FastFunction | None
 ) -> FastFunction | None:
-    """Return a plan for arrays of another library. It calls ``direct``, or else converts a NumPy view."""
+    """Return a plan for arrays of another library, which calls ``direct`` or else converts a NumPy view."""
     if plan is None:
         return None
     if direct is None:
@@ -199,7 +202,7 @@ def _planned(
 
 
 def _fast(request: Request, decision: Decision) -> FastFunction | None:
-    """Return the fast converter of the pair; None if it does not support the call."""
+    """Return the fast converter of the two frameworks; None if it does not support the call."""
     source = decision.source
     target = decision.target
     if _is_beyond_fast(request, decision):
@@ -214,7 +217,7 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
 
 
 def _is_beyond_fast(request: Request, decision: Decision) -> bool:
-    """Return whether an option requires a cast, a copy or a device, which fast converters do not support."""
+    """Return whether the call has an option that fast converters do not support."""
     if request.dtype is not None or request.copy:
         return True
     # copy=False also shares scalars, which fast converters copy.

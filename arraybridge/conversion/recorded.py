@@ -15,11 +15,11 @@ __all__ = ["convert_and_record"]
 
 
 def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
-    """Return the result of a decision, and record its route and duration in every open trace."""
+    """Convert the array of a decision, and record the route and the duration in every open trace."""
     logs, annotation = active_logs
     route = decision.route
     if logs and route.device.kind == "cpu" and not decision.source.devices.has_only_host:
-        # Waiting for pending computation does not count as conversion time.
+        # The wait for pending computation does not count as conversion time.
         events.wait_for(decision.source, decision.data)
     start = time.perf_counter()
     with annotation(f"{route.source} → {route.target}"):

@@ -1,4 +1,4 @@
-"""Requests for conversions with their checked options, and the decisions that answer them."""
+"""The request for a conversion, the decision about its route, and checks of options and dtypes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request:
     """The arguments of a conversion, except the array.
 
     For a `convert_memory` call, they have the values that the user passed. For the parts of a sparse array,
-    they are normalized.
+    they are normalized. ``declared`` is the source that the caller named, or None.
     """
 
     target: FrameworkLike
@@ -44,9 +44,9 @@ class Decision:
     route: Route
     source: Framework
     target: Framework
-    #: The array that was passed; if it is of another library, the array that was imported from it.
+    #: The array that was passed; for a carrier or an array of another library, the array obtained from it.
     data: Any
-    #: Also converts any other array for which `decide` would make this decision. The plan cache relies on it.
+    #: Converts ``data``, and any other array for which `decide` makes the same decision: plans rely on this.
     convert: Callable[[Any], Any]
     #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
     #: dense arrays, and for sparse ones that are converted as a whole.
@@ -98,14 +98,15 @@ def _grad_error(grad: Any) -> ValueError:
     return ValueError(f"grad={grad!r} must be 'error' or 'detach'{nearest(str(grad), ('error', 'detach'))}.")
 
 
+# The dtypes that error messages list. `dtype_name` also accepts other float8 dtypes, int4 and uint4.
 _DTYPES = dtype_names.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return NumPy's name of a dtype, which may be a name or a dtype of any framework.
+    """Return the NumPy name of a dtype, which may be passed as a name or as a dtype of any framework.
 
     Raises:
-        DtypeNotSupportedError: If casts to it are not supported.
+        DtypeNotSupportedError: If casts to this dtype are not supported.
     """
     name = dtype_names.name_of_any(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
@@ -118,7 +119,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _nearest_dtype(name: str) -> str:
-    """Return ``" (did you mean 'complex64'?)"``: for an unsupported width, the next one of the same kind."""
+    """Return text such as ``" (did you mean 'int8'?)"``; for a width that is a power of 2, the next one."""
     kind = name.rstrip("0123456789")
     bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
     width = name.removeprefix(kind)
@@ -128,5 +129,5 @@ def _nearest_dtype(name: str) -> str:
 
 
 def is_dtype(x: Any) -> bool:
-    """Return whether ``x`` is a dtype of any framework, or the name of a dtype."""
+    """Return whether ``x`` is one of the common dtypes (`_DTYPES`) of any framework, or its name."""
     return dtype_names.name_of_any(x) in _DTYPES

@@ -41,7 +41,7 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
 
     Args:
         x: An array of any framework and shape, or a carrier.
-        gpu_id: Accepted and ignored, because NumPy arrays are in host memory.
+        gpu_id: Without effect, because NumPy arrays are in host memory. Defaults to None.
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
@@ -242,12 +242,12 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
     """Return the array in host memory, in the same framework.
 
     Args:
-        x: An array of any framework and shape.
+        x: An array of any framework and shape, or a carrier.
         copy: As for `convert_memory`. Defaults to None.
 
     Returns:
-        An array of the same framework on the device ``cpu``. It is ``x`` itself if no conversion or copy is
-        needed.
+        An array of the same framework on the device ``cpu``; for a carrier, an array without the carrier. It
+        is ``x`` itself if no conversion or copy is needed.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.
@@ -278,14 +278,15 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
     """Return the array on an accelerator, in the same framework.
 
     Args:
-        x: An array of any framework and shape.
+        x: An array of any framework and shape, or a carrier.
         gpu_id: The number of the accelerator, or ``"auto"`` for the one with the most free memory. Defaults
             to None: the device of `set_device` or `use_device`, even if it is a CPU, or accelerator 0 if
             neither was called.
         copy: As for `convert_memory`. Defaults to None.
 
     Returns:
-        An array of the same framework on that device. It is ``x`` itself if no conversion or copy is needed.
+        An array of the same framework on that device; for a carrier, an array without the carrier. It is
+        ``x`` itself if no conversion or copy is needed.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.

@@ -1,4 +1,4 @@
-"""Convert sparse arrays: take them apart, convert each part like any array, and put the parts together."""
+"""Convert sparse arrays: take them apart, convert each dense part, and put the parts together."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from arraybridge.route import Method, Route
 
 __all__ = ["SparseConversion"]
 
-#: Decides how one array is converted.
+#: A function that decides how one array is converted.
 Decide = Callable[[Any, Request], Decision]
-#: Converts one array.
+#: A function that converts one array.
 ConvertPart = Callable[[Any, Request], Any]
 
 _INT64 = "int64"
@@ -58,7 +58,7 @@ class SparseConversion:
         source: The framework of the arrays.
         target: The framework of the results.
         request: The request, in which ``gpu_id`` is None and ``dtype`` is a name or None.
-        decide: Decides how a part is converted.
+        decide: The function that decides how a part is converted.
     """
 
     __slots__ = ("_decide", "_for_indices", "_for_values", "_index_dtypes", "request", "source", "target")
@@ -82,7 +82,7 @@ class SparseConversion:
         the dtype to cast to, or None.
 
         Raises:
-            MemoryConversionError: If it cannot be converted exactly and as requested.
+            MemoryConversionError: If the array cannot be converted exactly and as requested.
         """
         source = self.source
         target = self.target
@@ -91,11 +91,11 @@ class SparseConversion:
             route = self._route(x, device, "same", 0, source.nbytes(x), Cause(Reason.SAME_OBJECT))
             is_always_same = request.dtype is None and request.device is None
             return Decision(route, source, target, x, identity, _unchanged if is_always_same else None)
-        follows = source.autodiff.requires_grad(x)
-        if source is not target and follows and request.grad == "error":
+        requires_grad = source.autodiff.requires_grad(x)
+        if source is not target and requires_grad and request.grad == "error":
             raise graph_required_error(source, target, is_sparse=True)
         parts = source.sparse.take_apart(x)
-        if source is target and (follows or parts is None):
+        if source is target and (requires_grad or parts is None):
             return self._native_decision(x, device, stays=stays, dtype=cast)
         route = self._route_of_parts(x, self._check_supported(x, parts), device)
         return Decision(route, source, target, x, self._convert_slowly, self.convert)
@@ -203,14 +203,14 @@ class SparseConversion:
         """Return the converted sparse array; ``convert_part`` converts its parts.
 
         Raises:
-            MemoryConversionError: If it cannot be converted exactly.
+            MemoryConversionError: If the array cannot be converted exactly.
         """
         source = self.source
         target = self.target
         if source is not target and source.autodiff.requires_grad(x):
-            x = source.autodiff.detach(x)
+            x = source.autodiff.detach(x)  # `decision` has checked that ``grad`` allows this
         parts = self._check_supported(x, source.sparse.take_apart(x))
-        if source is not target and parts.padding:
+        if source is not target and parts.padding:  # the framework allows indices out of bounds
             self._check_padding(parts, convert_part)
         work = self._work(parts, only_route=False)
         values, *indices = [convert_part(part.array, part.request) for part in work]
@@ -223,17 +223,17 @@ class SparseConversion:
         return target.sparse.put_together(parts, x if source is target else None)
 
     def _splits_axes(self, parts: SparseParts) -> bool:
-        """Return whether a matrix of coordinates becomes one array per axis."""
+        """Return whether the matrix of COO indices must be split into one array per axis."""
         is_coo = parts.layout is Layout.COO
         return is_coo and self.target.sparse.separates_axes and not self.source.sparse.separates_axes
 
     def _joins_axes(self, parts: SparseParts) -> bool:
-        """Return whether the coordinate arrays, one per axis, are joined into a matrix."""
+        """Return whether the COO indices, one array per axis, must be joined into a matrix."""
         is_coo = parts.layout is Layout.COO
         return is_coo and self.source.sparse.separates_axes and not self.target.sparse.separates_axes
 
     def _axes(self, matrix: Any, dtype: str) -> list[Any]:
-        """Return one new array per axis from a matrix of entries × axes, an array of the target."""
+        """Split a matrix of entries × axes, an array of the target, into one new array per axis."""
         target = self.target
         axes = [matrix[:, i] for i in range(matrix.shape[1])]
         if dtype:
@@ -245,7 +245,7 @@ class SparseConversion:
     def _work(self, parts: SparseParts, *, only_route: bool) -> list[_Part]:
         """Return the dense arrays to convert: the values first, then the indices.
 
-        With ``only_route``, coordinates that are joined are represented by an empty matrix.
+        With ``only_route``, COO indices that are joined are represented by an empty matrix.
         """
         values = self._part(parts.values, parts.count, self._for_values)
         dtype = self._index_dtype(parts)
@@ -258,7 +258,8 @@ class SparseConversion:
             return [values, _Part(matrix, request, None, cause, dtype)]
         indices = [self._part(array, parts.count, self._for_indices) for array in parts.indices]
         if parts.count is not None:
-            indices[-1] = self._part(parts.indices[-1], None, self._for_indices)  # the pointers
+            # Only compressed layouts have a count. Their last array, the pointers, has no spare entries.
+            indices[-1] = self._part(parts.indices[-1], None, self._for_indices)
         if dtype:
             for part in indices:
                 self._cast_index(part, dtype)
@@ -276,7 +277,7 @@ class SparseConversion:
         part.index_dtype = dtype
 
     def _part(self, array: Any, count: int | None, request: Request) -> _Part:
-        """Return one part. If ``count`` is not None, the part has only the first ``count`` entries."""
+        """Return the part for an array; with only its first ``count`` entries if ``count`` is not None."""
         source = self.source
         if count is None or source is self.target:
             return _Part(array, request)
@@ -305,7 +306,7 @@ class SparseConversion:
         return dtype
 
     def _joined_axes(self, axes: tuple[Any, ...], dtype: str, *, only_route: bool) -> _Part:
-        """Return the matrix of entries × axes that a target needs, in new memory."""
+        """Join COO indices, one array per axis, into a matrix of entries × axes in new memory."""
         source = self.source
         names = [source.dtype_name(axis) for axis in axes]
         dtype = dtype or (names[0] if len(set(names)) == 1 else _INT64)
@@ -328,11 +329,12 @@ class SparseConversion:
     # -- unsupported arrays ------------------------------------------------------------------------
 
     def _check_supported(self, x: Any, parts: SparseParts | None) -> SparseParts:
-        """Return the parts if the target supports such arrays.
+        """Return the parts of ``x`` if the target supports such arrays.
 
         Raises:
-            ArrayNotSupportedError: If it does not support the layout, number of axes, batches or dense axes.
-            DtypeNotSupportedError: If its sparse arrays cannot have the dtype.
+            ArrayNotSupportedError: If the target does not support the layout, the number of axes, batches or
+                dense axes.
+            DtypeNotSupportedError: If sparse arrays of the target cannot have the dtype.
         """
         if parts is not None and (self.source is self.target or self._is_surely_supported(parts)):
             return parts

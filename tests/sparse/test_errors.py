@@ -206,7 +206,7 @@ def test_advice_to_densify_names_a_cast_if_the_target_needs_one(dtype: str) -> N
     with pytest.raises(ArrayNotSupportedError, match="does not have sparse arrays") as caught:
         convert_memory(scipy_sparse.csr_array(contents), "pyclesperanto")
     cast = {"float64": "float32", "int64": "int32", "bool": "uint8"}[dtype]
-    assert f'cast with dtype="{cast}", because pyclesperanto has no dtype {dtype}.' in caught.value.advice
+    assert f'Also pass dtype="{cast}", because pyclesperanto has no dtype {dtype}.' in caught.value.advice
     result = convert_memory(scipy_sparse.csr_array(contents).toarray(), "pyclesperanto", dtype=cast)
     np.testing.assert_array_equal(arraybridge.to_numpy(result), contents)
 
