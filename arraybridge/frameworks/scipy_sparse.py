@@ -24,7 +24,7 @@ _LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO, Layout.BSR)
 
 
 class ScipySparse(SparseArrays):
-    """CSR, CSC, COO and BSR, as arrays (``csr_array``) and as matrices (``csr_matrix``)."""
+    """SciPy's CSR, CSC, COO and BSR arrays (such as ``csr_array``) and matrices (such as ``csr_matrix``)."""
 
     layouts: ClassVar = dict.fromkeys(_LAYOUTS, INT32_OR_INT64)
     title: ClassVar[str] = "scipy.sparse"
@@ -83,10 +83,10 @@ class ScipySparse(SparseArrays):
         except ValueError as error:
             name = type(x).__name__
             raise DtypeNotSupportedError(
-                f"A {name} of scipy.sparse does not have dtype {dtype}.",
+                f"A {name} of scipy.sparse does not support dtype {dtype}.",
                 source_type="numpy",
                 reason=error_text(error),
-                advice=Advice("Pass {}, which has it.", ("{x}.tocsr()",)),
+                advice=Advice("Pass {}, whose values can be cast.", ("{x}.tocsr()",)),
             ) from error
 
     def expressions(self, x: Any) -> Expressions:

@@ -1,4 +1,4 @@
-"""The interface of sparse arrays: a layout and dense parts, each of which is converted like any array."""
+"""The interface of sparse arrays: a layout and dense parts, which are converted like other arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BLOCKED = frozenset((Layout.BSR, Layout.BSC))
 INT32_OR_INT64 = frozenset(("int32", "int64"))
 #: The index dtype of most COO arrays.
 INT64 = frozenset(("int64",))
-#: No restriction: any integer dtypes, which may differ between indices and pointers.
+#: No restriction: indices and pointers may have any integer dtypes, which may differ.
 ANY_DTYPE = frozenset[str]()
 
 
@@ -112,7 +112,7 @@ class SparseArrays:
         title: The name of the sparse arrays in messages, such as ``"scipy.sparse"``.
         has_own_classes: Whether sparse arrays have separate classes, so that no class has both sparse and
             dense arrays.
-        has_matrices: Whether some classes are matrices, which multiply differently from arrays.
+        has_matrices: Whether some classes are matrices, for which ``*`` is matrix multiplication.
         has_dense_axes: Whether COO arrays may have dense trailing axes.
         separates_axes: Whether COO arrays have one index array per axis, instead of a matrix.
         columns_first: Whether the index matrix of COO arrays is stored as axes × entries.
@@ -147,7 +147,7 @@ class SparseArrays:
         return None
 
     def put_together(self, parts: SparseParts, like: Any = None) -> Any:
-        """Return a sparse array of these parts, which are arrays of the framework, without copying them.
+        """Return a sparse array that consists of ``parts``, arrays of the framework, without copying them.
 
         If several classes have the layout, the class of ``like``, a sparse array of the framework, determines
         the class of the result.

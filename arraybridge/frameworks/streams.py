@@ -101,7 +101,7 @@ class Streams:
         raise NotImplementedError(f"{type(self).__name__} has no stream handles")
 
     def take_over(self, x: Any) -> Any:
-        """Return an array from another stream such that this thread's stream may use and free it.
+        """Make an array from another stream safe to use and free in this thread's stream, and return it.
 
         Args:
             x: An array of the framework. This thread's stream has already waited for the other stream.

@@ -76,7 +76,7 @@ def _is_arrow_without_numbers(x: Any) -> bool:
 
 
 def offers(x: Any, protocol: str) -> bool:
-    """Return whether ``x`` or its class has an attribute, without calling ``__getattr__``."""
+    """Return whether ``x`` or its class has the attribute ``protocol``, without calling ``__getattr__``."""
     try:
         return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
     except (RecursionError, MemoryError):
@@ -91,7 +91,7 @@ def offers_on_instance(x: Any) -> bool:
 
 
 def is_on_gpu(x: Any) -> bool:
-    """Return whether the memory of a foreign array is CUDA memory."""
+    """Return whether the memory of a third-party array is CUDA memory."""
     kind = None if isinstance(x, np.generic) else _dlpack_kind(x)
     if kind is not None:
         return kind in _CUDA_TYPES
@@ -146,12 +146,12 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
 
 
 def _interface_of(x: Any, protocol: str) -> Any:
-    """Return the array interface of an object; None if it does not have one, although its class may."""
+    """Return the array interface of an object; None if it has none, even if its class defines one."""
     return getattr(x, protocol, None) if offers(x, protocol) else None
 
 
 def _check_mask(x: Any, interface: Any) -> None:
-    """Raise `ArrayNotSupportedError` if an array interface has a mask, which its readers ignore."""
+    """Raise `ArrayNotSupportedError` if an array interface has a mask, which imports would ignore."""
     if isinstance(interface, dict) and interface.get("mask") is not None:
         what = f"a masked array of type {type(x).__qualname__}"
         raise _unreadable_error(what, "its mask would be lost; pass its values without it")
@@ -238,7 +238,7 @@ def _named(kind: int) -> str:
 
 
 def check_readable_without_copy(x: Any, target: str) -> None:
-    """Raise `CopyRequiredError` if ``x`` could only be read through a copy that its own library makes."""
+    """Raise `CopyRequiredError` if ``x`` can only be read through a copy that its own library makes."""
     if isinstance(x, np.generic) or not is_protocol_producer(x):
         return
     kind = _dlpack_kind(x)
@@ -265,7 +265,7 @@ def _is_readable(kind: int) -> bool:
 
 
 def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
-    """Return a function that views host arrays of the class of ``x`` in NumPy; None if there is none.
+    """Return a function that views host arrays of the same class as ``x`` in NumPy; None if there is none.
 
     The function raises `NotImplementedError` for an array that it cannot view.
     """

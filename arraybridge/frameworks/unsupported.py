@@ -1,4 +1,4 @@
-"""Errors for dtypes and arrays that a framework does not support, with casts and expressions instead."""
+"""Errors for dtypes and arrays that a framework does not support, with advice on what to use instead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def missing_dtype_error(framework: Framework, dtype: str, dtypes: Iterable[str])
         problem = f"{reason}; nothing was converted, because any other dtype could lose values."
     cast = _possible_cast(dtype, dtypes)
     if cast is None:
-        advice = Advice(f"It has no {_kind_of_dtype(dtype)} dtype: convert x.real and x.imag separately.")
+        advice = Advice(
+            f"{framework.name} has no {_kind_of_dtype(dtype)} dtype: convert x.real and x.imag separately."
+        )
     else:
         advice = cast.by_option()
     return DtypeNotSupportedError(
@@ -50,7 +52,7 @@ def missing_dtype_error(framework: Framework, dtype: str, dtypes: Iterable[str])
 
 
 def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
-    """Return the suggested cast, which is to a dtype of the same kind so that values keep their meaning."""
+    """Return the suggested cast to one of ``dtypes`` of the same kind; None if there is no such dtype."""
     kind = _kind_of_dtype(dtype)
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
@@ -84,9 +86,9 @@ def _kind_of_dtype(dtype: str) -> str:
 def unsupported_cast_error(
     framework: Framework, source: str, dtype: str, instead: str, *expressions: str
 ) -> DtypeNotSupportedError:
-    """Return the error for a cast that a framework does not have, with the expressions to use instead."""
+    """Return the error for a cast that a framework does not support, with expressions to use instead."""
     return DtypeNotSupportedError(
-        f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast.",
+        f"Cannot cast {source} to {dtype}: {framework.name} does not support this cast.",
         reason=f"{framework.name} cannot cast {source} to {dtype}",
         advice=Advice(instead, expressions),
     )
@@ -95,7 +97,7 @@ def unsupported_cast_error(
 def unsupported_array_error(
     framework: Framework, what: str, instead: str, *expressions: str
 ) -> ArrayNotSupportedError:
-    """Return the error for an array of ``framework`` that has no dense, concrete values.
+    """Return the error for an array of ``framework`` that cannot be converted.
 
     ``instead`` has a ``{}`` for each of the expressions, which refer to the array as ``{x}``.
     """
@@ -142,7 +144,7 @@ def unsupported_dtype_error(
 
 
 def sub_byte_dtype_error(framework: Framework, dtype: str) -> DtypeNotSupportedError:
-    """Return the error for elements smaller than a byte. It suggests an exact cast."""
+    """Return the error for a dtype with elements smaller than a byte. It suggests an exact cast."""
     return DtypeNotSupportedError(
         f"{framework.name} arrays of dtype {dtype} cannot be converted, because each library packs elements"
         " smaller than a byte differently",

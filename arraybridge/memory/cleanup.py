@@ -28,8 +28,8 @@ __all__ = [
     "free_memory",
 ]
 
-#: Functions that empty the caches of this package. Each takes a device (None: all) and the name of a
-#: framework (None: all), and returns the number of bytes freed.
+#: Functions that empty caches of this package, such as pools. Each takes a device (None: all) and the name
+#: of a framework (None: all), and returns the number of bytes freed.
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
@@ -117,7 +117,7 @@ def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
     Raises:
         ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
     """
-    with suppress(ValueError):  # the message of this error suggests "auto"
+    with suppress(ValueError):  # not this error, because its message suggests "auto"
         index = check_gpu_id(gpu_id)
         if not isinstance(index, str):
             return index
@@ -128,10 +128,10 @@ def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
 
 
 def frameworks_with_gpu(index: int, frameworks: list[Framework]) -> list[Framework]:
-    """Return the frameworks that have that accelerator.
+    """Return those of ``frameworks`` that have the accelerator number ``index``.
 
     Raises:
-        DeviceNotFoundError: If none has it and `settings` do not select the host instead.
+        DeviceNotFoundError: If none has it and `settings` does not select the host instead.
     """
     devices = {one: one.devices.visible_devices() for one in frameworks}
     owners = [one for one in frameworks if one.devices.accelerator(index) in devices[one]]

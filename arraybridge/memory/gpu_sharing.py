@@ -56,7 +56,7 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         owner.devices.find_device(Device("gpu", 0))
     except DeviceNotFoundError as error:
         if hardware.gpus():
-            error.advise(Advice(""))  # the reason already says what to install
+            error.advise(Advice(""))  # the reason already states what to install
             raise
         raise DeviceNotFoundError(
             f"{name} has no device gpu:0 here: this machine has no CUDA GPU.",
@@ -79,7 +79,7 @@ class Coexistence(NamedTuple):
 
     Attributes:
         environment: The environment variables that were set, with their values.
-        too_late: The frameworks that had already initialized their devices.
+        too_late: The frameworks that had already initialized their devices without these variables.
 
     Example:
         >>> print(Coexistence({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, ("jax",)))
@@ -123,7 +123,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
         The variables that were set, and the frameworks for which the call came too late.
 
     Warns:
-        RuntimeWarning: If a framework has already initialized its devices.
+        RuntimeWarning: If a framework has already initialized its devices without these variables.
 
     Raises:
         TypeError: If ``fraction`` is not a number.

@@ -1,4 +1,4 @@
-"""`MemoryCollector`: read memory use in intervals, and write the readings to a file."""
+"""`MemoryCollector`: read memory use at regular intervals, and write the readings to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MemoryCollector"]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a record: the memory of a framework or process on a device at one moment."""
+    """One line of the file: the memory of a framework or process on a device at one moment."""
 
     time: float  # seconds since 1970
     device: str
@@ -33,7 +33,7 @@ class _Line:
     temperature: int | None
 
 
-#: The columns of a record.
+#: The columns of the file.
 COLUMNS = tuple(field.name for field in fields(_Line))
 
 
@@ -88,7 +88,7 @@ class MemoryCollector:
         """Append a reading to the file.
 
         Args:
-            stats: The reading. Defaults to a new one.
+            stats: The reading. Defaults to a new reading of `memory_stats`.
         """
         import csv
         import json

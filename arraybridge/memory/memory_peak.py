@@ -44,7 +44,7 @@ class PeakRow(NamedTuple):
 
     Attributes:
         device: The device string, such as ``"gpu:0"``.
-        holder: The name of the framework, or of the part of the memory, as in `memory_stats`.
+        holder: The name of the framework, or ``"this process"`` on the host.
         before: The number of bytes in use before the block.
         peak: The largest number of bytes in use during the block.
     """
@@ -60,7 +60,7 @@ class PeakRow(NamedTuple):
         return max(0, self.peak - self.before)
 
 
-# Reentrant: the start of a block probes the enclosing blocks.
+# Reentrant: at the start of a block, a thread that holds the lock probes the enclosing blocks.
 _peaks_lock = threading.RLock()
 _open_peaks: list[MemoryPeak] = []
 
@@ -81,10 +81,10 @@ class _Watched:
 
 
 class MemoryPeak(Table):
-    """The peak memory use of a `memory_peak` block so far: all ``rows``, or one such as ``m["torch"]``."""
+    """The peak memory use so far in a `memory_peak` block, as ``rows`` or by name, such as ``m["torch"]``."""
 
     def __init__(self) -> None:
-        #: The measured bytes, by the device and the name of the framework or process.
+        #: The measured bytes by device and by name of the framework or process.
         self._watched: dict[tuple[str, str], _Watched] = {}
         for one in holdings():
             if one.used is not None:

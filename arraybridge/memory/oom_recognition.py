@@ -2,7 +2,7 @@
 
 Each framework recognizes its own messages (`Memory.is_oom`, `Memory.is_oom_text`). This module follows
 causes, contexts and groups, and removes wrappers: Keras layers, TorchScript, DataLoader workers,
-DataParallel replicas, JAX callbacks, TensorFlow's Python functions and Ray tasks.
+DataParallel replicas, JAX callbacks, ``tf.py_function`` and Ray tasks.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CALLBACK_OR_FUNCTION = re.compile(
 _TRACEBACK = re.compile(r"Traceback [^\n:]*: *")
 _EXCEPTION_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>(?s:.*))|$)", re.MULTILINE)
 
-# Class names in printed tracebacks that mean out of memory, regardless of their message.
+# Class names in printed tracebacks that mean out of memory, regardless of the message.
 _MEMORY_ERRORS = frozenset({"MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "OutOfMemoryError"})
-# Class names of errors that mean out of memory only if their message matches.
+# Class names of errors that mean out of memory only if the message matches.
 _GENERAL_ERRORS = frozenset(
     {
         *("RuntimeError", "AcceleratorError", "JaxRuntimeError", "XlaRuntimeError"),
@@ -60,7 +60,7 @@ def is_oom_error(error: BaseException) -> bool:
 
     The error itself counts, and so do its cause, the error that was being handled when it was raised, and the
     members of an exception group. Wrappers are removed first: Keras layers, TorchScript, DataLoader workers,
-    DataParallel, JAX callbacks, TensorFlow's Python functions and Ray task errors. An error hidden by
+    DataParallel, JAX callbacks, ``tf.py_function`` and Ray task errors. An error hidden by
     ``raise … from None`` does not count. The message of a ValueError, KeyError or AssertionError is ignored.
     Only frameworks that the process has imported are checked; this function imports none.
 
@@ -86,15 +86,15 @@ def is_oom_error(error: BaseException) -> bool:
 
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
-    """Return whether an error means that memory ran out, as `is_oom_error` does, but ignore ``before``.
+    """Return whether an error means that memory ran out, like `is_oom_error`, but ignoring ``before``.
 
-    ``before`` is an error that was already being handled when the attempt began.
+    ``before`` is an error that was already being handled when the failed call began, or None.
     """
     return any(_is_oom_itself(one) for one in chain(error, before))
 
 
 def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
-    """Yield ``error``, its causes, contexts and group members, each once; skip ``before``."""
+    """Yield ``error`` and its causes, contexts and group members, each once, except ``before``."""
     seen = {id(before)}
     waiting = [error]
     while waiting:
@@ -140,14 +140,14 @@ def _is_oom_itself(error: BaseException) -> bool:
 
 
 def _may_wrap(error: BaseException) -> bool:
-    """Return whether wrappers raise errors of this class: RuntimeError or a class of a loaded framework."""
+    """Return whether wrappers raise this class of error: RuntimeError or a class of a loaded framework."""
     if isinstance(error, (ValueError, KeyError, AssertionError)):
         return False
     return isinstance(error, RuntimeError) or any(isinstance(error, one.errors) for one in loaded())
 
 
 def _is_known(error: BaseException) -> bool:
-    """Return whether a loaded framework recognizes the error as its own."""
+    """Return whether a loaded framework recognizes the error as one of its out-of-memory errors."""
     for framework in loaded():
         try:
             if framework.memory.is_oom(error):
@@ -186,7 +186,7 @@ def _unwrapped(text: str) -> list[_Report]:
 
 
 def _inner(report: _Report) -> list[_Report]:
-    """Return the errors that the outermost wrapper quotes; an empty list if there is no wrapper."""
+    """Return the errors that the outermost wrapper of a message quotes; an empty list without a wrapper."""
     keras = _KERAS.match(report.text)
     if keras:
         return [_Report(report.kind, _ANSI.sub("", report.text[keras.end() :]))]

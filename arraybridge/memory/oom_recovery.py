@@ -47,8 +47,8 @@ R = TypeVar("R")
 #: Positional and keyword arguments.
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
-#: Faults of `arraybridge.testing.inject_oom`. Each is called with the number of rows of every attempt, and
-#: may raise.
+#: Functions that simulate errors for `arraybridge.testing.inject_oom`. Each is called before every attempt
+#: with its number of rows (None if unknown), and may raise.
 faults: list[Callable[[int | None], None]] = []
 
 #: Functions that are called with "retry" or "split" and a message whenever a recovery takes that step.
@@ -72,10 +72,10 @@ def run_with_oom_recovery(
     """Call ``fn(*args, **kwargs)``; when memory runs out, free all caches and call it again.
 
     Before each retry, the objects of the failed attempt are released, garbage is collected, and the caches of
-    all loaded frameworks on that device are freed. Suspended generators are not closed, and keep their
-    objects alive. Other errors are not caught. ``fn`` must be safe to call again: it should not modify its
-    arguments in place before it can fail, or ``before_retry`` should undo the modification. ``fn`` is not
-    called again if one of its arguments is an iterator, because the first attempt may have read from it.
+    all loaded frameworks are freed. Suspended generators are not closed, and keep their objects alive. Other
+    errors are not caught. ``fn`` must be safe to call again: it should not modify its arguments in place
+    before a step that can fail, or ``before_retry`` should undo the modification. ``fn`` is not called again
+    if one of its arguments is an iterator, because the first attempt may have read from it.
 
     Args:
         fn: The function.
@@ -98,8 +98,10 @@ def run_with_oom_recovery(
     Raises:
         CannotSplitError: If memory runs out with ``split=True`` and no argument has that axis, or the results
             cannot be joined.
-        ValueError: If ``max_retries`` or ``min_split`` is out of range, or ``gpu_id`` is not a number.
-        TypeError: If ``before_retry`` is not callable, or ``split`` is not a bool.
+        ValueError: If ``max_retries`` or ``min_split`` is not an int or is out of range, or ``gpu_id`` is
+            ``"auto"``, negative, a bool or a float.
+        TypeError: If ``fn`` or ``before_retry`` is not callable, ``split`` is not a bool, or ``split_axis``
+            is not an int.
         Exception: If every attempt runs out of memory: the error from the last attempt, with a description of
             the attempts. Other exceptions raised by ``fn`` propagate unchanged.
 
@@ -154,10 +156,10 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     Args:
         fn: The function, called as ``fn(part)``.
         batch: An array; or a tuple of arguments, for ``fn(*arguments)``; or a dict, for ``fn(**arguments)``.
-            The first array among them has the batch's length along ``axis``. Every array of that length is
-            split, even inside containers, and so is every list of non-arrays with one entry per row. All
-            other arguments are passed whole to every call. Wrap an argument that has that length by chance
-            in `fixed`. An exception raised in a part has a note that names the split arguments.
+            The first array that has ``axis`` determines the number of rows. Every array with that number of
+            rows is split, even inside containers, and so is every list of non-arrays with one entry per row.
+            All other arguments are passed whole to every call. Wrap an argument that has that number of rows
+            by chance in `fixed`. An exception raised in a part has a note that names the split arguments.
         axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
             to 0.
         min_split: The smallest number of rows in a part. A part with fewer than twice as many rows is not
@@ -173,7 +175,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
             be joined: their number of rows differs from that of their part, they are numbers, their
             structures differ, or a list could be one entry per row or several results.
         TypeError: If ``fn`` is not callable, or ``axis`` is not an int.
-        ValueError: If ``min_split`` is less than 1.
+        ValueError: If ``min_split`` is not an int or is less than 1.
         Exception: If a part does not fit and cannot be split further: the error that it raised, with an
             explanation. Other exceptions raised by ``fn`` propagate unchanged.
 
@@ -300,7 +302,7 @@ def recovered(
     named: Callable[..., Any] | None = None,
     packed: bool = False,
 ) -> Any:
-    """Call the function; when memory runs out, retry and split as `run_with_oom_recovery` documents.
+    """Call ``fn``; when memory runs out, retry and split as described in `run_with_oom_recovery`.
 
     With ``split``, arguments wrapped in `fixed` reach the function still wrapped, and may be in its result.
     ``named`` is the function whose parameters name the arguments in notes. ``packed`` states that ``args``
@@ -437,7 +439,7 @@ class _Recovery:
             note_on(error, note)
 
     def _part(self, rows: int, start: int, count: int) -> Batch:
-        """Return the arguments for these rows."""
+        """Return the arguments for ``count`` rows that begin at row ``start``."""
         try:
             return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
         except conversion_errors(*loaded()) as error:
@@ -475,7 +477,7 @@ class _Recovery:
             self._clean_up("retry", what, "trying again")
 
     def _join(self, step: Callable[[], Any]) -> Any:
-        """Join results, with one retry if memory runs out."""
+        """Run a step that joins results, with one retry if memory runs out, and return its result."""
         result = self._tried(step, 2, "joining")
         if self.failure is not None:
             self._give_up(
@@ -525,15 +527,15 @@ def _described(error: BaseException) -> str:
 
 
 def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
-    """Return the error for a call without an argument that has that axis."""
+    """Return the error for a call in which no argument to split is an array that has ``axis``."""
     leaves = [
         (type(x).__name__, source_of(x) if kind_of(x) is ARRAY else None) for x in leaves_of(batch)[:20]
     ]
     texts = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
     shapes = ", ".join(texts) or "none"
     return CannotSplitError(
-        f"Memory ran out, and no argument to split is an array with an axis {axis} (arguments: {shapes}).",
-        reason=f"no argument to split has an axis {axis}",
+        f"Memory ran out, and no argument to split is an array that has axis {axis} (arguments: {shapes}).",
+        reason=f"no argument to split has axis {axis}",
         advice="Pass the batch as an array. If its rows are along another axis, pass that axis.",
     )
 

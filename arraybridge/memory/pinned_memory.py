@@ -67,7 +67,7 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
 
     Only plain, dense, C-contiguous host arrays of NumPy and PyTorch are copied. The conversion of any other
     array depends on its subclass, gradient or layout, which the copy would not have. ``x`` itself is returned
-    in this case, if it is page-locked already, or if no page-locked memory is available.
+    if it is such an array, if it is already page-locked, or if no page-locked memory is available.
     """
     owner = registry.find_owner(x)
     nbytes = 0 if owner is None else _pageable_bytes(owner, x)
@@ -76,7 +76,7 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     try:
         memory = target.memory.pinned_bytes(nbytes)
     except (MemoryError, RuntimeError) as error:
-        if is_oom_error(error):  # the framework can transfer ``x`` without page-locked memory
+        if is_oom_error(error):  # the framework can also transfer ``x`` without page-locked memory
             return x
         raise
     if memory is None:
@@ -105,7 +105,7 @@ def _pageable_bytes(owner: Framework, x: Any) -> int:
 
 def _is_plain(owner: Framework, x: Any) -> bool:
     """Return whether a host array is C-contiguous, and a copy of it has the same strides and bits."""
-    # The memory of such an array does not contain its values, such as a PyTorch tensor with the conj bit.
+    # The memory of such an array, such as a PyTorch tensor with the conj bit, does not contain its values.
     if owner.interchange.copy_reason(x):
         return False
     steps = memory_layouts.steps(owner, x)

@@ -49,7 +49,7 @@ class _Buffer(NamedTuple):
     """A block of memory in a pool. The pool returns views of it, or the block itself if there are no views.
 
     Attributes:
-        place: The key of interchangeable buffers: buffers of the same place differ only in size.
+        place: The key of interchangeable buffers: buffers with the same key differ only in size.
         nbytes: The size in bytes.
         owner: The framework for which it was allocated.
         memory: Contiguous bytes, of which the pool returns views, or an idle array; None if the array itself
@@ -175,7 +175,7 @@ class BufferPool:
                 f"A buffer of {nbytes} bytes does not fit: {self.nbytes} of the pool's {self.max_bytes} bytes"
                 " are in use. Return buffers with give() first, or create the pool with a larger max_bytes.",
                 target_type=owner.name,
-                reason=f"{nbytes} bytes exceed the remainder of {self.max_bytes} bytes",
+                reason=f"{nbytes} bytes exceed the unused part of the limit of {self.max_bytes} bytes",
             )
 
     def give(self, array: Any) -> None:
@@ -231,7 +231,7 @@ class BufferPool:
 
 
 def _forget(taken: dict[int, Any], identity: int, _: object) -> None:
-    """Remove the entry and the buffer of an array that the caller deleted instead of returning it."""
+    """Drop the buffer of an array that the caller deleted instead of returning it."""
     taken.pop(identity, None)
 
 
@@ -239,7 +239,7 @@ _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
 def _drop_idle(device: Device | None, name: str | None) -> int:
-    """Drop the idle buffers of that framework on that device in all pools, and return their size in bytes."""
+    """Drop idle buffers in all pools as `BufferPool.drop_idle` does, and return their size in bytes."""
     return sum(pool.drop_idle(device, name) for pool in list(_pools))
 
 

@@ -56,12 +56,12 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
 def loads(data: bytes, exchange: Exchange) -> Any:
     """Return the object that `dumps` serialized in another process."""
     file = io.BytesIO(data)
-    buffers = exchange.import_exported(*pickle.load(file))  # noqa: S301  # our own process
+    buffers = exchange.import_exported(*pickle.load(file))  # noqa: S301  # from a process of this program
     return pickle.load(file, buffers=buffers)  # noqa: S301
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler with out-of-band buffers for large NumPy arrays, and `save` for other arrays."""
+    """A pickler that uses out-of-band buffers for large NumPy arrays, and `save` for other frameworks."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (np.ndarray, np.memmap) and obj.nbytes > Exchange.LARGE and not obj.dtype.hasobject:
@@ -95,10 +95,10 @@ class _Pickler(pickle.Pickler):
 
 
 def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
-    """Return a reduction that transfers a GPU array through PyTorch's CUDA IPC, or None if it cannot.
+    """Return a reduction that transfers a GPU array through PyTorch's CUDA IPC; None if that is not possible.
 
-    PyTorch keeps the memory until the other process has released it. It can export only memory that it
-    allocated itself, so arrays of CuPy and JAX are copied to PyTorch on their GPU first.
+    PyTorch keeps the memory allocated until the other process has released it. It can export only memory that
+    it allocated itself, so arrays of CuPy and JAX are copied to PyTorch on their GPU first.
     """
     # The parts of a sparse array are pickled one by one.
     is_on_gpu = not owner.sparse.layout(x) and owner.devices.device_of(x).kind == "gpu"
@@ -111,9 +111,9 @@ def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
 
 
 def _from_its_gpu(data: bytes, name: str, sender: int) -> Any:
-    """Return the array that was sent. It shares memory only if the parent process sent it."""
+    """Return a GPU array that another process sent. It shares memory only if the parent process sent it."""
     copy = None if sender == os.getppid() else True
-    return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # our own process
+    return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # see `loads`
 
 
 # -- one array as header and frames ------------------------------------------------------------------

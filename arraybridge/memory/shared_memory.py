@@ -1,7 +1,7 @@
 """Arrays in memory that processes share, and the segments behind them.
 
-On Linux, a segment is an anonymous file (``memfd_create``). The kernel frees it when the last process that
-maps it ends, even if it crashes. Another process opens it through ``/proc`` while the sender maps it. On
+On Linux, a segment is an anonymous file (``memfd_create``). The kernel frees it when no process maps it
+anymore, even if a process crashes. Another process opens it through ``/proc`` while the sender maps it. On
 other systems, a segment is a `multiprocessing.shared_memory` block, whose name Python's resource tracker
 removes.
 """
@@ -83,7 +83,7 @@ class Segment:
         _segments[key] = self
 
     def set_free(self) -> None:
-        """Clear the flag of the segment, for all processes."""
+        """Clear the in-use flag of the segment, which all processes share."""
         self.in_use.value = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,7 +159,7 @@ class Exchange:
 
     #: The size in bytes above which shared memory is faster than a pipe.
     LARGE = 1 << 17
-    #: The number of unused segments that are cached.
+    #: The largest number of unused segments that are cached.
     SPARE = 3
     #: The largest number of imported segments in use. Further buffers are copied, so that an array that the
     #: caller stores does not keep the other arrays of its message alive.
@@ -174,11 +174,11 @@ class Exchange:
     def export(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
         """Copy buffers of bytes to one segment, and return picklable arguments for `import_exported`.
 
-        The result contains the bytes themselves if they are few, or if the system has no segment left.
+        The result contains the bytes themselves if they are few, or if no segment can be created.
         """
         places: list[slice] = []
         size = Segment.HEAD
-        for buffer in buffers:  # align each for every framework
+        for buffer in buffers:  # align each buffer for every framework
             places.append(slice(size, size + len(buffer)))
             size += -(-len(buffer) // Segment.HEAD) * Segment.HEAD
         in_use = [one for one in self.segments if one.in_use.value]
@@ -279,8 +279,8 @@ NumpyFramework.classes.append(SharedArray)
 def keep_until_arrival(x: SharedArray) -> None:
     """Keep the memory of an array that a worker sends until another process has mapped it.
 
-    Only picklers that send to other processes call this. `pickle.dumps` is also used for hashes and
-    caches, which send the pickle to no process.
+    Only picklers that send to other processes call this function. `pickle.dumps` does not, because it is also
+    used for hashes and caches, where no process receives the pickle.
     """
     segment = x.segment
     if segment is None or not x.size or multiprocessing.parent_process() is None:
@@ -292,7 +292,7 @@ def keep_until_arrival(x: SharedArray) -> None:
 
 def _reduce_to_send(x: SharedArray) -> Any:
     keep_until_arrival(x)
-    return x.__reduce_ex__(4)  # protocol 5 has separate buffers, which these picklers do not support
+    return x.__reduce_ex__(4)  # protocol 5 uses out-of-band buffers, which these picklers do not support
 
 
 # These picklers send results and messages to other processes. A joblib worker imports the pickler of loky
@@ -325,7 +325,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
         DtypeNotSupportedError: If its elements are not numbers.
         TypeError: If there is no such dtype, or an element of the shape is not an int.
         ValueError: If an element of the shape is negative, or the shape is too large.
-        OSError: If the system has no memory left. A note describes how to increase the limits.
+        OSError: If the system has no memory or no file descriptor left. A note describes how to increase
+            the limits.
         MemoryConversionError: Any other error raised by `convert_memory`.
 
     Example:

@@ -23,7 +23,7 @@ class Arguments:
         self.named = named
 
     def inspect(self) -> Arguments:
-        """Set the arrays, their size in bytes and the call signature, and return the same object."""
+        """Set ``arrays``, ``nbytes`` (their total size), ``signature`` and flags, and return ``self``."""
         self.arrays: list[Any] = []
         parts: list[Any] = [tuple(self.named)]
         self.nbytes = 0
@@ -51,7 +51,7 @@ class Arguments:
         return self
 
     def exact(self) -> Any:
-        """Return the exact signature. A verified run applies only to calls with an equal one.
+        """Return the exact signature. A verification is valid only for calls with an equal exact signature.
 
         Raises:
             NoSignatureError: If an argument cannot be compared between calls.
@@ -71,15 +71,16 @@ class Arguments:
         return fn(*self.own, *self.batch, **self.named)
 
     def on_host(self) -> Arguments:
-        """Return the arguments with NumPy arrays."""
+        """Return the arguments with each array converted to NumPy."""
         return self if self.in_numpy else self.mapped(lambda x: convert_memory(x, "numpy"))
 
 
 def _key_of_leaf(x: Any) -> Any:
     """Return the part of a call signature for a value that is not an array.
 
-    Floating-point numbers count by type only. Functions count by their code, because a lambda is a new object
-    in each call. This is sufficient for timings. Verifications use the stricter `Arguments.exact`.
+    Floating-point numbers are represented by their type only. Functions are represented by their code,
+    because a lambda is a new object in each call. This is sufficient for timings. Verifications use the
+    stricter `Arguments.exact`.
     """
     cls = type(x)  # not isinstance, because `__class__` of an object may raise
     if cls in (int, bool, str, bytes) or issubclass(cls, np.dtype):

@@ -93,12 +93,12 @@ class _Walk:
             return cls, x
         if cls in (str, bytes):
             return cls, _text(x)
-        if cls in (float, complex):  # as bits, since 0.0 == -0.0 and NaN != NaN
+        if cls in (float, complex):  # as bits, because 0.0 == -0.0 and NaN != NaN
             return cls, struct.pack("2d", x.real, x.imag)
         return self._other(x)
 
     def _other(self, x: Any) -> Hashable:
-        """Return the key of a value whose class is not one of the common ones."""
+        """Return the key of a value whose class `value` does not handle itself."""
         cls = type(x)
         if issubclass(type(x), np.generic):
             return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Identity(x)

@@ -63,12 +63,12 @@ _CPU = "/device:CPU:0"
 _numpy = NumpyFramework()
 _to_dlpack = tf.experimental.dlpack.to_dlpack
 
-# Out-of-memory messages of InternalError and UnknownError: from copies to the GPU, and from CUDA libraries.
+# Out-of-memory messages of InternalError and UnknownError, from copies to the GPU and from CUDA libraries.
 _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
     r"|[Ff]ailed to allocate|Status: out of memory|Out of memory while trying to allocate"
 )
-# The beginnings of ResourceExhaustedError messages that a wrapper raises as another class.
+# The beginnings of messages of ResourceExhaustedError, if a wrapper raises it as another class.
 _OOM_TEXT = re.compile(
     r"(?:\{\{[^\n]*?\}\} ?)?(?:OOM when allocating|[Ff]ailed to allocate"
     r"|Out of memory while trying to allocate"
@@ -146,7 +146,7 @@ class TensorflowDevices(Devices):
     """Logical devices of TensorFlow."""
 
     def device_of(self, x: Any) -> Device:
-        if isinstance(x, _EAGER):  # first, since the other checks take six times as long
+        if isinstance(x, _EAGER):  # first, because the other checks take six times as long
             return _named_device(x.backing_device) if x.backing_device else CPU
         x = x.values if isinstance(x, tf.SparseTensor) else x
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
@@ -355,7 +355,7 @@ class TensorflowFramework(Framework):
             x = x.value()  # a snapshot: assignments do not change it
         if id(x.dtype) in _PLAIN_IDS:
             return np.asarray(memoryview(x))
-        # np.asarray copies a 0-d tensor.
+        # np.asarray would copy a 0-d tensor.
         memory = np.asarray(x) if x.shape.rank else np.asarray(tf.reshape(x, [1])).reshape(())
         memory = memory.view()
         memory.flags.writeable = False
@@ -464,7 +464,7 @@ def _has_only_one_cpu() -> bool:
 
 @functools.cache
 def _has_cast(source: str, dtype: str) -> bool:
-    """Return whether TensorFlow supports a cast; few casts exist for float8 and 4-bit integers (2.21)."""
+    """Return whether TensorFlow can cast between two dtypes; 2.21 has few casts for float8 and int4."""
     if source == dtype:
         return True
     try:

@@ -34,7 +34,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
         return _tensor(x)
 
     def plain_value(self, x: Any) -> Any:
-        # For example, a tape would watch the tensor in a keras.Variable.
+        # Unwrap objects such as keras.Variable, because a tape would watch the tensor in them.
         return tf.convert_to_tensor(x) if hasattr(x, "__tf_tensor__") else x
 
     def span(self, x: Any) -> autodiff.Extent:
@@ -86,8 +86,8 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 unconnected_gradients="zero",
             )
             # Gradients are copied, because a tf.custom_gradient may keep a reference to its result. A second
-            # tape would show which ones depend on a cotangent, but needs 2 to 3 times the memory. They are
-            # copied one at a time, so that at most one gradient is in memory twice.
+            # tape would show which gradients depend on a cotangent, but needs 2 to 3 times the memory. The
+            # gradients are copied one at a time, so that at most one of them is in memory twice.
             return [_copied(_tensor(gradients.pop(0))) for _ in range(len(gradients))]
 
         return results, autodiff.Linear(pull, captured)
@@ -126,7 +126,7 @@ _NOT_TRACED = (
 
 
 def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
-    """Return a concrete function that TensorFlow traces from ``body``."""
+    """Trace ``body`` for arguments with these shapes and dtypes, and return the concrete function."""
 
     def results(*arrays: Any) -> list[Any]:
         return [_tensor(y) for y in body(list(arrays))]
@@ -151,7 +151,7 @@ def _copied(x: tf.Tensor) -> tf.Tensor:
 
 
 def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Broadcast a cotangent to the shape of its result; ``output_gradients=`` also accepts numbers."""
+    """Broadcast a cotangent to the shape of its result, because ``output_gradients=`` accepts scalars."""
     return x if x.shape == shape else tf.broadcast_to(x, shape)
 
 

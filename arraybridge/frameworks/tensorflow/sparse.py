@@ -12,7 +12,7 @@ __all__ = ["TensorflowSparse"]
 
 
 class TensorflowSparse(SparseArrays):
-    """``tf.SparseTensor``, which is COO."""
+    """TensorFlow's ``tf.SparseTensor``, which has the COO layout."""
 
     layouts: ClassVar = {Layout.COO: INT64}
     title: ClassVar[str] = "tf.SparseTensor"

@@ -89,7 +89,7 @@ _LAZY_VALUES = Cause(Reason.LAZY_VALUES)
 _NEGATIVE_STRIDES = Cause(Reason.NEGATIVE_STRIDES, framework="torch")
 _STRIDE_MULTIPLES = Cause(Reason.STRIDE_MULTIPLES)
 
-# The beginnings of out-of-memory messages that PyTorch raises as a plain RuntimeError or AcceleratorError.
+# The beginnings of out-of-memory messages of errors that are plain RuntimeErrors or AcceleratorErrors.
 _OOM = re.compile(
     r"(?:\[enforce fail at .*)?DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|(?:CUDA|HIP|MPS|XPU|cu[A-Za-z]+|hip[a-z]+)(?: driver| backend)?(?: error:)?"
@@ -100,7 +100,7 @@ _OOM = re.compile(
     r'|NVML_SUCCESS == r INTERNAL ASSERT FAILED at "[^"]*CUDACachingAllocator\.cpp"'
     r"|Native API failed\. Native API returns: -?\d+ \(\w+_OUT_OF_(?:DEVICE|HOST)_MEMORY\)"
     r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: above the limit of one buffer, but a part may fit
-    r"|Triton Error \[\w+\]: (?: Code: \d+, Mess+age: )?out of memory"  # Triton 3 for HIP misspells it
+    r"|Triton Error \[\w+\]: (?: Code: \d+, Mess+age: )?out of memory"  # Triton 3 for HIP misspells "Message"
     r"|unable to mmap \d+ bytes from file <[^\n]*>: Cannot allocate memory \(12\)",
     re.DOTALL,
 )
@@ -644,7 +644,7 @@ def _layout_error(framework: Framework, x: torch.Tensor) -> Exception:
 
 @functools.cache
 def _has_cast(source: str, dtype: str) -> bool:
-    """Return whether PyTorch can cast from a dtype that other frameworks lack, such as complex32."""
+    """Return whether PyTorch can cast a dtype that other frameworks lack, such as complex32, to ``dtype``."""
     try:
         torch.empty(1, dtype=getattr(torch, source), device="cpu").to(DTYPES[dtype])
     except (RuntimeError, NotImplementedError):

@@ -18,8 +18,8 @@ from arraybridge.frameworks import autodiff
 
 # A private name: no public function returns whether a torch.func transform tracks a tensor (torch 2.14).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
-# A private name: it recognizes the tensors that is_grads_batched=True passes, which belong to an older
-# implementation of vmap.
+# A private name: no public function recognizes the tensors that is_grads_batched=True passes. They belong to
+# an older implementation of vmap.
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001
 
 
@@ -59,7 +59,7 @@ class TorchAutodiff(autodiff.Autodiff):
         try:
             return list(_Applied.apply(operation, saved, *arrays))
         finally:
-            saved.clear()  # from now on, only the graph keeps them alive
+            saved.clear()  # from now on, only the graph keeps these tensors alive
 
     def run(self, body: autodiff.Body, arrays: list[torch.Tensor], label: str) -> list[Any]:
         try:
@@ -113,7 +113,7 @@ class TorchAutodiff(autodiff.Autodiff):
 
 @functools.cache
 def _shape_prediction() -> type:
-    """Return the class of modes in which functions run on tensors without values."""
+    """Return a mode class that makes functions run on tensors without values."""
     # This module is private, but torch.device("meta") would not apply to constants. The import is late,
     # because the module imports Triton, which crashes the process if TensorFlow is imported first.
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -136,7 +136,7 @@ def _check_triton_import_order(label: str) -> None:
     if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
         return
     raise GradientError(
-        "inside jax.jit, PyTorch predicts shapes with Triton, which crashes the process if TensorFlow is"
+        "inside jax.jit, PyTorch imports Triton to predict shapes, which crashes the process if TensorFlow is"
         " imported first.",
         reason="TensorFlow was imported before Triton",
         advice="Put 'import triton' before 'import tensorflow', or call the function outside of jax.jit.",
@@ -145,7 +145,7 @@ def _check_triton_import_order(label: str) -> None:
 
 
 def _tracked(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as an input of a graph."""
+    """Return ``x`` if it requires grad, and otherwise a leaf tensor that does and has the same values."""
     if x.requires_grad:
         return x
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
@@ -158,7 +158,7 @@ def _pull(
     cotangents: list[torch.Tensor | None],
 ) -> list[torch.Tensor]:
     """Return the gradients with respect to ``inputs``; differentiable if ``inner`` is true."""
-    # A cotangent comes from the device of the caller's arrays, which may not be the device of the result.
+    # A cotangent is on the device of the caller's arrays, which may not be the device of the result.
     pairs = [
         (y, c.to(y.device))
         for y, c in zip(outputs, cotangents, strict=True)
