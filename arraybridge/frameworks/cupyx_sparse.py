@@ -22,7 +22,7 @@ def is_sparse(x: Any) -> bool:
 
 
 class CupyxSparse(SparseArrays):
-    """CuPy's CSR, CSC and COO. Results are matrices, because some releases have no sparse arrays."""
+    """CuPy's CSR, CSC and COO formats. Results are matrices, because some releases have no sparse arrays."""
 
     layouts: ClassVar = dict.fromkeys(_LAYOUTS, INT32_OR_INT64)
     dtypes: ClassVar = frozenset(("bool", "float32", "float64", "complex64", "complex128"))
