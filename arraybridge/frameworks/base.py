@@ -67,8 +67,8 @@ class FastPath(Component):
     fast_from_view: Any = None
     #: A function that exports a host array, aligned to `host_memory.ALIGNMENT` bytes, as a DLPack capsule.
     fast_export: Any = None
-    #: A function that imports a DLPack capsule of host memory. If the framework's arrays are mutable, it copies
-    #: 0-d arrays, because frameworks with immutable arrays cache scalars.
+    #: A function that imports a DLPack capsule of host memory. If this framework's arrays are mutable, the
+    #: function copies 0-d arrays, because frameworks with immutable arrays cache scalars.
     fast_import: Any = None
 
 

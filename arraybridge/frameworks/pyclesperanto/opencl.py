@@ -82,8 +82,8 @@ def check_import_order() -> None:
     Both libraries export LLVM symbols. The PoCL wheel hides its LLVM symbols and can be loaded in any order.
 
     Raises:
-        FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL (PoCL
-            3.1 of Debian 12).
+        FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL, such
+            as PoCL 3.1 of Debian 12.
     """
     loaded = [*sys.modules]
     if not is_imported("tensorflow"):
@@ -108,7 +108,7 @@ def check_import_order() -> None:
 
 @cache
 def devices() -> list[Any]:
-    """Return the OpenCL devices, GPUs first, without a context; ``[]`` if pyopencl is not installed."""
+    """Return the OpenCL devices, GPUs first; ``[]`` without pyopencl or drivers. This creates no context."""
     try:
         import pyopencl as cl
     except ImportError:
@@ -153,7 +153,7 @@ def use_huge_pages(x: Any) -> None:
 
 
 def described() -> list[DeviceDetails]:
-    """Return the details of each device. Only NVIDIA's driver reports the identity."""
+    """Return the details of each device. Only NVIDIA's driver reports the PCI address."""
     return [
         DeviceDetails(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()
     ]
