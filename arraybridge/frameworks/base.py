@@ -54,7 +54,7 @@ class FastPath(Component):
     """
 
     def fast_types(self) -> tuple[type, ...]:
-        """Return the exact types that the fast functions accept. Their subclasses take the slow path."""
+        """Return the exact types that the fast functions accept. Arrays of subclasses take the slow path."""
         return ()
 
     #: A function ``(x, alignment)`` that returns the plan key of a host array for a target with that
@@ -355,7 +355,7 @@ def nbytes_of_parts(framework: Framework, x: Any) -> int:
 
 
 def take_over(framework: Framework, x: Any) -> Any:
-    """Make an array from another stream safe to use and free on this thread's stream, and return it.
+    """Make an array from another stream safe to use and free on this thread's stream, and return the result.
 
     The parts of a sparse array are taken over one by one, because `Streams.take_over` takes dense arrays.
     """

@@ -198,7 +198,8 @@ class CupyMemory(Memory):
                     pool.free_all_blocks()
                     freed += before - pool.total_bytes()
         if gpus:
-            cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, so not in `freed`
+            # The pool of pinned memory counts blocks, not bytes, so `freed` does not include it.
+            cupy.get_default_pinned_memory_pool().free_all_blocks()
         return int(freed)
 
     def usage(self) -> list[Holding]:

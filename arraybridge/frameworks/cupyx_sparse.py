@@ -16,7 +16,7 @@ _LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO)
 
 
 def is_sparse(x: Any) -> bool:
-    """Return whether ``x`` is a sparse matrix of CuPy; imports nothing."""
+    """Return whether ``x`` is a sparse matrix of CuPy, without importing anything."""
     module = sys.modules.get(_MODULE)
     return module is not None and module.issparse(x)
 

@@ -16,7 +16,7 @@ NO_FULL_GRAPH = (
     "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True. To compile a"
     " decorated function, write @torch.compile below its decorator."
 )
-# Holds `_call` wrapped so that torch.compile does not trace it, after the first use.
+# After the first use, this list holds `_call`, wrapped so that torch.compile does not trace it.
 _untraced: list[Callable[..., Any]] = []
 
 

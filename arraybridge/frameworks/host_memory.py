@@ -31,7 +31,7 @@ ALIGNMENT = 64
 #: The maximum number of axes of a NumPy array.
 MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
-# The size in bytes from which a specialized copy is faster.
+# The minimum size in bytes for which a specialized copy is faster.
 _LARGE = 1 << 16
 
 _first_byte = ctypes.c_char.from_buffer

@@ -3,7 +3,7 @@
 When an allocator reuses freed memory, it considers only the work on its own streams. It could therefore
 overwrite memory that the importer still has to read. To prevent this, the array of the importer holds the
 object that `keep_alive` returns. When the array is collected, the exporter's stream waits for the importer's
-stream. If the exporter has no streams (JAX, TensorFlow), or its current stream is not the one at the time of
+stream. If the exporter has no streams (JAX, TensorFlow), or if its current stream is not the same as during
 the import, a `KeepAlives` holds the memory until the importer's work is done.
 """
 
@@ -64,7 +64,7 @@ class KeepAlives:
         """Drop the objects that are no longer read, without waiting."""
         with suppress(RuntimeError):  # raised if there is no CUDA driver
             if self._entries and any(is_capturing() for is_capturing in captures):
-                return  # querying an event would invalidate the graph, whichever framework captures it
+                return  # querying an event would invalidate a graph that any framework is capturing
         for _ in range(len(self._entries)):
             with suppress(IndexError):  # another thread has emptied the queue
                 entry = self._entries.popleft()

@@ -566,7 +566,7 @@ def _local_devices() -> list[Any]:
 
 
 def _default_device() -> Any:
-    """Return the device for arrays that are not committed to a device."""
+    """Return JAX's default device, which holds arrays that are not committed to a device."""
     default = jax.config.jax_default_device
     if isinstance(default, str):
         return jax.local_devices(backend=default)[0]

@@ -18,7 +18,7 @@ _MODULE = "jax.experimental.sparse"
 
 
 def is_sparse(x: Any) -> bool:
-    """Return whether ``x`` is a sparse array of JAX; imports nothing."""
+    """Return whether ``x`` is a sparse array of JAX, without importing anything."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(x, module.JAXSparse)
 
