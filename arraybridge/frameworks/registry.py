@@ -189,7 +189,7 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
     if not replace and _instances.get(name) is framework:
         raise ValueError(
             f"Cannot register {type(framework).__name__}: it is already registered as {name!r}. Remove this"
-            f" call, because framework({name!r}) returns it, or pass replace=True."
+            f" call, since framework({name!r}) returns it, or pass replace=True."
         )
     holder = "" if replace else _holder_of(name, type(framework))
     if holder:
