@@ -1,4 +1,4 @@
-"""`Framework`, the base class of frameworks. Plug-ins import the components from here, too."""
+"""`Framework`, the base class of frameworks. Plug-ins also import the component classes from this module."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ __all__ = [
 class FastPath(Component):
     """Functions for host arrays that need no special handling.
 
-    For an array that needs it, they raise a built-in exception or one of ``errors``. The slow path catches
-    the exception and handles the array.
+    For other arrays, they raise a built-in exception or one of `Framework.errors`. The slow path catches the
+    exception and handles the array.
     """
 
     def fast_types(self) -> tuple[type, ...]:
-        """Return the exact types that the fast functions accept. Subclasses take the slow path."""
+        """Return the exact types that the fast functions accept. Arrays of subclasses take the slow path."""
         return ()
 
     #: A function ``(x, alignment)`` that returns the plan key of a host array for a target with that
     #: alignment. `check`, `device_of`, `copy_reason`, `requires_grad`, `supports` and `cannot_view` return
-    #: equal results for arrays with equal keys. Raises for an array that is not in host memory.
+    #: equal results for arrays with equal keys. The function raises for an array that is not in host memory.
     plan_key: Any = None
     #: A function that returns the NumPy view of a host array.
     fast_view: Any = None
@@ -67,8 +67,8 @@ class FastPath(Component):
     fast_from_view: Any = None
     #: A function that exports a host array, aligned to `host_memory.ALIGNMENT` bytes, as a DLPack capsule.
     fast_export: Any = None
-    #: A function that imports a DLPack capsule if the arrays of the source or of the target are immutable. If
-    #: only those of the source are, it copies 0-d arrays, because such frameworks cache scalars.
+    #: A function that imports a DLPack capsule of host memory. If this framework's arrays are mutable, the
+    #: function copies 0-d arrays, because frameworks with immutable arrays cache scalars.
     fast_import: Any = None
 
 
@@ -86,11 +86,12 @@ class Framework(ABC):
         alignment: The alignment in bytes that sharing requires; 1 for any alignment. 0 if `from_host` always
             copies.
         mutable: Whether its arrays can be modified in place.
-        respects_read_only: Whether its arrays can be read-only. Views of immutable memory are read-only.
+        respects_read_only: Whether its arrays can be read-only. If so, arrays that share read-only memory are
+            read-only.
         dtypes: The names of its dtypes. None if it has all dtypes of NumPy.
         max_rank: The maximum number of axes, at most that of NumPy.
         has_host: Whether its arrays can be in host memory.
-        errors: Other exceptions that it raises for arrays that it does not support.
+        errors: The exceptions, other than built-in ones, that it raises for arrays that it does not support.
         runtime: Settings, context managers and namespaces; see `Runtime`.
         devices: Its devices, and the devices of its arrays; see `Devices`.
         interchange: How it exports and imports memory; see `Interchange`.
@@ -98,7 +99,7 @@ class Framework(ABC):
         batching: How its arrays are split and joined; see `Batching`.
         fast_path: Functions for host arrays that need no special handling; see `FastPath`.
         streams: Its streams on accelerators; see `Streams`.
-        autodiff: Its derivatives; see `Autodiff`.
+        autodiff: Its automatic differentiation; see `Autodiff`.
         sparse: Its sparse arrays, if it has any; see `SparseArrays`.
 
     Example:
@@ -171,7 +172,7 @@ class Framework(ABC):
         """
 
     def dtype_name(self, x: Any) -> str:
-        """Return NumPy's name of the dtype of an array.
+        """Return NumPy's name for the dtype of an array.
 
         Args:
             x: An array of the framework.
@@ -193,13 +194,13 @@ class Framework(ABC):
         return tuple(x.shape)
 
     def nbytes(self, x: Any) -> int:
-        """Return the size of an array.
+        """Return the size of an array in bytes.
 
         Args:
             x: An array of the framework.
 
         Returns:
-            The size of its elements in bytes, without gaps between them.
+            The total size of its elements, without gaps between them.
         """
         return int(x.nbytes)
 
@@ -222,7 +223,7 @@ class Framework(ABC):
         """
         if not self.has_host or not hasattr(x, "__dlpack__"):
             raise NotImplementedError(
-                f"{self.name} exports no host memory through DLPack. Define host_view() or to_host()."
+                f"{self.name} does not export host memory through DLPack. Define host_view() or to_host()."
             )
         view = dlpack_capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
         return read_only_memory.writable_alias(view) if self.mutable else view
@@ -245,12 +246,13 @@ class Framework(ABC):
         then `Devices.to_device` for another device.
 
         Args:
-            view: The values. On the CPU, `cannot_view` returned None for it. For other devices, it may have
-                any layout.
+            view: The values. For the CPU, `cannot_view` has returned None for this array, unless
+                ``alignment`` is 0. In other cases, the array may have any layout.
             device: One of the available devices.
 
         Returns:
-            On the CPU, an array that shares the memory of ``view``. On another device, a complete copy.
+            On the CPU, an array that shares the memory of ``view``, unless ``alignment`` is 0. In other
+            cases, a complete copy.
         """
         if device != CPU:
             on_host = self.from_host(host_memory.aligned_copy(view) if self.cannot_view(view) else view, CPU)
@@ -344,7 +346,7 @@ def conversion_errors(*frameworks: Framework) -> tuple[type[Exception], ...]:
 
 
 def nbytes_of_parts(framework: Framework, x: Any) -> int:
-    """Return the bytes of the parts of a sparse array; 0 if they are not arrays that fit together."""
+    """Return the total size in bytes of the parts of a sparse array; 0 if it cannot be taken apart."""
     try:
         parts = framework.sparse.take_apart(x)
     except ArrayNotSupportedError:
@@ -353,7 +355,7 @@ def nbytes_of_parts(framework: Framework, x: Any) -> int:
 
 
 def take_over(framework: Framework, x: Any) -> Any:
-    """Return an array from another stream such that this thread's stream may use and free it.
+    """Make an array from another stream safe to use and free on this thread's stream, and return the result.
 
     The parts of a sparse array are taken over one by one, because `Streams.take_over` takes dense arrays.
     """

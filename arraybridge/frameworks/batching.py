@@ -1,4 +1,4 @@
-"""The component `Batching`: slices of a framework's arrays, and joins of the slices."""
+"""The component `Batching`: functions that split and join a framework's arrays."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Batching(Component):
         return self._joined("stack", np.stack, planes, 0)
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """Join arrays by a function of the array API, or on the host if there is no namespace."""
+        """Join arrays with a function of the array API, or on the host if the framework has no namespace."""
         namespace = self.framework.runtime.array_namespace()
         if namespace is None:
             host = on_host([self.framework.to_host(x) for x in arrays], axis)
@@ -83,7 +83,7 @@ class Batching(Component):
         ]
 
     def output_buffer(self, part: Any, shape: tuple[int, ...]) -> Any:
-        """Return an empty array to which parts are assigned by index.
+        """Return an uninitialized array into which parts are written by index.
 
         Args:
             part: The first part, which determines dtype and device.
@@ -111,7 +111,7 @@ class Batching(Component):
         """Return a view of the first bytes of an array as another array.
 
         Args:
-            memory: A C-contiguous array with at least as many bytes.
+            memory: A C-contiguous array with at least as many bytes as the view.
             shape: The shape of the view.
             dtype: The name of the view's dtype.
 

@@ -11,7 +11,7 @@ __all__ = ["Component", "component"]
 
 
 class Component:
-    """A component of a framework, with defaults that work through host memory.
+    """The base class of the components of a framework. Their methods have defaults.
 
     Attributes:
         framework: The framework that the component belongs to.

@@ -1,7 +1,7 @@
-"""Queries to the CUDA driver: which GPUs have a context, and where memory is.
+"""Calls to the CUDA driver: which GPUs have a context, where memory is, and which GPU is current.
 
 The equivalent functions of the CUDA runtime create a context on the current device, which takes several
-hundred MB of its memory.
+hundred MB of the device's memory.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from arraybridge.reasons import Cause, Reason
 
 
 def _is_capturing() -> bool:
-    """Return whether the current stream of this thread captures a CUDA graph."""
+    """Return whether the current stream of this thread is capturing a CUDA graph."""
     return bool(cupy.cuda.get_current_stream().is_capturing())
 
 
@@ -64,7 +64,7 @@ class CupyDevices(Devices):
     # -- devices ----------------------------------------------------------------------------------
 
     def available(self) -> tuple[Device, ...]:
-        # Counting initializes the driver, so it is only done if NVML lists no GPU, as on Jetson.
+        # Counting GPUs initializes the driver, so this is done only if NVML lists no GPU, as on Jetson.
         return self.visible_devices() or self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -137,7 +137,8 @@ class CupyInterchange(Interchange):
 
     def import_from(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            # CuPy waits for the stream that the interface names. It copies unless the GPU is the current one.
+            # CuPy waits for the stream that the interface names. It copies memory that is not on the current
+            # GPU.
             with on_gpu(_device_at(x.__cuda_array_interface__["data"][0])):
                 return cupy.asarray(x)
         if source.interchange.dlpack_device is None:  # a DLPack producer of an unknown library
@@ -197,7 +198,8 @@ class CupyMemory(Memory):
                     pool.free_all_blocks()
                     freed += before - pool.total_bytes()
         if gpus:
-            cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, not bytes
+            # The pool of pinned memory counts blocks, not bytes, so `freed` does not include it.
+            cupy.get_default_pinned_memory_pool().free_all_blocks()
         return int(freed)
 
     def usage(self) -> list[Holding]:
@@ -317,8 +319,8 @@ class CupyFramework(Framework):
             return x.astype(dtype)
 
     def devices_with_context(self) -> list[int]:
-        """Return the numbers of the GPUs that have a context. Selecting another GPU would create one."""
-        if not cuda_driver.is_driver_initialized():  # CuPy's queries would initialize it
+        """Return the numbers of the GPUs with a context. Selecting other GPUs would create one."""
+        if not cuda_driver.is_driver_initialized():  # CuPy's queries would initialize the driver
             return []
         return [device.index for device in self.devices.available() if cuda_driver.has_context(device.index)]
 
@@ -367,7 +369,7 @@ def _device_at(address: int) -> int:
 
 
 def _with_keep_alive(x: cupy.ndarray, exporter: Streams, importer: Streams, device: Device) -> cupy.ndarray:
-    """Return an array that shares the memory of ``x`` and releases it in stream order when collected."""
+    """Return an array that shares the memory of ``x`` and, when collected, releases it in stream order."""
     if not x.size:
         return x
     owner = keep_alives.keep_alive(x, exporter, importer, device)
@@ -464,7 +466,7 @@ _streams = threading.local()
 
 
 def _own_stream(index: int) -> Any:
-    """Return this thread's stream on the GPU, which must be the current one."""
+    """Return this thread's own stream on a GPU, which must be the current one."""
     own: dict[Any, Any] = _streams.__dict__  # maps GPUs to streams
     if index not in own:
         try:

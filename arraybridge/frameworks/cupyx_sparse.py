@@ -16,13 +16,13 @@ _LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO)
 
 
 def is_sparse(x: Any) -> bool:
-    """Return whether ``x`` is a sparse matrix of CuPy; imports nothing."""
+    """Return whether ``x`` is a sparse matrix of CuPy, without importing anything."""
     module = sys.modules.get(_MODULE)
     return module is not None and module.issparse(x)
 
 
 class CupyxSparse(SparseArrays):
-    """CuPy's CSR, CSC and COO. Results are matrices, because some releases have no sparse arrays."""
+    """CuPy's CSR, CSC and COO formats. Results are matrices, because some releases have no sparse arrays."""
 
     layouts: ClassVar = dict.fromkeys(_LAYOUTS, INT32_OR_INT64)
     dtypes: ClassVar = frozenset(("bool", "float32", "float64", "complex64", "complex128"))

@@ -24,7 +24,7 @@ class Devices(Component):
     """The devices of a framework, and the devices of its arrays.
 
     Attributes:
-        has_only_host: Whether its arrays are always in host memory, so ``gpu_id`` has no effect (NumPy).
+        has_only_host: Whether its arrays are always in host memory (NumPy). If so, ``gpu_id`` has no effect.
         selects_per_thread: Whether `selected` affects only the calling thread, not the whole process.
     """
 
@@ -110,8 +110,8 @@ class Devices(Component):
             kind: The kind in a device string, such as ``"cuda"``; ``""`` for any kind.
 
         Returns:
-            Whether they are; also True for ``""``, or if the framework does not know the kinds of its
-            accelerators.
+            True if they are of that kind, if ``kind`` is ``""``, or if the framework does not know the kinds
+            of its accelerators.
         """
         return not kind or kind in (self.accelerators() or (kind,))
 
@@ -143,7 +143,7 @@ class Devices(Component):
         """
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context manager that makes a device the framework's current one in this thread.
+        """Return a context manager that makes a device the current device of the framework.
 
         Args:
             device: One of the available devices.
@@ -154,7 +154,10 @@ class Devices(Component):
         return nullcontext()
 
     def is_started(self) -> bool:
-        """Return whether the driver of the accelerators is initialized. Memory is only queried if it is."""
+        """Return whether the driver of the accelerators is initialized.
+
+        If it is not, queries that would initialize it are skipped.
+        """
         return False
 
     def is_scattered(self, x: Any) -> bool:
@@ -219,5 +222,5 @@ def _could_have(devices: Sequence[Device], missing: Device) -> bool:
     if not devices:
         return True
     if missing.kind == "gpu":
-        return missing.accelerator in ("", "cuda", "rocm")  # no build has all other accelerators
+        return missing.accelerator in ("", "cuda", "rocm")  # other accelerators need a special build
     return missing.kind == "opencl" and any(device.kind == "opencl" for device in devices)

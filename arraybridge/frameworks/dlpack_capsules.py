@@ -1,4 +1,4 @@
-"""DLPack capsules of host memory: create, read, inspect and pass on."""
+"""Functions that create, read, inspect and pass on DLPack capsules."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ def is_copied(exported: Any) -> bool:
 
 
 def is_writable_extended(exported: Any) -> bool:
-    """Return whether a capsule declares a writable host array of extended dtype with at least one axis."""
+    """Return whether a capsule contains a writable host array of an extended dtype with at least one axis.
+
+    The result is False for unversioned capsules.
+    """
     name = _capsule_name(exported)
     if name is None or b"versioned" not in name:
         return False
@@ -130,7 +133,7 @@ def from_any_capsule(exported: Any) -> np.ndarray:
 
 
 def capsule(view: np.ndarray) -> Any:
-    """Return the DLPack capsule of an array. The extended dtypes of ``ml_dtypes`` are supported.
+    """Return a DLPack capsule of a NumPy array. The extended dtypes of ``ml_dtypes`` are supported.
 
     The capsule is writable even if the array is read-only. NumPy does not export extended dtypes, although
     DLPack has codes for them. They are exported as unsigned integers, and the capsule's dtype code is then
@@ -162,7 +165,7 @@ def from_dlpack(x: Any) -> np.ndarray:
     """Return the result of `np.from_dlpack`, but also support extended dtypes."""
     try:
         return np.from_dlpack(x)
-    except (BufferError, RuntimeError):  # NumPy may not have the dtype
+    except (BufferError, RuntimeError):  # NumPy may lack the dtype
         exported = export(x)
         dtype = _extended_dtype_of(exported)
         if dtype is None:
@@ -173,7 +176,7 @@ def from_dlpack(x: Any) -> np.ndarray:
 class Importable:
     """A DLPack capsule in the form that ``from_dlpack`` functions accept. It ignores the requested stream.
 
-    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for CUDA device ``i``.
+    ``device`` is the DLPack device: ``(1, 0)`` for host memory, ``(2, i)`` for CUDA device ``i``.
     """
 
     def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:

@@ -35,7 +35,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype with a given name. Extended dtypes such as bfloat16 come from ``ml_dtypes``.
 
     Raises:
-        DtypeNotSupportedError: If ``ml_dtypes`` is needed and not installed.
+        DtypeNotSupportedError: If the dtype needs ``ml_dtypes`` and that package is not installed.
         TypeError: If there is no such dtype.
     """
     if name not in EXTENDED:
@@ -66,7 +66,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     """Return the NumPy dtype for a name, a type, or a framework's own dtype such as ``torch.float32``.
 
     Raises:
-        DtypeNotSupportedError: If the dtype needs ``ml_dtypes``, which is not installed.
+        DtypeNotSupportedError: If the dtype needs ``ml_dtypes`` and that package is not installed.
         TypeError: If there is no such dtype.
     """
     if isinstance(dtype, np.dtype):

@@ -1,4 +1,4 @@
-"""Graph breaks of torch.compile, which cannot trace conversions: traced tensors have no memory."""
+"""Graph breaks for torch.compile, which cannot trace conversions, because traced tensors have no memory."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ NO_FULL_GRAPH = (
     "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True. To compile a"
     " decorated function, write @torch.compile below its decorator."
 )
-# `_call` for torch.compile, which does not trace it; created on first use.
+# After the first use, this list holds `_call`, wrapped so that torch.compile does not trace it.
 _untraced: list[Callable[..., Any]] = []
 
 
 def is_compiling() -> bool:
-    """Return whether torch.compile traces the caller."""
+    """Return whether torch.compile is tracing the caller."""
     return "torch._dynamo" in sys.modules and bool(sys.modules["torch"].compiler.is_dynamo_compiling())
 
 
 def call_untraced(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call ``fn`` outside of the graph, and return its result. Call this only if `is_compiling` is true.
+    """Call ``fn`` outside of the graph, and return its result. Call this only if `is_compiling` returns true.
 
     Neither ``fn`` nor the functions that it calls are traced.
     """
     if not _untraced:
-        with suppress(TypeError):  # early releases have no msg=
+        with suppress(TypeError):  # early PyTorch releases have no msg=
             sys.modules["torch._dynamo"].graph_break(msg=NO_FULL_GRAPH)
         # This line runs outside of the graph.
         _untraced.append(_disable_tracing(_call))
@@ -42,8 +42,8 @@ def call_untraced(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def break_graph_before(fn: F) -> F:
     """Return ``fn`` itself, marked so that torch.compile does not trace it as a part of its caller.
 
-    The mark costs no time in other calls. It is the attribute that ``torch.compiler.disable`` sets; a release
-    without it traces ``fn`` until it calls `call_untraced`.
+    The mark costs no time in other calls. It is the attribute that ``torch.compiler.disable`` sets. A PyTorch
+    release that does not use this attribute traces ``fn`` until ``fn`` calls `call_untraced`.
     """
     vars(fn).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NO_FULL_GRAPH)
     return fn
@@ -54,7 +54,7 @@ def _disable_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
     disable = sys.modules["torch"].compiler.disable
     try:
         return disable(fn, reason=NO_FULL_GRAPH)
-    except TypeError:  # torch 2.6
+    except TypeError:  # torch 2.6 has no reason=
         return disable(fn)
 
 

@@ -31,7 +31,7 @@ ALIGNMENT = 64
 #: The maximum number of axes of a NumPy array.
 MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
-# The size in bytes above which a specialized copy is faster.
+# The minimum size in bytes for which a specialized copy is faster.
 _LARGE = 1 << 16
 
 _first_byte = ctypes.c_char.from_buffer
@@ -39,7 +39,7 @@ _address_of = ctypes.addressof
 
 
 def address(view: np.ndarray) -> int:
-    """Return the address of the first element."""
+    """Return the address of the first element of an array."""
     if not view.flags.carray:  # checking the flag first is four times as fast as the exception
         return int(view.ctypes.data)
     try:
@@ -69,9 +69,9 @@ def parse_shape(shape: Any) -> tuple[int, ...]:
 
 
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
-    """Return an uninitialized NumPy array in memory that every framework can share, aligned to 64 bytes.
+    """Return an uninitialized NumPy array, aligned to 64 bytes so that other frameworks can share its memory.
 
-    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow require 64 and copy other arrays once.
+    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow require 64 bytes, and copy other arrays.
     About one in four small NumPy arrays is aligned to 64 bytes by chance, but no large array is.
 
     Args:
@@ -83,7 +83,7 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
         The array.
 
     Raises:
-        DtypeNotSupportedError: If the dtype needs ``ml_dtypes``, which is not installed.
+        DtypeNotSupportedError: If the dtype needs ``ml_dtypes`` and that package is not installed.
         TypeError: If there is no such dtype, or the shape is neither an integer nor a sequence of integers.
         ValueError: If the shape has a negative number, or the elements of the dtype are Python objects.
 
@@ -119,7 +119,7 @@ def aligned_copy(view: np.ndarray) -> np.ndarray:
     result = aligned_empty(view.shape, dtype if dtype.isnative else dtype.newbyteorder("="))
     is_large = view.nbytes >= _LARGE and not view.flags.c_contiguous
     if is_large and dtype.isnative and dtype.itemsize in (1, 2, 4, 8):
-        # PyTorch copies other layouts up to seven times as fast as NumPy (2-D, transposed).
+        # PyTorch copies strided arrays up to seven times as fast as NumPy (2-D, transposed).
         from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)
         if from_numpy is not None:
             # PyTorch raises for negative strides and for strides that are not multiples of the element size.

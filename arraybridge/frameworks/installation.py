@@ -29,7 +29,7 @@ def how_to_install(metadata: FrameworkMetadata, *options: str) -> str:
 
 
 def is_imported(*packages: str) -> bool:
-    """Return whether this process has imported one of the packages.
+    """Return whether this process has imported any of the packages.
 
     An object that a test puts into ``sys.modules`` does not count, because it is not a module.
     """

@@ -21,9 +21,9 @@ class Interchange(Component):
     """Exchange of memory with other frameworks, and the reasons why it cannot be shared.
 
     Attributes:
-        dlpack_device: The DLPack device type of its accelerator arrays (2: CUDA), or None. Frameworks with
-            the same device type can share memory on accelerators.
-        all_pickle: Whether all of its arrays can be pickled without loss.
+        dlpack_device: The DLPack device type of its arrays on accelerators (2: CUDA); None if there is none.
+            Frameworks with the same device type can share memory on accelerators.
+        all_pickle: Whether all arrays of the framework can be pickled without loss.
     """
 
     all_pickle: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class Interchange(Component):
             x: An array of the framework.
 
         Returns:
-            The address in bytes; 0 if it is unknown.
+            The address; 0 if it is unknown.
         """
         return 0
 
@@ -105,8 +105,8 @@ class Interchange(Component):
             device: The device of ``x``.
 
         Returns:
-            An object whose ``__dlpack__`` orders the work queued on ``x`` before the work of the given
-            stream, or waits for it. By default, ``x`` itself.
+            An object whose ``__dlpack__`` orders the queued work that computes ``x`` before later work on the
+            given stream, or waits for it. By default, ``x`` itself.
         """
         return x
 
@@ -141,7 +141,7 @@ class Interchange(Component):
         """Raise if this framework cannot cast between two dtypes.
 
         Args:
-            source: The name of the present dtype.
+            source: The name of the current dtype.
             dtype: The name of the requested dtype.
 
         Raises:

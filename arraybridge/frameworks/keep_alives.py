@@ -3,8 +3,8 @@
 When an allocator reuses freed memory, it considers only the work on its own streams. It could therefore
 overwrite memory that the importer still has to read. To prevent this, the array of the importer holds the
 object that `keep_alive` returns. When the array is collected, the exporter's stream waits for the importer's
-stream. If the exporter has no streams (JAX, TensorFlow) or another current stream, a `KeepAlives` holds the
-memory until the importer's work is done.
+stream. If the exporter has no streams (JAX, TensorFlow), or if its current stream is not the same as during
+the import, a `KeepAlives` holds the memory until the importer's work is done.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Entry:
 
     Attributes:
         what: The object.
-        is_done: Returns whether the work that reads the object is done.
-        wait: Waits until that work is done.
+        is_done: A function that returns whether the work that reads the object is done.
+        wait: A function that waits until that work is done.
     """
 
     what: Any
@@ -54,17 +54,17 @@ class KeepAlives:
         return len(self._entries)
 
     def keep(self, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
-        """Keep an object alive until ``is_done`` returns true; ``wait`` waits for that.
+        """Keep an object alive until ``is_done`` returns true; ``wait`` blocks until then.
 
-        This method does not call ``is_done``, because it runs in finalizers, which may interrupt any code.
+        This method does not call ``is_done``, because finalizers call this method and may interrupt any code.
         """
         self._entries.append(_Entry(what, is_done, wait))
 
     def release(self) -> None:
         """Drop the objects that are no longer read, without waiting."""
-        with suppress(RuntimeError):  # raised without a driver
+        with suppress(RuntimeError):  # raised if there is no CUDA driver
             if self._entries and any(is_capturing() for is_capturing in captures):
-                return  # a query would invalidate the CUDA graph of any framework
+                return  # querying an event would invalidate a graph that any framework is capturing
         for _ in range(len(self._entries)):
             with suppress(IndexError):  # another thread has emptied the queue
                 entry = self._entries.popleft()
@@ -99,7 +99,7 @@ def keep_alive(imported: Any, exporter: Streams, importer: Streams, device: Devi
         imported: The object that keeps the memory alive.
         exporter: The streams of the framework that owns the memory.
         importer: The streams of the framework that reads it.
-        device: The GPU.
+        device: The GPU that the memory is on.
     """
     owner = Exported()
     # The exporter's allocator orders the release after the work on this stream, regardless of the thread.
@@ -131,7 +131,7 @@ def _release_in_order(
 def keep_until_done(
     imported_array: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]
 ) -> None:
-    """Keep ``what`` alive until an importer has done all work that reads the memory.
+    """Keep ``what`` alive until an importer has done all work that reads its memory.
 
     This is for frameworks that have no stream events, but run their work in order. After the array is
     collected, the first check for completion starts another computation with ``begin``. When the result of
@@ -139,7 +139,7 @@ def keep_until_done(
     check waits for it.
 
     Args:
-        imported_array: The array that shares the memory.
+        imported_array: The array of the importer, which shares the memory.
         what: The object that keeps the memory alive.
         begin: A function that starts a computation and returns its result.
         wait: A function that waits for that result.

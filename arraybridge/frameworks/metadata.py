@@ -5,27 +5,27 @@ from __future__ import annotations
 __all__ = ["BUILT_IN", "FrameworkMetadata"]
 
 
-class FrameworkMetadata:  # a dataclass would take 2 % of the time of `import arraybridge`
+class FrameworkMetadata:  # a dataclass would take 2% of the time of `import arraybridge`
     """Metadata of a framework that is available before its import. A plug-in may set `Runtime.metadata`.
 
     Attributes:
         name: The name that users pass.
         packages: The import names, the preferred one first. Defaults to ``(name,)``.
         modules: The top-level modules that define the types of its arrays. Defaults to ``packages``.
-        distributions: The names on the package index, the one to install first. Defaults to ``packages``.
+        distributions: The names on the package index, the preferred one first. Defaults to ``packages``.
         runs_numpy_code: Whether functions written for NumPy run on its arrays. If True, `array_namespace`,
             `compare` and ``@gpu`` may choose the framework. If None, ``@gpu`` uses it only if the user names
             it. If False, ``@gpu`` never uses it. Of the frameworks with True, the first one in `BUILT_IN` is
             the most similar to NumPy.
         libraries: Substrings of the paths of its shared libraries, which identify processes that have loaded
             it. Defaults to the folders of its ``modules``.
-        nicknames: Common names in code. They are not accepted, but lead to a suggestion in the error message.
+        nicknames: Other common names. They are not accepted, but the error message then suggests ``name``.
         extra: The extra of arraybridge that installs it. Defaults to ``name``.
         install_note: A note that follows the command that installs it.
         has_only_host: The value of `Devices.has_only_host`.
         accelerator_kind: The `Device.kind` of its accelerators.
         has_allocator: Whether CuPy can use its memory pool. If so, its class has a method ``allocator``.
-        loads_first: Whether it must be loaded before other frameworks, because it may crash afterwards.
+        loads_first: Whether it must be loaded before other frameworks, to avoid a crash of the process.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ BUILT_IN = {
             libraries=("/pyclesperanto", "/pyopencl/"),
             nicknames=("cle", "opencl"),
             accelerator_kind="opencl",
-            loads_first=True,  # PoCL of a Linux distribution crashes when it is loaded after TensorFlow
+            loads_first=True,  # a Linux distribution's PoCL crashes if loaded after TensorFlow
         ),
         FrameworkMetadata("mlx"),
         FrameworkMetadata("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),

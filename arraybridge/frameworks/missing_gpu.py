@@ -12,7 +12,7 @@ __all__ = ["find_device_or_host"]
 
 
 def find_device_or_host(framework: Framework, device: Device) -> Device:
-    """Return ``device``, or the CPU if it is a missing GPU and ``settings(missing_gpu="host")`` applies.
+    """Return ``device``, or the CPU if a GPU is missing and ``settings(missing_gpu="host")`` applies.
 
     Args:
         framework: The framework to search.

@@ -85,12 +85,13 @@ class MlxRuntime(Runtime):
     """The evaluation of lazy MLX arrays, which raises the errors that their computation caused."""
 
     def late_errors(self, cls: type) -> Callable[[Any], object]:
-        # An array that was not evaluated in the thread that created it also raises in other threads.
+        # In other threads, mx.eval also raises for an array that was not evaluated in the thread that created
+        # it.
         return mx.eval
 
 
 class MlxFramework(Framework):
-    """MLX, whose arrays are copied when they are created."""
+    """MLX, which always copies the memory that it imports."""
 
     name = "mlx"
     modules = ("mlx",)
@@ -149,7 +150,7 @@ def _mx_name(dtype: str) -> str:
 
 
 class MlxAutodiff(autodiff.Autodiff):
-    """The derivatives of MLX, as the caller and as the callee."""
+    """Automatic differentiation by MLX, as the caller and as the callee."""
 
     constant_advice = "use mx.stop_gradient(w) in the function"
     argument_advice = 'convert(w, "mlx", grad="detach"), and list its position in argnums= of mx.grad'
@@ -172,7 +173,8 @@ class MlxAutodiff(autodiff.Autodiff):
         return "shape=rectangle" in graph.getvalue()
 
     def prepare(self, x: Any) -> Any:
-        return x[...]  # an in-place assignment (``x += 1``) gives the original object new memory
+        # The function may assign in place (``x += 1``), which would change the original object.
+        return x[...]
 
     def span(self, x: Any) -> autodiff.Extent:
         return np.lib.array_utils.byte_bounds(self._framework.host_view(x))
@@ -238,5 +240,5 @@ class MlxAutodiff(autodiff.Autodiff):
 
 
 def _listed(xs: Any) -> list[Any]:
-    """Return a list of arrays; MLX passes a single array without a list."""
+    """Return a list of arrays. MLX passes a single array without a list."""
     return [xs] if isinstance(xs, mx.array) else list(xs)

@@ -50,7 +50,7 @@ def _of_other(x: Any) -> Advice:
 
 
 def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns") -> Advice:
-    """Return the advice to pass the first of these items, all of which hold numbers."""
+    """Return the advice to pass the first of these items, all of which hold numbers; or `NO_NUMBERS`."""
     for name in names:
         return Advice(
             f"it holds several arrays; pass {what}, {{}}", (f"{{x}}[{literal(repr(name))}]{after}",)
@@ -268,7 +268,7 @@ def _holds_only_numbers(x: Any) -> bool:
 
 
 def _stored_items(x: Any) -> Iterator[Any]:
-    """Iterate over the items that a list, tuple or set stores. A subclass may compute others, or raise."""
+    """Iterate over the items that a list, tuple or set stores, even if a subclass overrides ``__iter__``."""
     base = next(cls for cls in (list, tuple, set, frozenset) if issubclass(type(x), cls))
     return base.__iter__(x)
 
@@ -313,7 +313,7 @@ _BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] =
         ),
     ),
     (type(None), _always("pass an array; functions without a return statement return None")),
-    (type, _always("it is a class; pass an object of it")),
+    (type, _always("it is a class; pass an instance of it")),
     (
         (FunctionType, MethodType, BuiltinFunctionType),
         _always("it is a function; call it, and pass the array that it returns"),
@@ -336,9 +336,9 @@ def _of_buffer(x: Any) -> Advice:
 
 
 def _of_array_like(x: Any) -> Advice:
-    """Return the advice for an object with only ``__array__``, which may be slow or lose metadata."""
+    """Return the advice for an object that NumPy can read only through ``__array__`` or as a sequence."""
     if has_method(x, "__array__") or isinstance(x, list) or has_method(x, "__getitem__"):
-        # The error must not call __array__, which may compute or download the values.
+        # Creating the error must not call __array__, which may compute or download the values.
         text = "it supports no array protocol; if its values are numbers, pass {}"
         return Advice(text, ("np.asarray({x})",))
     return _ANY_ARRAY

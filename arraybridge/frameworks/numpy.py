@@ -191,7 +191,7 @@ class NumpyFramework(Framework):
         if x.dtype.names is None and has_attribute(x, "unmasked"):  # astropy's Masked
             instead = "its mask would be lost; pass {}, or {} and {} separately"
             raise unsupported_array_error(self, what, instead, "{x}.filled(0)", "{x}.unmasked", "{x}.mask")
-        # The fields of a record array are attributes, and one of them may have this name.
+        # The fields of a record array are attributes, and one of them may be named "mask".
         if x.dtype.names is None and has_attribute(x, "mask"):
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
             raise unsupported_array_error(self, what, instead, "{x}.view(np.ndarray)")
@@ -221,7 +221,7 @@ class NumpyFramework(Framework):
 
 
 def has_attribute(x: Any, name: str) -> bool:
-    """Return whether an object has an attribute; also true if reading the attribute raises another error."""
+    """Return whether an object has an attribute; also True if reading it raises another error."""
     try:
         return hasattr(x, name)
     except Exception:  # noqa: BLE001  # a property of a third-party class may raise anything
@@ -253,7 +253,7 @@ def _advice_for_elements(x: Any) -> tuple[str, ...]:
         if kind == "O":
             instead = "their elements are numeric objects; pass {}, in which None becomes NaN"
             return instead, "{x}.astype(float)"
-        return "their elements are texts that represent numbers; pass {}", "{x}.astype(float)"
+        return "their elements are strings that represent numbers; pass {}", "{x}.astype(float)"
     if not is_text:
         elements = f"{values.format(x='x')}.tolist()"
         return (f"not all of their elements are numbers; convert them with convert_tree({elements}, target)",)
@@ -262,7 +262,7 @@ def _advice_for_elements(x: Any) -> tuple[str, ...]:
 
 
 def _are_numbers(x: np.ndarray) -> bool:
-    """Return whether strings or objects can be cast to numbers; False for objects in foreign memory.
+    """Return whether strings or objects can be cast to numbers; False for objects in imported memory.
 
     An exporter may declare any bytes to be objects, and reading such an object crashes the process.
     """

@@ -158,7 +158,7 @@ class PaddleFramework(Framework):
 
 
 class PaddleAutodiff(autodiff.Autodiff):
-    """The derivatives of Paddle, as the caller and as the callee."""
+    """Automatic differentiation by Paddle, as the caller and as the callee."""
 
     constant_advice = "use w.detach() in the function"
     argument_advice = 'convert(w, "paddle", grad="detach"), after you set its stop_gradient to False'
@@ -232,7 +232,7 @@ class PaddleAutodiff(autodiff.Autodiff):
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         with paddle.enable_grad():
-            # In a pullback that is differentiated itself, the arguments are part of a graph.
+            # In a pullback that is itself differentiated, the arguments are part of a graph.
             inner = any(not x.stop_gradient for x in arrays)
             arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)

@@ -67,7 +67,7 @@ def _of_series(x: Any) -> Advice:
 
 
 def _is_number(dtype: Any) -> bool:
-    """Return whether NumPy has a dtype for these numbers; it has none for 128-bit integers."""
+    """Return whether NumPy has this numeric or Boolean dtype of polars; it has no 128-bit integers."""
     name = str(dtype)
     return name == "Boolean" or ((dtype.is_integer() or dtype.is_float()) and "128" not in name)
 

@@ -1,4 +1,4 @@
-"""Objects that export memory through a single array protocol."""
+"""Objects that export memory only through selected array protocols."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Exported:
-    """An object that exports memory through array protocols, such as ``__array_interface__``.
+    """An object that exports memory through the given array protocols, such as ``__array_interface__``.
 
     Attributes:
         owner: An object that must live as long as the memory is used.

@@ -30,7 +30,7 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
 
 
 def is_file_map(view: np.ndarray) -> bool:
-    """Return whether the memory of an array is a map of a file that was opened for reading only."""
+    """Return whether the memory of an array is a read-only memory map of a file."""
     owner: Any = view
     while isinstance(owner, np.ndarray):
         owner = owner.base

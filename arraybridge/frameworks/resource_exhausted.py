@@ -23,6 +23,6 @@ def is_memory(text: str) -> bool:
 def is_other(text: str) -> bool:
     """Return whether a message names a resource that recovery cannot free.
 
-    A message can match neither function.
+    For some messages, both this function and `is_memory` return False.
     """
     return _OTHER_RESOURCE.search(text) is not None

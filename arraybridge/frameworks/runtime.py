@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Observation", "Runtime"]
 
 
-class Pytree(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
+class Pytree(NamedTuple):  # a dataclass would take 2% of the time of `import arraybridge`
     """One level of an object whose class is registered as a pytree with a framework.
 
     Attributes:
@@ -137,7 +137,8 @@ class Runtime(Component):
         """Capture the settings of the current thread.
 
         Returns:
-            A function whose context managers apply these settings to another thread.
+            A function that returns a context manager, which applies these settings to the thread that enters
+            it.
         """
         captured = [(current, apply, current()) for current, apply in self.settings]
 

@@ -595,7 +595,7 @@ def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
             ),
         ),
         (None, "NoneType is not an array: pass an array; functions without a return statement return None"),
-        (int, "type is not an array: it is a class; pass an object of it"),
+        (int, "type is not an array: it is a class; pass an instance of it"),
         (
             np.ones(2).copy,
             (

@@ -46,12 +46,12 @@ from arraybridge.frameworks.unsupported import (
 )
 from arraybridge.reasons import Cause, Reason
 
-# If the axes are in another order in memory, JAX 0.7.1 imports wrong values, and JAX 0.7.2 raises.
+# If the axes are not in C order in memory, JAX 0.7.1 imports wrong values, and JAX 0.7.2 raises.
 _RESPECTS_ORDER = jax.__version_info__ >= (0, 8)
 # jax >= 0.8 has jax.enable_x64, which affects only the current thread if used as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
-# A private function: it imports a capsule in 3 µs, and the public from_dlpack in 25 µs (jax 0.10). The public
+# A private function: it imports a capsule in 3 µs; the public from_dlpack takes 25 µs (jax 0.10). The public
 # function queries a stream, which fails on the CPU, and canonicalizes the dtype, which narrows 64-bit dtypes
 # if x64 is off. If the private function is missing, the public one is called under enable_x64.
 try:
@@ -193,7 +193,7 @@ class JaxRuntime(Runtime):
 
 
 class JaxDevices(Devices):
-    """Devices of all JAX backends of this process."""
+    """The devices of all JAX backends of this process."""
 
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
@@ -374,14 +374,14 @@ class JaxFastPath(FastPath):
 
     def fast_types(self) -> tuple[type, ...]:
         # type(jnp.zeros(())) is not used, because inside jax.jit, the array would be a tracer and become part
-        # of the program. The other subclasses are keys of jax.random, which have no buffer.
+        # of the program. The other subclasses of jax.Array are keys of jax.random, which have no buffer.
         return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
     def plan_key(self, x: jax.Array, alignment: int) -> Hashable:
         if x.is_deleted():
             raise NotImplementedError
         if alignment > 1:
-            memoryview(x)  # raises for other orders of the axes and for dtypes without a buffer format
+            memoryview(x)  # raises unless the axes are in C order and the dtype has a buffer format
         shape = x.shape
         is_shared_read_only = bool(read_only_memory.exported_ranges) and read_only_memory.is_shared_read_only(
             x.unsafe_buffer_pointer()
@@ -394,7 +394,7 @@ class JaxFastPath(FastPath):
         )
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
-        # If JAX has to copy (other orders of the axes, GPUs), the array keeps a reference to the result of
+        # If JAX has to copy (axes not in C order, GPUs), the array keeps a reference to the result of
         # np.asarray(x), and no public attribute distinguishes this copy from a view. In these cases,
         # memoryview raises.
         return np.asarray(memoryview(x))
@@ -470,7 +470,7 @@ class JaxFramework(Framework):
         try:
             return np.asarray(memoryview(x))  # seven times as fast as a capsule
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
-            # Either the axes are in another order in memory, so that np.asarray(x) would copy, or the dtype
+            # Either the axes are not in C order in memory, so that np.asarray(x) would copy, or the dtype
             # has no buffer format.
             return dlpack_capsules.from_capsule(x.__dlpack__(), x.dtype)
 
@@ -503,7 +503,7 @@ class JaxFramework(Framework):
 
 
 def _unsupported_dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
-    """Return the error for a dtype that other frameworks lack, with advice for its kind."""
+    """Return the error for an array whose dtype other frameworks lack, with advice for that kind of dtype."""
     name = dtype_names.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return unsupported_dtype_error(
@@ -523,7 +523,7 @@ def _unsupported_dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupp
 
 
 def _loses_nans(x: jax.Array) -> bool:
-    """Return whether XLA changes the bits of NaNs when it slices or joins arrays of this dtype.
+    """Return whether XLA may change the bits of NaNs when it slices or joins arrays of this dtype.
 
     XLA computes float8 in a wider dtype: for joins in JAX 0.10, and for slices of float8_e5m2 in JAX 0.12.
     Joins of bfloat16 make signaling NaNs quiet in JAX 0.10.
@@ -542,9 +542,9 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("axis", "size"))
 def _slice_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Array:
-    """Return ``size`` elements from ``start`` along ``axis``.
+    """Return ``size`` rows from ``start`` along ``axis``, and preserve the bits of NaNs.
 
-    The function is compiled, so that XLA copies only these elements.
+    The function is compiled, so that XLA copies only these rows.
     """
     return _from_bits(jax.lax.dynamic_slice_in_dim(_bits(x), start, size, axis), x.dtype)
 
@@ -568,12 +568,12 @@ _jitted_add_one = jax.jit(_add_one)
 
 
 def _local_devices() -> list[Any]:
-    """Return JAX's device objects of this process, for all backends."""
+    """Return JAX's objects for the devices of this process, for all backends."""
     return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
 
 
 def _default_device() -> Any:
-    """Return the device for arrays that are not committed to a device."""
+    """Return JAX's default device, which holds arrays that are not committed to a device."""
     default = jax.config.jax_default_device
     if isinstance(default, str):
         return jax.local_devices(backend=default)[0]

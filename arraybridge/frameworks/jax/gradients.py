@@ -17,7 +17,7 @@ from arraybridge.frameworks import autodiff
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
-#: The dtypes that JAX narrows, and the dtypes that it narrows them to.
+#: The differentiable dtypes that JAX narrows if x64 is off, and the dtypes that it narrows them to.
 _64_BIT_DTYPES = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
 
 
@@ -73,7 +73,7 @@ def _are_traced(arrays: Sequence[Any]) -> bool:
 
 
 def _check_precision(dtype: np.dtype, label: str) -> None:
-    """Raise an error if JAX would narrow this dtype."""
+    """Raise an error if JAX would narrow gradients of this dtype."""
     if dtype in _64_BIT_DTYPES and not jax.config.jax_enable_x64:
         raise GradientError(
             f"gradients of {dtype} would be narrowed, because JAX's x64 is off.",
@@ -85,7 +85,7 @@ def _check_precision(dtype: np.dtype, label: str) -> None:
 
 @jax.tree_util.register_static
 class _Static:
-    """A wrapper of a static value in a pytree. JAX keeps the value with the trace."""
+    """A wrapper around a static value in a pytree. JAX stores the value with the trace."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -95,7 +95,7 @@ class _Static:
 
 
 def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], Any]:
-    """Return the results and JAX's pullback, a pytree of residuals that a program can return."""
+    """Return the results of ``body`` and JAX's pullback, a pytree that a jitted function can return."""
 
     def run_active(*values: Any) -> list[Any]:
         return body(autodiff.substitute(arrays, active, values))
@@ -120,7 +120,7 @@ _jitted_pull = jax.jit(_pull, static_argnums=0)
 def _eager_pull(
     kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
 ) -> list[Any]:
-    """Return copies of the gradients, outside of ``jax.jit``.
+    """Call `_pull` outside of ``jax.jit``, and return copies of the gradients.
 
     The ``bwd`` of a ``custom_vjp`` may keep a reference to the array that it returns. Only a second trace of
     the pullback would detect this, and a trace takes longer than the copy. Compiled functions always return
@@ -148,10 +148,10 @@ def _linear(
 def _compiled(
     call: autodiff.Call, arrays: list[Any], active: Sequence[bool]
 ) -> tuple[list[Any], autodiff.Linear] | None:
-    """Run a jitted function with compiled programs for its forward pass and pullback; None if that fails.
+    """Run a jitted function with compiled forward and backward passes; return None if that fails.
 
-    Arrays and numbers are arguments of the programs. All other values are constants, and so are numbers that
-    the function needs while JAX traces it, such as ``static_argnames`` and shapes.
+    Arrays and numbers are arguments of the compiled programs. All other values are constants, and so are
+    numbers that the function needs while JAX traces it, such as ``static_argnames`` and shapes.
     """
     function = call.function
     # The leaves are copied, because other threads may run the same call.
@@ -210,7 +210,7 @@ def _run_program(
     active: Sequence[bool],
     signature: Any,
 ) -> tuple[list[Any], autodiff.Linear]:
-    """Return the results and derivative of a call from its cached program, which is compiled on first use."""
+    """Return the results and derivative of a call. Its program is compiled on first use and then cached."""
     key = signature, tuple(None if leaf.is_passed else exact_key(leaf.value) for leaf in leaves)
     programs = call.function.programs
     program = programs.get(key)
@@ -244,7 +244,7 @@ def _passed(leaves: list[autodiff.Leaf]) -> list[Any]:
 
 
 def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[bool]) -> Any:
-    """Return a jitted function of a call's arrays and of its values that are not compiled in as constants."""
+    """Return a jitted function of a call's arrays and of the values that are not compiled in as constants."""
     # The program outlives this call, so it must not keep the arrays alive.
     empty = [leaf.with_value(None if leaf.is_passed else leaf.value) for leaf in leaves]
     call = call.with_leaves(empty)
@@ -267,7 +267,7 @@ def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[
 def _applied(
     operation: autodiff.Operation, needs_state: bool, states: list[Any], *arrays: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Return the results of an operation, and the callee's random state before its first run.
+    """Return the results of an operation, and the callee's random state before the first run.
 
     ``needs_state`` states whether a traced call returns that state. If the first run was traced and the
     function draws random numbers, ``states`` contains the random state before that run.
@@ -328,7 +328,7 @@ def _array(x: Any) -> Any:
 def _called_back(
     operation: autodiff.Operation, needs_state: bool, states: list[Any], arrays: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the results as part of a program: shapes are predicted, and a callback computes the values."""
+    """Call an operation from a traced program: predict its shapes, and compute its values in a callback."""
     shapes = operation.predict([(tuple(x.shape), x.dtype.name) for x in arrays])
     for _, dtype in shapes:
         _check_precision(jnp.dtype(dtype), operation.label)

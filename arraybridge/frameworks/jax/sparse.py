@@ -18,13 +18,13 @@ _MODULE = "jax.experimental.sparse"
 
 
 def is_sparse(x: Any) -> bool:
-    """Return whether ``x`` is a sparse array of JAX; imports nothing."""
+    """Return whether ``x`` is a sparse array of JAX, without importing anything."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(x, module.JAXSparse)
 
 
 class JaxSparse(SparseArrays):
-    """JAX's BCSR and BCOO. The older classes CSR, CSC and COO are not supported."""
+    """JAX's BCSR and BCOO arrays. The older classes CSR, CSC and COO are not supported."""
 
     layouts: ClassVar = {Layout.CSR: ANY_DTYPE, Layout.COO: ANY_DTYPE}
     title: ClassVar[str] = _MODULE
@@ -81,7 +81,8 @@ class JaxSparse(SparseArrays):
         return Expressions("{x}.data", _conversions(x), plain=plain)
 
 
-# Expressions that remove entries with indices out of bounds, which JAX ignores. They also sum duplicates.
+# Expressions that remove entries whose indices are out of bounds. JAX ignores these entries. The expressions
+# also sum duplicates.
 _UNPADDED_COO = "{x}.sum_duplicates(remove_zeros=False)"
 _UNPADDED_CSR = f"{_MODULE}.BCSR.from_bcoo({{x}}.to_bcoo().sum_duplicates(remove_zeros=False))"
 
@@ -115,7 +116,7 @@ def _check_part(x: Any) -> None:
     """Raise for a part that is not an array; ``jax.tree.map`` can replace parts with any object."""
     if not isinstance(x, jax.Array):
         raise ArrayNotSupportedError(
-            f"Cannot convert a sparse array of jax with a {type(x).__qualname__} in place of an array.",
+            f"Cannot convert a sparse JAX array that contains a {type(x).__qualname__} in place of an array.",
             source_type="jax",
             reason=f"a part of it is a {type(x).__qualname__}",
             advice="Its parts must be JAX arrays.",
@@ -123,9 +124,9 @@ def _check_part(x: Any) -> None:
 
 
 def _count(indices: jax.Array, pointers: jax.Array) -> int | None:
-    """Return the number of entries, or None if the arrays have no space for more.
+    """Return the number of entries of a BCSR array; None if its arrays have no space for more.
 
-    Traced and deleted arrays cannot be read, so their number of entries is None, too.
+    Also return None for traced, deleted and multi-process arrays, which cannot be read.
     """
     if isinstance(pointers, jax.core.Tracer) or pointers.is_deleted() or not pointers.is_fully_addressable:
         return None

@@ -1,1 +1,1 @@
-"""pyclesperanto: OpenCL images."""
+"""pyclesperanto: images on OpenCL, CUDA or Metal devices."""

@@ -1,4 +1,4 @@
-"""pyclesperanto: images of one to three axes on OpenCL, CUDA or Metal devices, from either of two packages.
+"""pyclesperanto: images with one to three axes on OpenCL, CUDA or Metal devices, from either of two packages.
 
 The packages are ``pyclesperanto``, with the backend that is selected at its first use, and
 ``pyclesperanto_prototype``, which uses pyopencl. The package that the process has imported is used, otherwise

@@ -22,7 +22,7 @@ from arraybridge.frameworks.installation import is_imported
 
 __all__ = ["use_pocl_wheel"]
 
-# The size in bytes from which huge pages are faster.
+# The minimum size in bytes for which huge pages are faster.
 _LARGE = 1 << 25
 
 # -- drivers -----------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def configured_icds() -> list[str]:
 
 
 def _text(path: str) -> str:
-    with open(path, errors="replace") as file:  # noqa: PTH123  # pathlib is 10% of the import time
+    with open(path, errors="replace") as file:  # noqa: PTH123  # pathlib takes 10% of the import time
         return file.read().strip()
 
 
@@ -82,8 +82,8 @@ def check_import_order() -> None:
     Both libraries export LLVM symbols. The PoCL wheel hides its LLVM symbols and can be loaded in any order.
 
     Raises:
-        FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL (PoCL
-            3.1 of Debian 12).
+        FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL, such
+            as PoCL 3.1 of Debian 12.
     """
     loaded = [*sys.modules]
     if not is_imported("tensorflow"):
@@ -108,7 +108,7 @@ def check_import_order() -> None:
 
 @cache
 def devices() -> list[Any]:
-    """Return the OpenCL devices, GPUs first, without a context; ``[]`` if pyopencl is not installed."""
+    """Return the OpenCL devices, GPUs first; ``[]`` without pyopencl or drivers. This creates no context."""
     try:
         import pyopencl as cl
     except ImportError:
@@ -135,7 +135,7 @@ def queue_on(native: Any) -> Any:
 def use_huge_pages(x: Any) -> None:
     """Let Linux use huge pages for a large new array on a CPU device, as NumPy does for its arrays.
 
-    Otherwise the first write touches PoCL's memory page by page, which takes five times as long as the copy.
+    Otherwise, the first write touches PoCL's memory page by page, which takes five times as long as the copy.
     """
     if x.nbytes < _LARGE or sys.platform != "linux" or not devices():
         return
@@ -153,7 +153,7 @@ def use_huge_pages(x: Any) -> None:
 
 
 def described() -> list[DeviceDetails]:
-    """Return the details of each device. Only NVIDIA's driver reports the identity."""
+    """Return the details of each device. Only NVIDIA's driver reports the PCI address."""
     return [
         DeviceDetails(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()
     ]
@@ -188,7 +188,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def lacks_platform(error: BaseException) -> bool:
-    """Return whether OpenCL found no driver; pyopencl raises ``PLATFORM_NOT_FOUND_KHR``."""
+    """Return whether an error reports that OpenCL has no driver (``PLATFORM_NOT_FOUND_KHR`` of pyopencl)."""
     return "PLATFORM_NOT_FOUND" in (text_of(error) or "")
 
 
