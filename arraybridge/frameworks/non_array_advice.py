@@ -88,7 +88,7 @@ def _of_h5py(x: Any) -> Advice:
         return _LAZY_VIEW
     if type(x).__name__ == "AsStrView":
         return Advice(
-            "it holds text; pass the index of each distinct string, {}",
+            "it holds text; pass integers that identify the strings, {}",
             ("np.unique({x}[...], return_inverse=True)[1]",),
         )
     if type(x).__name__ == "AsTypeView":

@@ -258,7 +258,7 @@ def _advice_for_elements(x: Any) -> tuple[str, ...]:
         elements = f"{values.format(x='x')}.tolist()"
         return (f"not all of their elements are numbers; convert them with convert_tree({elements}, target)",)
     numbers = f"np.unique({values}, return_inverse=True)[1]"
-    return "their strings are not numbers; pass the index of each distinct string, {}", numbers
+    return "their strings are not numbers; pass integers that identify the strings, {}", numbers
 
 
 def _are_numbers(x: np.ndarray) -> bool:

@@ -409,7 +409,7 @@ def _dtype_advice(x: Any) -> tuple[str, ...]:
             tf.strings.to_number(x)
         except tf.errors.OpError:
             return (
-                "their strings are not numbers. Pass the index of each distinct string, {}",
+                "their strings are not numbers. Pass integers that identify the strings, {}",
                 "tf.unique(tf.reshape({x}, [-1])).idx",
             )
         return "their strings contain numbers. Pass {}", "tf.strings.to_number({x}, tf.float64)"

@@ -156,8 +156,8 @@ def words_by_numpy(x: Any) -> Any:
 def test_the_error_names_the_result_that_cannot_be_converted() -> None:
     words = arraybridge.tensorflow(grad="flow")(words_by_tensorflow)
     names = arraybridge.torch(grad="flow")(words_by_numpy)
-    tf_advice = "Pass the index of each distinct string, tf.unique(tf.reshape(result, [-1])).idx"
-    np_advice = "pass the index of each distinct string, np.unique(result, return_inverse=True)[1]"
+    tf_advice = "Pass integers that identify the strings, tf.unique(tf.reshape(result, [-1])).idx"
+    np_advice = "pass integers that identify the strings, np.unique(result, return_inverse=True)[1]"
     cases: list[tuple[Callable[[], Any], str, str]] = [
         (lambda: words(torch.ones(2, requires_grad=True)), "words_by_tensorflow", tf_advice),
         (lambda: jax.grad(lambda x: words(x).sum())(jnp.ones(2)), "words_by_tensorflow", tf_advice),
