@@ -36,7 +36,7 @@ def text_of(error: BaseException) -> str | None:
 
 
 def note_on(error: BaseException, note: str) -> None:
-    """Add a note to a third-party error once, unless its class rejects attributes (as frozen dataclasses do)."""
+    """Add a note to a third-party error once, unless its class rejects attributes (frozen dataclasses do)."""
     with suppress(Exception):  # __setattr__ or __notes__ of a third-party class may raise anything
         if note not in getattr(error, "__notes__", ()):
             BaseException.add_note(error, note)
@@ -105,7 +105,8 @@ class MemoryConversionError(Exception):
         cast: Cast | None = None,
         place: str = "",
     ) -> None:
-        # Code that was written for arraybridge 0.2 to 0.5 passes source, target, method and reason by position or by keyword.
+        # Code that was written for arraybridge 0.2 to 0.5 passes source, target, method and reason by
+        # position or by keyword.
         if parts:
             source_type, target_type, method, reason = (problem, *parts)
             problem = ""
@@ -157,7 +158,7 @@ class MemoryConversionError(Exception):
         self._advice = Advice("") if cast is None else cast.by_option()
 
     def advise_about(self, subject: str) -> None:
-        """Make the advice about another expression than ``{x}``, such as ``{x}.data``; ``""`` changes nothing."""
+        """Apply the advice to an expression other than ``{x}``, such as ``{x}.data``; ignore ``""``."""
         if subject:
             self._advice = self._advice.about(subject)
 

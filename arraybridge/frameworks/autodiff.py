@@ -564,8 +564,8 @@ def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
 def unpredictable_shapes_error(label: str, why: object) -> GradientError:
     """Return the error for a function whose result shapes cannot be predicted."""
     return GradientError(
-        f"inside jax.jit, the shapes of the results must be predicted, which failed: {why}. This is impossible"
-        " if shapes depend on values, or if the function reads values.",
+        f"inside jax.jit, the shapes of the results must be predicted, which failed: {why}. This is"
+        " impossible if shapes depend on values, or if the function reads values.",
         reason="shapes cannot be predicted",
         advice="Call it outside of jax.jit.",
         place=f"{label}()",
