@@ -139,7 +139,7 @@ class CallOperation(autodiff.Operation):
     # -- conversion between caller and callee --------------------------------------------------------
 
     def run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call a function under the settings of the forward pass; the thread may be another one."""
+        """Call a function, possibly in another thread, under the settings of the forward pass."""
         context = self.context.copy()
         if trace_log.open_logs:  # a trace around the backward pass records the call
             trace_log.record_in_context(context)
