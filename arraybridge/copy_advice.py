@@ -61,7 +61,7 @@ _LAYOUTS = {
 #: The expression that makes an array C-contiguous, by framework.
 _CONTIGUOUS = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
 _COPIED_THERE = "(y = aligned(x.shape, x.dtype); y[...] = x)"
-#: For pairs of source and target, the framework's own call that shares memory: its name and its code.
+#: Maps pairs of source and target to the name and the code of a framework's own call that shares memory.
 _NATIVE = {
     ("numpy", "torch"): ("torch.from_numpy", "torch.from_numpy(x)"),
     ("torch", "numpy"): ("Tensor.numpy", "x.numpy()"),
@@ -69,7 +69,7 @@ _NATIVE = {
 }
 
 
-# The advice of the next two functions names the layout. `reasons.DEPENDS_ON_LAYOUT` lists their reasons.
+# The advice of the next two functions depends on the layout. `reasons.DEPENDS_ON_LAYOUT` lists their reasons.
 
 
 def _make_contiguous(copy: Copy) -> str:
@@ -144,11 +144,11 @@ def _leave_managed_memory(copy: Copy) -> str:
 
 def _move_less(copy: Copy) -> str:
     if copy.call and copy.is_to_host:
-        return ""  # no cheaper call brings a value to the host
+        return ""  # no cheaper call copies a value to the host
     if copy.call:
         return (
-            f"prefetch(items, '{copy.target}', device='{copy.device}') moves the next one while this one is"
-            " used"
+            f"prefetch(items, '{copy.target}', device='{copy.device}') moves the next item while this one"
+            " is used"
         )
     if copy.is_to_host:
         source = copy.source

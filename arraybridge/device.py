@@ -29,7 +29,7 @@ class Device:
     Devices are equal if kind and index are equal. A device also equals its device string.
 
     Raises:
-        ValueError: ``kind`` is none of these, or ``index`` is negative or not an int.
+        ValueError: ``kind`` is not one of these, or ``index`` is negative or not an int.
 
     >>> Device.parse("cuda:1"), Device.parse("cpu")
     (Device('gpu:1'), Device('cpu'))
@@ -41,7 +41,7 @@ class Device:
     index: int = 0
     #: The name of the hardware, such as ``"NVIDIA H200"``; empty if it was not queried.
     name: str = field(default="", repr=False)
-    #: The kind of accelerator that a device string names, such as ``"cuda"``; empty for any kind.
+    #: The kind of accelerator that the device string named, such as ``"cuda"``; empty if it named no kind.
     accelerator: str = field(default="", repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Device:
         )
 
     def native(self, framework: FrameworkLike) -> Any:
-        """Return the framework's own object for this device: ``model.to(get_device().native("torch"))``.
+        """Return the framework's own object for this device, as in ``model.to(device.native("torch"))``.
 
         Args:
             framework: The name of an installed framework.
@@ -122,7 +122,7 @@ class Device:
 
 @functools.lru_cache(maxsize=64)  # calls with a device string parse it twice, at 2 µs each
 def _device_of_string(text: str) -> Device | None:
-    """Return the device that a device string names; None for other text."""
+    """Return the device that a device string names; None for other strings."""
     match = re.fullmatch(_DEVICE_STRING, text) or re.fullmatch(_TENSORFLOW_NAME, text)
     if match is None:
         return None
@@ -135,7 +135,7 @@ def _device_of_string(text: str) -> Device | None:
 
 @functools.lru_cache(maxsize=64)
 def gpu_device(index: int) -> Device:
-    """Return the GPU with this number from a cache, which is faster than creating and validating it.
+    """Return the `Device` of a GPU from a cache, which is faster than creating and validating it.
 
     >>> gpu_device(1)
     Device('gpu:1')

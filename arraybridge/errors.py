@@ -36,7 +36,7 @@ def text_of(error: BaseException) -> str | None:
 
 
 def note_on(error: BaseException, note: str) -> None:
-    """Add a note to a third-party error once, unless its class rejects attributes (frozen dataclasses)."""
+    """Add a note to a third-party error once, unless its class rejects attributes (frozen dataclasses do)."""
     with suppress(Exception):  # __setattr__ or __notes__ of a third-party class may raise anything
         if note not in getattr(error, "__notes__", ()):
             BaseException.add_note(error, note)
@@ -64,7 +64,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 class MemoryConversionError(Exception):
-    """The base class of all errors raised by this package: an array could not be converted.
+    """The base class of the errors that this package defines: an array cannot be converted.
 
     ``str(error)`` consists of ``place``, ``problem`` and ``advice``.
 
@@ -77,9 +77,9 @@ class MemoryConversionError(Exception):
         code: The cause as a `Reason`, or None.
         advice: A sentence that states what to do instead; ``""`` if there is no advice.
         expressions: The expressions in the advice. Each is Python code in which ``x`` is the object that was
-            passed. The value of each can be converted.
-        place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or its path in
-            a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
+            passed, and its value can be converted.
+        place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or the path of
+            the array in a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
         cast: A cast with which the conversion succeeds, or None.
 
     Example:
@@ -105,7 +105,8 @@ class MemoryConversionError(Exception):
         cast: Cast | None = None,
         place: str = "",
     ) -> None:
-        # Code for arraybridge 0.2 to 0.5 passes source, target, method and reason by position or by keyword.
+        # Code that was written for arraybridge 0.2 to 0.5 passes source, target, method and reason by
+        # position or by keyword.
         if parts:
             source_type, target_type, method, reason = (problem, *parts)
             problem = ""
@@ -139,7 +140,7 @@ class MemoryConversionError(Exception):
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """The expressions of the advice, as code that runs."""
+        """The expressions in the advice, as Python code."""
         return self._advice.code()
 
     @property
@@ -162,7 +163,7 @@ class MemoryConversionError(Exception):
         self._advice = self._advice.about_result() if self.cast is None else self.cast.in_function()
 
     def advise_about(self, subject: str) -> None:
-        """Apply the advice to another expression, such as ``{x}.data``; an empty one changes nothing."""
+        """Apply the advice to an expression other than ``{x}``, such as ``{x}.data``; ignore ``""``."""
         if subject:
             self._advice = self._advice.about(subject)
 
@@ -204,7 +205,7 @@ class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """
 
     def add_path(self, path: str) -> None:
-        """Do nothing, since the framework is missing for every array."""
+        """Do nothing, because the framework is missing for every array."""
 
 
 class DeviceNotFoundError(MemoryConversionError, ValueError):

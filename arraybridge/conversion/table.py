@@ -20,17 +20,18 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.streams import identity
 
 FastFunction = Callable[[Any], Any]
-#: Returns the fast converter for two frameworks, for arrays without special handling; None if there is none.
+#: A function that returns the fast converter from a source framework to a target framework, or None if there
+#: is none. Fast converters convert only arrays that need no special handling.
 RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 
 def same(source: Framework, target: Framework) -> FastFunction | None:
-    """Return the fast converter that returns the same object."""
+    """Return the fast converter of a framework to itself, which returns the same object."""
     return identity
 
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
-    """Return the fast converter that views the source's host memory through NumPy."""
+    """Return the fast converter that views host memory through NumPy, or None if there is none."""
     export_view: FastFunction | None = source.fast_path.fast_view
     import_view: FastFunction | None = target.fast_path.fast_from_view
     if export_view is None or import_view is None:
@@ -41,7 +42,7 @@ def view(source: Framework, target: Framework) -> FastFunction | None:
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
-    """Return the fast converter that shares the source's memory through a DLPack capsule."""
+    """Return the fast converter that shares memory through a DLPack capsule, or None if there is none."""
     export = source.fast_path.fast_export
     import_from = target.fast_path.fast_import
     if export is None or import_from is None:
@@ -73,7 +74,7 @@ _GRID: dict[str, tuple[RouteFunction, ...]] = {
 }
 # fmt: on
 
-#: ``TABLE[source][target]`` is the route function of the pair.
+#: The route function of each pair of frameworks, as ``TABLE[source][target]``.
 TABLE: dict[str, dict[str, RouteFunction]] = {
     source: dict(zip(FRAMEWORKS, row, strict=True)) for source, row in _GRID.items()
 }

@@ -29,11 +29,11 @@ def convert_tree(
     """Convert every array in nested containers, and leave everything else unchanged.
 
     NumPy scalars and buffers such as ``bytes``, which `convert_memory` accepts, stay unchanged, too.
-    Containers keep their types, and dicts their order. A container that cannot be rebuilt is returned
-    unchanged, with its arrays, unless its class is registered.
+    Containers keep their types, and dicts their order. A container that cannot be rebuilt stays unchanged,
+    with its arrays. For a named tuple, or a class registered with optree, this raises an error instead.
 
     Args:
-        tree: Nested containers: dicts, lists, tuples and deques with their subclasses, named tuples,
+        tree: Nested containers: dicts, lists, tuples and deques, their subclasses, named tuples,
             dataclasses, attrs classes, pydantic models, ``UserDict``, ``SimpleNamespace``, other mappings
             that can be rebuilt from a dict, and classes that are registered with optree (in its global
             namespace or in ``"arraybridge"``), JAX or PyTorch.
@@ -50,6 +50,10 @@ def convert_tree(
     Raises:
         MemoryConversionError: One of the subclasses that `convert_memory` raises. The message contains the
             path of the array in ``tree``.
+        ArrayNotSupportedError: If a named tuple, or an object of a class that is registered with optree,
+            cannot be rebuilt with the converted arrays.
+        UnknownFrameworkError: If no framework has the name of the target.
+        ValueError: If a container contains itself, or an option is invalid.
 
     Example:
         >>> import numpy as np
@@ -62,7 +66,7 @@ def convert_tree(
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
     converted = map_arrays(tree, convert)
-    if converted is tree:  # without an array, no conversion has checked the options
+    if converted is tree:  # without arrays, no conversion has checked the options
         check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
         if dtype is not None:
             dtype_name(dtype)

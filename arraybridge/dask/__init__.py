@@ -1,4 +1,4 @@
-"""Decorated functions over Dask arrays, on the threads of one machine or on a cluster of many.
+"""Apply decorated functions to Dask arrays, on the threads of one machine or on a cluster of many.
 
 >>> import numpy as np, arraybridge
 >>> from arraybridge.dask import map_blocks, to_dask
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, since Dask loads `array_registration` (an entry point) while Dask is imported.
+    # Imported on first use, because Dask loads `array_registration` (an entry point) during its own import.
     if name not in __all__:
         raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
     try:

@@ -26,24 +26,24 @@ from arraybridge.frameworks import registry
 from arraybridge.memory.serialization import load, save
 from arraybridge.memory.shared_memory import SharedArray
 
-#: Frameworks that Dask supports itself.
+#: Frameworks whose arrays Dask itself supports.
 _KNOWN_TO_DASK = ("numpy", "cupy")
 
 
 def register_sizes(sizeof: Any) -> None:
-    """Register the function that computes the sizes of arrays; the ``dask.sizeof`` entry point."""
+    """Register `size` for the arrays of all frameworks; called through the entry point ``dask.sizeof``."""
     _register_dispatch(sizeof, size)
 
 
 def register_tokens() -> None:
-    """Register the tokens by which Dask recognizes equal arrays."""
+    """Register `token`, which returns the tokens by which Dask recognizes equal arrays."""
     from dask.tokenize import normalize_token
 
     _register_dispatch(normalize_token, token)
 
 
 def register_transport() -> None:
-    """Register the serialization of arrays by `save` and `load`; the receivers need it, too."""
+    """Register `save` and `load` to serialize arrays; processes that receive arrays must do this, too."""
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
     _register_dispatch(dask_serialize, save)
@@ -53,7 +53,7 @@ def register_transport() -> None:
 
 
 def _register_dispatch(dispatch: Any, answer: Callable[..., Any]) -> None:
-    """Register a function for each framework: immediately if it is loaded, otherwise on its first array."""
+    """Register ``answer`` for the arrays of each framework, once the framework is loaded."""
     # Dask itself registers PyTorch lazily for torch and torchvision. This replaces both registrations.
     for root, names in {**registry.names_by_module(), "torchvision": ("torch",)}.items():
         registered_classes = [name for name in names if name not in _KNOWN_TO_DASK]
@@ -66,7 +66,7 @@ def _register_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable
     for name in names:
         try:
             owner = registry.framework(name)
-        except FrameworkNotInstalledError:  # an imported package that does not work here
+        except FrameworkNotInstalledError:  # the package is imported, but does not work here
             continue
         for cls in owner.runtime.array_classes():
             dispatch.register(cls, answer)
@@ -78,14 +78,14 @@ def _register_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable
 
 
 def size(x: Any) -> int:
-    """Return the number of bytes of an array, in host or GPU memory.
+    """Return the size of an array in bytes, in host or GPU memory.
 
     >>> import torch
     >>> size(torch.zeros(1000, 10_000, dtype=torch.float32))
     40000000
     """
     owner = registry.find_owner(x)
-    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # symbolic arrays
+    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # raised for symbolic arrays
         if owner is not None:
             if not owner.sparse.layout(x):
                 owner.check(x)
@@ -94,7 +94,7 @@ def size(x: Any) -> int:
 
 
 def token(x: Any) -> Any:
-    """Return the token of an array, from its framework, dtype, shape, device and data."""
+    """Return the token of an array, made from its framework, dtype, shape, device and data."""
     from dask.tokenize import normalize_object, normalize_token
 
     try:
@@ -104,7 +104,7 @@ def token(x: Any) -> Any:
 
 
 def _reduced(x: Any) -> Any:
-    """Reduce an array for pickle, for frameworks whose own pickling loses data."""
+    """Return a function and its arguments for pickle, which would otherwise change some arrays."""
     with suppress(NotImplementedError):
         return load, save(x)
     return x.__reduce_ex__(4)

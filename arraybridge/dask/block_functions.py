@@ -36,9 +36,10 @@ from arraybridge.types import FrameworkLike, GpuId
 
 
 class BlockError(MemoryConversionError, ValueError):
-    """An error for a result that does not have the declared shape or dtype, or is not an array.
+    """The result for a block does not have the declared shape or dtype, or is not an array.
 
-    Also a ``ValueError``. Declare the result, as in this example, or cast it in the function::
+    Also a ``ValueError``. Declare the shape and dtype of the result, as in this example, or cast the result
+    in the function::
 
         map_blocks(fn, x, dtype="float32", drop_axis=(1, 2))
     """
@@ -49,7 +50,7 @@ _WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
 
 
 class Block:
-    """A function of blocks that converts each result to the type of its chunk, and checks its dtype.
+    """A callable that runs a function on blocks, converts results to arrays like the chunks, and checks them.
 
     The function is pickled separately and is only unpickled by the workers, so that the scheduler does not
     import a framework. A process unpickles it once, so that caches of the function, such as code compiled by
@@ -63,11 +64,11 @@ class Block:
         self._pickled = b""
         self.__name__ = name_of(fn)
         self.dtype = dtype
-        #: The source of the expected dtype, for messages.
+        #: Where the expected dtype comes from, for messages.
         self.expected = expected
         self.target = target
         placed = placement(fn)
-        #: The framework that runs the function if JAX would narrow the dtype of the result, otherwise None.
+        #: The function's framework, whose x64 context is used, if JAX would narrow the dtype; otherwise None.
         self.x64_framework = placed.framework if placed is not None and dtype.name in _WIDE_DTYPES else None
         #: Whether a result must have the shape of its block. This is checked in the task itself.
         self.keeps_shape = False
@@ -89,7 +90,7 @@ class Block:
         # NumPy passes 0-d blocks as scalars, which are not arrays.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
-            function = self.__wrapped__  # unpickled first, since its imports may raise
+            function = self.__wrapped__  # may unpickle the function, whose imports may raise
             with (
                 nullcontext()
                 if self.x64_framework is None
@@ -124,7 +125,7 @@ _unpickled = lru_cache(maxsize=64)(cloudpickle.loads)
 
 
 def _check_blocks(out: Any, name: str | None, token: str, function: str) -> Any:
-    """Return the Dask array with a check of the shape of each block."""
+    """Return the Dask array with an additional task per block, which checks the shape of the block."""
     axes = tuple(range(out.ndim))
     places = ArraySliceDep(out.chunks)
     return da.blockwise(
@@ -134,12 +135,12 @@ def _check_blocks(out: Any, name: str | None, token: str, function: str) -> Any:
 
 
 def _check_block(block: Any, place: tuple[slice, ...], function: str) -> Any:
-    """Return the block if it has the shape of its slices in the result."""
+    """Return the block if it has the shape of its slices in the result; otherwise raise `BlockError`."""
     return _check_shape(tuple(s.stop - s.start for s in place), block, function)
 
 
 def _check_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
-    """Return the block if it has the expected shape; unknown sizes are nan."""
+    """Return the block if it has the expected shape, otherwise raise `BlockError`; unknown sizes are nan."""
     if len(block.shape) != len(expected) or any(
         n != m and not math.isnan(m) for n, m in zip(block.shape, expected, strict=True)
     ):
@@ -163,11 +164,12 @@ def map_blocks(
     Args:
         fn: A function with a decorator of arraybridge, or any function of the chunks. It is called as
             ``fn(block, *blocks, **kwargs)`` and returns one array. Dask passes the parameters ``block_id``
-            and ``block_info`` if it has them.
+            and ``block_info`` if ``fn`` has them.
         array: A Dask array of any shape.
         *arrays: More Dask arrays with the same number of blocks along their last axes. Blocks are matched by
-            number, even if their sizes differ; the result has the chunks of the first such array. A single
-            chunk along an axis is passed to all calls along it. Other objects are passed to every call.
+            number, even if their sizes differ; along each axis, the result has the chunk sizes of the first
+            array with the most blocks. A single chunk along an axis is passed to all calls along that axis.
+            Other objects are passed to every call.
         dtype: The dtype of the results. Defaults to the dtype of ``meta``, then to the decorator's
             ``dtype_conversion``, then to the dtype of ``array``. With a 64-bit dtype, a function decorated
             with `jax` runs with x64 enabled, so that it keeps 64-bit values.
@@ -185,7 +187,7 @@ def map_blocks(
 
     Raises while the result is computed:
         BlockError: If a block does not have the declared shape and dtype, or is not an array.
-        FrameworkNotInstalledError: If a worker lacks the framework; the message has its address.
+        FrameworkNotInstalledError: If a worker lacks the framework; the message names the worker.
 
     >>> import numpy as np, arraybridge
     >>> from arraybridge.dask import to_dask
@@ -203,7 +205,7 @@ def map_blocks(
     name = kwargs.pop("name", None)
     token = kwargs.pop("token", block.__name__)
     options = {"token": token, "dtype": meta.dtype, "meta": meta, **kwargs}
-    if block.keeps_shape:  # saves a second task per block, which takes 0.1 ms
+    if block.keeps_shape:  # avoids a second task per block, which takes 0.1 ms
         return da.map_blocks(block, array, *arrays, name=name, **options)
     return _check_blocks(da.map_blocks(block, array, *arrays, **options), name, token, block.__name__)
 
@@ -236,7 +238,7 @@ def map_overlap(
     meta: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Call a function on every block with a margin of its neighbors, which is trimmed from the result.
+    """Call a function on every block with a margin from its neighbors, and trim the margin from the result.
 
     Args:
         fn: As for `map_blocks`. It returns an array of the shape of its block, including the margins, unless
@@ -290,7 +292,7 @@ def map_overlap(
     ranks = [one.ndim for one in (array, *arrays)]
     check_depth(depth, ranks)
     check_boundary(boundary, ranks)
-    # Dask would use the name for the blocks with their margins.
+    # Not passed to Dask, which would use the name for the blocks with their margins.
     name = kwargs.pop("name", None)
     token = kwargs.pop("token", block.__name__)
     out = da.map_overlap(
@@ -301,7 +303,7 @@ def map_overlap(
 
 
 def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: Any) -> tuple[Block, Any]:
-    """Return the function for the blocks, and an empty array of the type and dtype of its results."""
+    """Return the `Block` for a function, and an empty array of the type and dtype of its results."""
     if not callable(fn):
         raise TypeError(f"{what}() expected a function as its first argument, got {fn!r}.")
     if not isinstance(array, da.Array):
@@ -381,7 +383,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
             f"chunks={chunks!r} is not valid for the shape {array.shape}. Pass a positive block size, one per"
             " axis, or 'auto'."
         ) from error
-    except NotImplementedError as error:  # "auto" for objects
+    except NotImplementedError as error:  # chunks="auto" for an object dtype
         raise ValueError(
             f"chunks={chunks!r} needs the size of an element, which dtype {array.dtype} does not have. Pass a"
             " block size, such as chunks=1000."

@@ -136,7 +136,7 @@ def prepare(
         share_memory: Whether PyTorch and CuPy allocate from one pool in the workers.
         own_gpu: Whether every ``gpu_id`` of a decorator means the first GPU that a worker sees. Defaults to
             True for workers started by dask-cuda, which puts the GPU of each worker first.
-        env: Environment variables of the workers, such as those that `coexist` returns.
+        env: Environment variables to set in the workers, such as those that `coexist` returns.
 
     Raises:
         TypeError: If ``client`` is not a client, ``share_memory`` or ``own_gpu`` is not a bool, or ``env`` is
@@ -164,7 +164,7 @@ def prepare(
 
 
 def on_this_worker() -> str:
-    """Return " on worker" and its address, for messages; ``""`` outside of a worker."""
+    """Return ``" on worker <address>"`` for messages; ``""`` outside of a worker."""
     try:
         return f" on worker {get_worker().address}"
     except ValueError:  # not in a worker
@@ -173,7 +173,7 @@ def on_this_worker() -> str:
 
 _counts = {"retry": 0, "split": 0}
 _counts_lock = threading.Lock()
-# A child of "distributed.worker", whose messages `client.get_worker_logs()` returns.
+# A child of the logger "distributed.worker", whose messages `client.get_worker_logs()` returns.
 _log = logging.getLogger("distributed.worker.arraybridge")
 
 
@@ -194,7 +194,7 @@ def recoveries() -> dict[str, int]:
     ``client.get_worker_logs()`` the individual steps.
 
     Returns:
-        ``{"retry": …, "split": …}``, counted since the module was imported.
+        ``{"retry": …, "split": …}``, counted since this module was imported.
 
     >>> sorted(recoveries())
     ['retry', 'split']

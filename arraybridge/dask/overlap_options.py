@@ -1,4 +1,7 @@
-"""Validation of the options of `map_overlap`. Dask ignores some invalid values or raises unclear errors."""
+"""Validation of the options of `map_overlap`.
+
+Dask ignores some invalid values, and raises unclear errors for others.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def check_boundary(boundary: Any, ranks: Sequence[int]) -> None:
 
 
 def _entries(option: Any, ranks: Sequence[int], text: str, advice: str) -> Iterator[Any]:
-    """Yield the values of an option for all arrays and axes, without the omitted ones.
+    """Yield the values of an option for all arrays and axes, except for values that are None.
 
     An option that is not a list applies to all arrays, so it has entries for the largest number of axes.
     """

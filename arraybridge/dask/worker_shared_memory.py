@@ -38,11 +38,12 @@ def load_shared(header: dict[str, Any], frames: list[Any]) -> Any:
     return deserialize_numpy_ndarray(header, frames)
 
 
-#: Values of more than this number of bytes are exported through shared memory.
+#: Values with more bytes than this are exported through shared memory.
 _MIN_NBYTES = 1 << 20
 #: The maximum number of exported values at a time.
 _MAX_EXPORTED = 64
-#: Seconds after which an export is dropped even if it is in use: its reader may have been killed.
+#: Seconds after which an exported value is dropped even if it is in use, because its reader may have been
+#: killed.
 _TIMEOUT = 60.0
 _exchange = Exchange()
 _lock = threading.Lock()
@@ -50,7 +51,7 @@ _exported: dict[Segment, float] = {}
 
 
 def reach() -> str:
-    """Return a name for this host, container and user. Processes with equal names can share memory."""
+    """Return a name for this host, container and user; processes with equal names can share memory."""
     container = Path("/proc/self/ns/pid")
     parts = (platform.node(), container.readlink() if container.exists() else "", getpass.getuser())
     return "arraybridge-" + "-".join(map(str, parts))
@@ -59,9 +60,9 @@ def reach() -> str:
 def register_memory(worker: Any, reaches: Iterable[str]) -> None:
     """Let a worker request and send values through shared memory.
 
-    Dask does not report who receives a message, or how often. But a request for values lists the
-    serialization families that the requester accepts, in order. Each item of ``reaches`` is registered as
-    such a family: a name that `reach` returned in one of the workers.
+    Dask does not report which process receives a message, or how often. But a request for values lists the
+    serialization families that the requester accepts, in order of preference. Each item of ``reaches``, a
+    name that `reach` returned in a process of the cluster, is registered as such a family.
     """
     from distributed.protocol.serialize import register_serialization_family
 
@@ -112,9 +113,9 @@ def import_exported(header: dict[str, Any], frames: list[Any]) -> Any:
     if "place" in header:
         try:
             with _lock:
-                frames = _exchange.import_exported(*pickle.loads(header["place"]))  # noqa: S301  # as above
+                frames = _exchange.import_exported(*pickle.loads(header["place"]))  # noqa: S301  # as in `load_shared`
         except SharedMemoryGoneError as error:
-            # Dask treats it as a lost connection, and requests the value again.
+            # Dask treats an EOFError as a lost connection, and requests the value again.
             raise EOFError(error_text(error)) from error
         frames = [memoryview(frame) for frame in frames]
     return deserialize(header["inner"], frames)

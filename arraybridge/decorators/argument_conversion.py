@@ -36,7 +36,7 @@ class ArrayConverter:
 
     Attributes:
         target: The framework to convert to.
-        source: The framework that arrays must have; None for any.
+        source: The framework that arrays must belong to; None for any.
         dtype, grad, device: As for `convert_memory`.
         placement: The device on which the function runs.
         uses_accelerator: Whether the options name an accelerator.
@@ -59,7 +59,7 @@ class ArrayConverter:
         self.target = target
         self.placement = options.placement
         self.dtype = options.dtype
-        #: Never "flow", because `Flow` replaces it.
+        #: Never "flow", because `Flow` passes "detach" or "error" instead.
         self.grad: Any = options.grad
         self.source = options.required_source
         self.uses_accelerator = options.uses_accelerator
@@ -71,7 +71,7 @@ class ArrayConverter:
         self.signature = target if signature == plan_cache.signature_of_call(None, target) else signature
 
     def convert(self, x: Any) -> Any:
-        """Convert an array with the options and return it. If they name an accelerator, use `current`."""
+        """Convert an array. Ignores ``gpu_id``: if the options name an accelerator, use `current` instead."""
         if not open_logs:
             try:
                 return plans_by_signature[self.signature][type(x)](x)
@@ -82,7 +82,7 @@ class ArrayConverter:
         )
 
     def current(self) -> Change:
-        """Return the function that converts arrays in one call, to the accelerator or the worker's device."""
+        """Return a function that converts the arrays of one call, to the selected device if there is one."""
         device = None
         if self.uses_accelerator:
             device = self.placement.resolve(registry.framework(self.target))
@@ -137,7 +137,7 @@ def check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwargs
 def check_all_converted(
     fn: Callable[..., Any], args: Args, kwargs: Kwargs, values: list[Any], skip: int, framework: str
 ) -> None:
-    """Raise if a converted argument has an array in a container that cannot be traversed or rebuilt."""
+    """Raise if an argument still has an unconverted array in an object that is not traversed or rebuilt."""
     for place, value in enumerate(values[skip:], skip):
         for leaf in leaves_of(value):
             remains = kind_of(leaf) is ARRAY and not registry.framework(framework).owns(leaf)
@@ -171,7 +171,7 @@ def describe_argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place:
 
 
 def advise_by_options(error: MemoryConversionError, name: str) -> None:
-    """Replace the advice with an option of the decorator ``name`` that makes the conversion possible."""
+    """Replace the advice of an error with a change to the options of the decorator ``name``, if one helps."""
     if error.cast is not None:
         error.advise(error.cast.by_decorator(name))
     elif isinstance(error, SourceMismatchError):

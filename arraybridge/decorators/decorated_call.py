@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from arraybridge.decorators.argument_conversion import Args, Change, Kwargs
 
 
-# The advice for a result whose graph would end in the conversion for the caller.
+# The advice for a result that requires grad and would lose its graph when it is converted for the caller.
 _KEEP_VALUES = Advice(
     "To return only its values, pass grad='detach' to the decorator, or detach the result in the function. To"
     " preserve gradients, omit output_type, and use grad='flow' for callers of other frameworks."
@@ -64,6 +64,9 @@ _KEEP_VALUES = Advice(
 
 class DecoratedCall:
     """A decorated function that converts nothing. Subclasses convert arguments and results.
+
+    A call consists of `attempt`, which converts the arguments and calls the function, and `restore_result`.
+    With ``oom_recovery``, `attempt` may be called several times.
 
     Only the function and the options are pickled.
 
@@ -104,7 +107,7 @@ class DecoratedCall:
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function and return its result, restored to the caller's types."""
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
-            # torch.compile cannot trace conversions, since traced tensors have no memory.
+            # torch.compile cannot trace conversions, because traced tensors have no memory.
             return call_untraced(DecoratedCall.__call__, self, args, kwargs)
         if not open_logs:
             # The body of `run`, inlined.
@@ -126,7 +129,7 @@ class DecoratedCall:
     # -- steps of a call ---------------------------------------------------------------------------
 
     def run(self, args: Args, kwargs: Kwargs) -> Any:
-        """Return the result of the function. With recovery, call it again if memory runs out."""
+        """Return the unconverted result of the function. With recovery, call it again if memory runs out."""
         return self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
 
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
@@ -142,13 +145,13 @@ class DecoratedCall:
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
     def checked(self, result: Any, contract: Callable[[Any], Any]) -> Any:
-        """Return a result that satisfies the contract.
+        """Check a result against the contract, and return the result.
 
         Raises:
-            ValueError: If it breaks the contract.
+            ValueError: If the result breaks the contract.
         """
         verdict = contract(result)
-        # None is accepted, since contracts that raise, such as assertions, return nothing.
+        # None is accepted, because contracts that raise, such as assertions, return nothing.
         if verdict is not None and not verdict:
             raise ValueError(
                 f"{self.label}(): The result breaks its contract {name_of(contract)}, which returned a false"
@@ -170,8 +173,8 @@ class DecoratedCall:
         if options.gpu_id is not None and options.gpu_id != "auto":
             gpu = gpu_index_of(options.gpu_id)
         if splits and self.count_own(args):
-            args = (fixed(args[0]), *args[1:])  # self is never split
-        # Positional arguments, since keywords cost 0.4 µs per call here.
+            args = (fixed(args[0]), *args[1:])  # `self` is never split
+        # Positional arguments, because keywords cost 0.4 µs per call here.
         result = recovered(
             self.attempt,
             (args, kwargs),
@@ -192,15 +195,16 @@ class ConvertingCall(DecoratedCall):
     """A decorated function of one framework that accepts arrays of any framework.
 
     Attributes:
-        body: The function, or `call_by_planes` of it.
+        body: The function, or a partial of `call_by_planes` that calls the function for each plane.
         arguments: The conversion of array arguments.
-        results: The conversion of results that does not depend on the first argument.
+        results: The conversion of results if it does not depend on the first array argument.
         native_arguments: Types of arguments that need no conversion.
         uses_own_stream: Whether the function runs on a separate stream of this thread. None before the first
-            array, because the framework is not imported before.
-        is_direct: Whether calls without arrays can call ``body`` without selecting a device or a stream.
-        direct_types: Types of the first argument for which ``body`` can also be called directly, because no
-            device is selected for calls with arrays.
+            array, because the framework may not be imported yet.
+        is_direct: Whether all calls can call ``body`` directly, without selecting a device or a stream. Until
+            the first array, this applies only to calls without arrays.
+        direct_types: Types of the first argument for which ``body`` can be called directly even if
+            ``is_direct`` is False, because a device is selected only for calls without arrays.
     """
 
     __slots__ = (
@@ -234,6 +238,7 @@ class ConvertingCall(DecoratedCall):
         self.native_arguments: Container[type] = ()
         self.restores_input = options.output_type == "input"
         self.restores_dtype = options.dtype_conversion is DtypeConversion.PRESERVE_INPUT
+        # With output_type="input", `results` converts for callers whose first array is a NumPy array.
         target = "numpy" if self.restores_input else options.output_type
         for_results = replace(options, strict=False, dtype=None, device=None, gpu_id=None)
         converter = ArrayConverter(target, for_results)
@@ -241,7 +246,7 @@ class ConvertingCall(DecoratedCall):
         self.changes_dtype = self.restores_dtype or self.results.dtype is not None
 
     def _configure_for(self, framework: Framework) -> None:
-        """Set the attributes that depend on the framework, at the first call with an array."""
+        """Set the attributes that depend on the imported framework, in the first call with an array."""
         options = self.options
         types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
         self.uses_own_stream = options.stream and framework.streams.has_streams
@@ -260,7 +265,7 @@ class ConvertingCall(DecoratedCall):
         """Convert the arguments and call the function once."""
         converted, named = self.convert_arguments(args, kwargs)
         try:
-            # Like `call` for most arguments, but 0.05 µs faster.
+            # The same as `call` for most arguments, but 0.05 µs faster.
             if self.is_direct or (converted and type(converted[0]) in self.direct_types):
                 return self.body(*converted, **named) if named else self.body(*converted)
             return self.call(converted, named)
@@ -290,7 +295,7 @@ class ConvertingCall(DecoratedCall):
     def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs]:
         """Return the arguments with their arrays converted, except for ``self``.
 
-        Values in `fixed` are converted as well if the batch can be split, because `fixed` is then unwrapped.
+        If the batch can be split, values that are wrapped in `fixed` are unwrapped and converted as well.
 
         Raises:
             MemoryConversionError: If an array cannot be converted. The message names the argument.
@@ -318,7 +323,7 @@ class ConvertingCall(DecoratedCall):
                     has_other = True
                     original = plain(value) if self.splits else value
                     converted = map_arrays(original, convert)
-                    # A new container has a converted array. An unchanged one may still have native arrays.
+                    # A new container has a converted array. An unchanged one may have arrays that can stay.
                     has_array = has_array or converted is not original
                     values.append(converted)
         except MemoryConversionError as error:
@@ -328,12 +333,13 @@ class ConvertingCall(DecoratedCall):
             has_array = self._check_others(args, kwargs, values, skip, has_array=has_array)
         if has_array and self.uses_own_stream is None:
             self._configure_for(registry.framework(self.options.framework))
+        # The values of keyword arguments follow those of positional arguments.
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
         return values, named
 
     def _own_arguments(self, args: Args, self_argument: SelfArgument) -> list[Any]:
         """Return ``self`` or ``cls``, which is never converted, in a list; otherwise an empty list."""
-        first = [plain(x) if self.splits else x for x in args[:1]]  # `_recovered` marks self as fixed
+        first = [plain(x) if self.splits else x for x in args[:1]]  # `_recovered` wraps self in `fixed`
         return first[: self_argument.count(first)]
 
     def _describe(self, error: MemoryConversionError, args: Args, kwargs: Kwargs, place: int) -> None:
@@ -346,7 +352,7 @@ class ConvertingCall(DecoratedCall):
     def _check_others(
         self, args: Args, kwargs: Kwargs, values: list[Any], skip: int, *, has_array: bool
     ) -> bool:
-        """Return whether there is an array, including arrays in containers.
+        """Return whether any argument contains an array, and check objects that may hide arrays.
 
         Raises:
             UnknownArrayError: If there is no array or ``strict`` is true, and an object that is not an array
@@ -363,7 +369,7 @@ class ConvertingCall(DecoratedCall):
     # -- the function ------------------------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Kwargs) -> Any:
-        """Call the function on the device of its arguments; without arrays, on that of the decorator."""
+        """Call the function on its arguments' device, or on the decorator's device if there are no arrays."""
         skip = self.count_own(args)
         if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
             first = args[skip]
@@ -373,7 +379,7 @@ class ConvertingCall(DecoratedCall):
                 return self._call_without_arrays(args, kwargs)
         if self.uses_own_stream:
             framework = registry.framework(self.options.framework)
-            if not framework.owns(first):  # it is in a container that cannot be rebuilt
+            if not framework.owns(first):  # it was not converted: its container cannot be rebuilt
                 leaves = leaves_of([*args[skip:], *kwargs.values()])
                 first = next(filter(framework.owns, leaves), None)
             if first is not None:
@@ -388,7 +394,7 @@ class ConvertingCall(DecoratedCall):
         return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
 
     def _call_without_arrays(self, args: Any, kwargs: Kwargs) -> Any:
-        """Call the function with the device of the decorator selected, so that it creates arrays there."""
+        """Call the function with the decorator's device selected, so that it creates arrays there."""
         if self.placement.is_named:
             framework = registry.framework(self.options.framework)
             device = self.placement.resolve(framework)
@@ -427,7 +433,7 @@ class ConvertingCall(DecoratedCall):
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
     def _restored(self, result: Any, first: Any) -> Any:
-        """Return an array for the caller, whose first array argument is ``first`` (None without one)."""
+        """Convert a result array for the caller, whose first array argument is ``first`` (None if none)."""
         if type(result) is type(first) and _are_together(result, first):
             return result
         return self._deliver_to(first)(result)
@@ -483,7 +489,7 @@ def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args
     """Call ``fn`` on a separate stream of this thread, on the device of ``array``.
 
     The separate stream first waits for the caller's stream. After the call, the caller's stream waits for the
-    separate one, so that it can read and free the results. The arguments stay alive until then.
+    separate one, so that the caller can read and free the results. The arguments stay alive until then.
     """
     with framework.streams.stream(framework.devices.device_of(array)):
         result = fn(*args, **kwargs)

@@ -61,7 +61,7 @@ class DtypeConversion(Enum):
 
     #: The dtype of the first array argument.
     PRESERVE_INPUT = "preserve"
-    #: The dtype that the function returns. The default.
+    #: The dtype that the function returns. This is the default.
     NATIVE_OUTPUT = "native"
     UINT8 = "uint8"
     UINT16 = "uint16"
@@ -75,7 +75,7 @@ class DtypeConversion(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> DtypeConversion:
-        """Return the member with this name or value in any case."""
+        """Return the member that has this name or value, in upper or lower case."""
         members = {text: member for member in cls for text in (member.value, member.name.lower())}
         text = value.lower() if isinstance(value, str) else ""
         if text in members:
@@ -153,7 +153,7 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
         fix = "Replace them in the function, for example with nan_to_num and clip."
         raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason, fix)
     scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
-    # float64 cannot represent hi of the 64-bit dtypes: it rounds up to a number that overflows.
+    # float64 cannot represent `hi` of the 64-bit dtypes, and rounds it up to a number that overflows.
     at_top = scaled >= float(hi)
     return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))
 

@@ -1,4 +1,4 @@
-"""The decorators of the frameworks, which run a function in one framework and accept arrays of any.
+"""The decorators of the frameworks, which run a function in one framework and accept arrays of any framework.
 
 Each decorator is assigned to a name by hand, so that editors and type checkers see it.
 """
@@ -35,7 +35,7 @@ class FrameworkDecorator:
     """
 
     def __init__(self, name: str) -> None:
-        #: The framework in which the functions run.
+        #: The framework in which the decorated functions run.
         self.name = registry.framework_name(name)
 
     def __repr__(self) -> str:
@@ -67,14 +67,16 @@ class FrameworkDecorator:
         """Decorate a function, or return a decorator with these options.
 
         Calling the decorated function converts the arrays in its arguments to the framework, calls the
-        function, and converts the arrays and NumPy scalars in its result to ``output_type``. Containers are
-        traversed. All other values are passed on unchanged.
+        function, and converts the arrays in its result to ``output_type``. NumPy scalars in the result are
+        converted as well, unless they would become NumPy arrays. Containers are traversed. All other values
+        are passed on unchanged.
 
         Args:
             fn: A function, method, static method, class method, coroutine function, partial or callable
                 object.
-            output_type: The framework of the results. Defaults to the framework of the decorator. ``"input"``
-                restores the framework and the device of the first array argument.
+            output_type: The framework of the results. ``"input"`` restores the framework and the device of
+                the first array argument. Defaults to the framework of the decorator, and to ``"input"`` with
+                ``grad="flow"``.
             **options: The options that `DecoratorKeywords` describes.
 
         Returns:
@@ -84,8 +86,8 @@ class FrameworkDecorator:
 
         Raises:
             TypeError: If ``fn`` is not a function, or an option is unknown or of the wrong type.
-            ValueError: If ``fn`` is a generator, or an option has an invalid value (`UnknownFrameworkError`
-                for an unknown framework).
+            ValueError: If ``fn`` is a generator function, or an option has an invalid value
+                (`UnknownFrameworkError` for an unknown framework).
 
         Exceptions raised by the function propagate unchanged. A call raises a
         `MemoryConversionError` that names the function and the argument, or the place in the result, if an
@@ -118,7 +120,7 @@ class FrameworkDecorator:
 def _decorator(
     what: str, framework: str, keywords: dict[str, Any], *, converts: bool = True
 ) -> Callable[[Any], Any]:
-    # This import takes a fifth of the time of `import arraybridge`.
+    # Imported on first use, because this takes a fifth of the time of `import arraybridge`.
     from arraybridge.decorators.options import checked_options
 
     options = checked_options(framework, keywords, converts=converts)
@@ -152,7 +154,7 @@ def _class_of_calls(options: DecoratorOptions) -> type[DecoratedCall]:
     if not options.converts:
         return DecoratedCall
     if options.grad == "flow":
-        # This import takes a tenth of the time of `import arraybridge`.
+        # Imported on first use, because this takes a tenth of the time of `import arraybridge`.
         from arraybridge.decorators.gradient_flow import FlowingCall
 
         return FlowingCall
@@ -165,9 +167,9 @@ def memory_types(
     """Declare the frameworks of the arguments and results of a function, without converting them.
 
     Args:
-        input_type: The framework of the array arguments, in which the function runs. The decorated function
-            has it as ``input_memory_type`` and ``execution_memory_type``.
-        output_type: The framework of the results. The decorated function has it as ``output_memory_type``.
+        input_type: The framework of the array arguments, in which the function runs; available as the
+            attributes ``input_memory_type`` and ``execution_memory_type`` of the decorated function.
+        output_type: The framework of the results; available as the attribute ``output_memory_type``.
         contract: A function of the result. If it returns a false value, the call raises `ValueError`.
 
     Returns:

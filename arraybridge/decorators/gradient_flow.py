@@ -29,7 +29,7 @@ from arraybridge.trees import ARRAY, filled, flattened, key_of, kind_of
 
 # -- a call --------------------------------------------------------------------------------------------
 
-#: A placeholder for an array in a container.
+#: A placeholder for an array in a flattened result.
 _HOLE = object()
 
 
@@ -40,8 +40,8 @@ class _Argument:
     Attributes:
         value: An array or any other object.
         owner: The framework of an array; None for other values.
-        is_tracked: Whether a graph, tape or tracer of its framework tracks it.
-        is_sparse: Whether it is a sparse array, which is a constant.
+        is_tracked: Whether a graph, tape or tracer of its framework tracks the array.
+        is_sparse: Whether the value is a sparse array, which is always a constant.
     """
 
     value: Any
@@ -68,26 +68,26 @@ class Flow(autodiff.Function):
         self.label = label_of(fn)
         self.self_argument = SelfArgument.of(fn)
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
-        #: The call if no array is differentiated.
+        #: Makes the calls in which no array is differentiated.
         self.call_without_gradients = decorated_call.ConvertingCall(fn, bare)
-        #: The call if only arrays of the function's own framework are differentiated.
+        #: Makes the calls in which only arrays of the function's own framework are differentiated.
         self.call_with_own_gradients = decorated_call.ConvertingCall(
             fn, replace(bare, grad="error", output_type=self.name)
         )
         #: Converts arrays of any framework to the framework of the function.
         self.arguments = argument_conversion.ArrayConverter(self.name, replace(bare, strict=False))
-        #: The programs that the callee has compiled, by call.
+        #: Maps call signatures and constants to the programs that the callee has compiled.
         self.programs: dict[Any, Any] = {}
-        #: For each call, whether each value is a constant of the program, as numbers in shapes must be.
+        #: Maps each call signature to flags: whether each value is a constant of the program.
         self.constants: dict[Any, list[bool]] = {}
 
     def called(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
-        """Call the function, as an operation of the framework that differentiates the arguments.
+        """Call the function, as an operation of the framework that differentiates the arguments, if any.
 
         The result is restored for the caller.
 
         Raises:
-            GradientError: If several other frameworks differentiate the arguments.
+            GradientError: If arrays of several frameworks, or sparse arrays of another, are differentiated.
         """
         skip = 0 if self.self_argument is None else self.self_argument.count(args)
         values, structure = flattened([args[skip:], kwargs])
@@ -111,9 +111,9 @@ class Flow(autodiff.Function):
 
         Args:
             caller: The framework whose arrays are differentiated.
-            given: The values in the arguments.
+            given: The values in the arguments, with containers flattened.
             own: ``self`` of a method, otherwise empty.
-            structure: The arguments without their values.
+            structure: The containers of the arguments, without their values.
         """
         enter = self.arguments.current()
         # All dense arrays of the caller are arguments, including integers. All other values are constants.
@@ -122,8 +122,10 @@ class Flow(autodiff.Function):
         active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]
         leaves: list[autodiff.Leaf] = []
         try:
+            # Raises if strict=True excludes the framework of the caller.
             find_source(arrays[0], self.options.required_source, self.name)
-            # If one raises, the list has the leaves before it.
+            # If a conversion raises, `leaves` has only the leaves of the values before, and its length is the
+            # number of the value that cannot be converted.
             leaves.extend(self._leaf(one, caller, enter) for one in given)
             differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
@@ -183,7 +185,7 @@ class Flow(autodiff.Function):
         )
 
     def run(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
-        """Call the function and return the arrays in its result; set ``call.refill`` to restore the rest."""
+        """Call the function, return the arrays in its result, and set ``call.refill``, which rebuilds it."""
         framework = registry.framework(self.name)
         positional, kwargs = filled(call.structure, iter(values))
         args = (*call.own, *positional)
@@ -223,7 +225,7 @@ class Flow(autodiff.Function):
             )
 
     def key(self, call: autodiff.Call) -> Any:
-        """Return a key of the structure of a call. It is hashable if the values in the structure are."""
+        """Return a key for the structure of a call, which is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
     def _leaf(self, given: _Argument, caller: Framework, enter: argument_conversion.Change) -> autodiff.Leaf:
@@ -232,7 +234,7 @@ class Flow(autodiff.Function):
         return autodiff.Leaf(self._argument_value(given.value, enter))
 
     def _argument_value(self, x: Any, enter: argument_conversion.Change) -> Any:
-        """Return the callee's value of an argument that is not an array of the caller.
+        """Return the value that the function receives for a value that is not a dense array of the caller.
 
         Mutable arrays of other frameworks are copied, so that their values are the same in the backward pass.
         """
@@ -257,7 +259,7 @@ class FlowingCall(decorated_call.DecoratedCall):
         self.flow = Flow(self.fn, self.options)
 
     def attempt(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
-        """Call the function once, as an operation of the framework that differentiates the arguments."""
+        """Call the function once, as an operation of the framework that differentiates it, if any."""
         return self.flow.called(args, kwargs)
 
 

@@ -34,12 +34,12 @@ def blaming_result(label: str) -> Iterator[None]:
 
 
 class CallOperation(autodiff.Operation):
-    """A pure function of the callee, applied to arrays of the caller.
+    """A call of a pure function that is written in the callee, as an operation on arrays of the caller.
 
     Args:
-        call: The function, with its other arguments, which have no gradient and are not written to.
-        caller: The framework that differentiates it.
-        enter: Converts a plain array to the callee, on the device on which the function runs.
+        call: The function, with its other arguments, which have no gradient and must not be modified.
+        caller: The framework that differentiates the function.
+        enter: A function that converts an array to the callee, on the device on which the function runs.
         active: For each argument, whether it is differentiated.
     """
 
@@ -61,7 +61,7 @@ class CallOperation(autodiff.Operation):
         self.settings = callee.runtime.thread_settings()
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
-        """Return the results and their linearization. Without one, the pullback runs the function again."""
+        """Run the function; return its results as arrays of the caller, and its derivative."""
         callee = self.callee.autodiff
         self.state = callee.random_state()
         results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
@@ -76,8 +76,8 @@ class CallOperation(autodiff.Operation):
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
         """Return the results as NumPy arrays, for a callback of a compiled program of the caller.
 
-        ``states`` has the random state before the first run. It is empty for the first run, and for functions
-        that draw no random numbers.
+        ``states`` contains the random state before the first run. It is empty for the first run, and for
+        functions that draw no random numbers.
         """
         operation = self
         for state in states:
@@ -133,7 +133,7 @@ class CallOperation(autodiff.Operation):
     ) -> tuple[Pullback, list[Any]]:
         """Return the operation that computes the gradients of the active arguments, and its arguments.
 
-        ``cotangents`` has one for each result; None if there is none.
+        ``cotangents`` has one entry per result; None for results without a cotangent.
         """
         operands = [*arrays, *(c for c in cotangents if c is not None)]
         return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
@@ -159,9 +159,9 @@ class CallOperation(autodiff.Operation):
     # -- conversion between caller and callee --------------------------------------------------------
 
     def run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call a function under the settings of the forward pass; a backward pass may run in any thread."""
+        """Call a function, possibly in another thread, under the settings of the forward pass."""
         context = self.context.copy()
-        if trace_log.open_logs:  # a trace around the backward pass records it
+        if trace_log.open_logs:  # a trace around the backward pass records the call
             trace_log.record_in_context(context)
         with self.settings():
             return context.run(run, *args)
@@ -205,7 +205,8 @@ class CallOperation(autodiff.Operation):
         if self.callee.name == "torch":
             advice += " For the parameters of a module, use torch.func.functional_call."
         raise GradientError(
-            f"The result depends on w, {what} that is not an argument and would get no gradient.",
+            f"The result depends on {what}, called w here, that is not an argument and would get no"
+            " gradient.",
             reason="captured",
             advice=advice,
             place=f"{self.label}()",
@@ -219,12 +220,13 @@ class Pullback(CallOperation):
         forward: The operation whose pullback this is.
         present: For each result of ``forward``, whether it has a cotangent.
         arrays: The arrays to which it will be applied.
-        linear: The linearization of a forward run. Without one, the function runs again.
+        linear: The derivative from a forward run. If it is None, the function runs again.
     """
 
     def __init__(
         self, forward: CallOperation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
     ) -> None:
+        # Not super().__init__(): a pullback shares the callee, settings and state of its forward operation.
         self.forward = forward
         self.present = present
         self.linear = linear
@@ -240,13 +242,13 @@ class Pullback(CallOperation):
         self.label = forward.label
 
     def body(self, arrays: list[Any]) -> list[Any]:
-        """Return the gradients as arrays of the callee. Run the function again to compute them."""
+        """Run the function again to compute the gradients, and return them as arrays of the callee."""
         count = len(self.forward.active)
         _, linear = self.forward.replaying(self.state).again(arrays[:count])
         return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
-        """Return the gradients, without a linearization."""
+        """Return the gradients and None, because their derivative is not captured."""
         # Second derivatives are rare. The pullback runs again to compute them.
         return list(self.run_under_settings(self._values, arrays)), None
 
@@ -254,7 +256,7 @@ class Pullback(CallOperation):
         examples = select(arrays, self.forward.active)
         spans = list(map(self.caller.autodiff.span, arrays))
         linear = self.linear
-        self.linear = None  # the caller's graph of the gradients would keep it alive
+        self.linear = None  # otherwise, the caller's graph of the gradients keeps it alive
         if linear is None:
             gradients = self._to_caller(self.body(self._to_callee(arrays)), examples)
         else:
@@ -271,5 +273,5 @@ class Pullback(CallOperation):
         return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
 
     def predict(self, shapes: list[Shape]) -> list[Shape]:
-        """Return the shapes and dtypes of the active arguments."""
+        """Return the shapes and dtypes of the gradients, which are those of the active arguments."""
         return select(shapes, self.forward.active)

@@ -30,10 +30,11 @@ class DecoratorKeywords(TypedDict, total=False):
     """
 
     #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Without it, arrays stay
-    #: on their device, or go to the host if the framework does not have that device. Defaults to ``None``.
+    #: on their device if the framework has that device, and otherwise move to the host, or to the default
+    #: device of a framework that has no host arrays. Defaults to ``None``.
     gpu_id: GpuId
-    #: The device to run on instead: a device string such as ``"cpu:1"``, or the device object of a framework.
-    #: Defaults to ``None``.
+    #: The device to run on, instead of ``gpu_id``: a device string such as ``"cpu:1"``, or the device
+    #: object of a framework. Defaults to ``None``.
     device: DeviceLike | None
     #: The expected framework of the arguments, available as ``input_memory_type``. Defaults to ``None``.
     input_type: FrameworkLike | None
@@ -42,19 +43,21 @@ class DecoratorKeywords(TypedDict, total=False):
     #: ``True`` frees memory and retries when memory runs out; ``"split"`` also halves the batch. For plain
     #: functions only. Defaults to ``False``.
     oom_recovery: bool | Literal["split"]
-    #: The number of retries. Defaults to ``2``.
+    #: The maximum number of retries when memory runs out. Defaults to ``2``.
     max_retries: int
-    #: The axis to split along. Defaults to ``0``.
+    #: The axis along which ``oom_recovery="split"`` splits arrays. Defaults to ``0``.
     split_axis: int
-    #: The minimum number of rows per part. Defaults to ``1``.
+    #: The minimum number of rows per part of a split batch. Defaults to ``1``.
     min_split: int
     #: A dtype to which the array arguments are cast. Defaults to ``None``, which keeps their dtypes.
     dtype: Any
-    #: The dtype of the arrays in the results, see `DtypeConversion`. NumPy scalars keep theirs. Defaults to
-    #: ``DtypeConversion.NATIVE_OUTPUT``, which keeps all dtypes.
+    #: The dtype of the arrays in the results, see `DtypeConversion`. Unlike the casts of ``dtype``,
+    #: conversions to integers scale floating-point values to the range of the dtype. NumPy scalars keep their
+    #: dtype. Defaults to ``DtypeConversion.NATIVE_OUTPUT``, which keeps all dtypes.
     dtype_conversion: DtypeConversion | DtypeConversionName
-    #: Whether to call the function for each plane of its 3-D array arguments and stack the results. Arrays in
-    #: containers are not split. For plain functions only. Defaults to ``False``.
+    #: Whether to call the function for each plane of its 3-D array arguments and stack the resulting arrays.
+    #: Results that are not arrays, such as NumPy scalars, are returned in a list. Arrays in containers of
+    #: arguments are not split. For plain functions only. Defaults to ``False``.
     slice_by_slice: bool
     #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
     #: ``None``.
@@ -121,7 +124,7 @@ class DecoratorOptions:
 
 
 def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool = True) -> DecoratorOptions:
-    """Return the options of a decorator of ``framework``, each of the right type and in its range.
+    """Check the options that a caller passed to a decorator, and return them with defaults for the others.
 
     Args:
         framework: The framework of the decorator.
@@ -149,7 +152,7 @@ def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool 
             " input_type='numpy'."
         )
     if registry.metadata_of(framework).has_only_host:
-        checked["gpu_id"] = None  # its arrays are always on the host
+        checked["gpu_id"] = None  # arrays of this framework are always on the host
     if checked.get("output_type") is None:
         checked["output_type"] = "input" if checked.get("grad") == "flow" else framework
     return DecoratorOptions(framework=framework, converts=converts, **checked)
@@ -169,7 +172,7 @@ def _check_output_type(option: str, value: Any) -> str:
     try:
         return registry.framework_name(value, option)
     except UnknownFrameworkError as error:
-        error.advise(Advice(f"It may also be 'input'{nearest(value, ['input'])}."))
+        error.advise(Advice(f"{option} may also be 'input'{nearest(value, ['input'])}."))
         raise
 
 
@@ -212,7 +215,7 @@ def _check_dtype(option: str, value: Any) -> str:
 
 
 def _check_dtype_conversion(option: str, value: Any) -> DtypeConversion:
-    """Return the member that a member, a name (``"preserve_input"``, ``"uint8"``) or a value denotes."""
+    """Return the `DtypeConversion` for a member or for its name or value, such as ``"preserve_input"``."""
     if not isinstance(value, (DtypeConversion, str)):
         names = one_of(member.name.lower() for member in DtypeConversion)
         raise TypeError(
@@ -242,8 +245,8 @@ def _check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> Any:
     """Return the value if it is one of the choices.
 
     Raises:
-        ValueError: If it is not one of them, but has the type of one of them.
-        TypeError: If it has another type.
+        ValueError: If the value is not one of the choices, but has the type of one of them.
+        TypeError: If the value has another type.
     """
     types = {type(choice) for choice in choices}
     if type(value) in types and value in choices:

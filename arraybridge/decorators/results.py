@@ -25,7 +25,7 @@ class Restoration:
     Args:
         first: The first array argument, as the caller passed it.
         grad: As for `convert_memory`.
-        writable: Whether read-only NumPy arrays are copied, so that callers can write to them.
+        writable: Whether read-only NumPy results are copied, so that callers can write to them.
     """
 
     __slots__ = ("carrier", "device", "first", "framework", "grad", "shape", "writable")
@@ -44,8 +44,8 @@ class Restoration:
     def array(self, x: Any) -> Any:
         """Convert an array of any framework and return it.
 
-        The result is a carrier like the first argument if the shapes are equal, even if the function moved
-        axes.
+        The result is a carrier like the first argument if both have the same shape, even if the function
+        reordered the axes.
         """
         framework = self.framework
         is_owned = registry.find_owner(x) is framework  # `find_owner` is cached by type, `owns` is not
@@ -78,8 +78,8 @@ class ResultConversion:
 
     Args:
         deliver: A function that converts one array.
-        dtype: The dtype to which arrays are converted first; None keeps their dtypes. NumPy scalars
-            keep theirs.
+        dtype: The dtype to which arrays are converted; None keeps their dtypes. NumPy scalars keep their
+            dtype.
         unchanged: Types of arrays that need no conversion.
     """
 
@@ -102,7 +102,7 @@ class ResultConversion:
         return map_arrays(result, self.leaf, also=np.generic)
 
     def leaf(self, x: Any) -> Any:
-        """Return an array or a NumPy scalar, converted."""
+        """Convert an array or a NumPy scalar, and return it."""
         cls = type(x)
         if cls in self.unchanged:
             return x
@@ -124,4 +124,4 @@ class ResultConversion:
         dtypes = source_of(x)[0].dtypes
         if dtypes is None or dtype in dtypes:
             return self.deliver(convert_dtype(x, dtype))
-        return convert_dtype(self.deliver(x), dtype)  # the array's framework does not have the dtype
+        return convert_dtype(self.deliver(x), dtype)  # the dtype may exist only in the target

@@ -1,4 +1,4 @@
-"""Stacking and unstacking of 2-D slices, and functions that are called for each slice of a stack."""
+"""Stacking and unstacking of 2-D slices (planes), and functions that are called for each plane of a stack."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_stack(shape: tuple[int, ...]) -> None:
 
 
 def _planes_of(stack: Any, framework: Framework) -> list[Any]:
-    """Return the planes of a stack; raise `ArrayNotSupportedError` if it is sparse and cannot be split."""
+    """Return the planes of a stack; raise `ArrayNotSupportedError` for sparse stacks that cannot be split."""
     try:
         return framework.batching.unstack(stack)
     except conversion_errors(framework) as error:
@@ -134,12 +134,12 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
         fn: A function of one plane. Its results may have another framework and another shape, which must be
             the same for all planes. It may write them to a buffer that it reuses, unless it exports the
             buffer to JAX or TensorFlow.
-        *args: Further arguments of every call.
+        *args: Further positional arguments of every call.
         **kwargs: Further keyword arguments of every call.
 
     Returns:
-        The stacked results, in their framework. For containers, one container with a stack in each place; for
-        other objects, the list of results; None if ``fn`` returned None.
+        The stacked arrays, in the framework of the results. For containers, one container with a stack in
+        each place. For other objects, including NumPy scalars, the list of results; None if all are None.
 
     Raises:
         ValueError: If the array does not have three axes, has no planes, or the results differ in shape or
@@ -167,9 +167,9 @@ def call_by_planes(
 ) -> Any:
     """Call ``fn`` once for each plane of its 3-D arrays, and stack the results.
 
-    If the first array argument has two axes or fewer, ``fn`` is called once, with all arguments unchanged.
-    Otherwise, all array arguments with three axes are split into planes. Other arguments, including
-    containers of arrays, are passed to every call.
+    If there is no array argument, or the first one has two axes or fewer, ``fn`` is called once, with
+    all arguments unchanged. Otherwise, all array arguments with three axes are split into planes. Other
+    arguments, including containers of arrays, are passed to every call.
 
     Args:
         fn: The function.
@@ -178,7 +178,8 @@ def call_by_planes(
         **kwargs: The keyword arguments of the function.
 
     Raises:
-        ValueError: If the first array has more than three axes, or the numbers of planes differ.
+        ValueError: If the first array has more than three axes, the numbers of planes differ or are 0, or the
+            results cannot be joined.
     """
     values = [*args, *kwargs.values()]
     skip = 0 if self_argument is None else self_argument.count(args)
@@ -204,7 +205,7 @@ def call_by_planes(
 
 
 def _number_of_planes(counts: Sequence[int]) -> int:
-    """Return the number of planes that all stacks have.
+    """Return the number of planes, which must be the same for all stacks.
 
     Raises:
         ValueError: If the numbers differ or are 0.
@@ -220,7 +221,7 @@ def _number_of_planes(counts: Sequence[int]) -> int:
 
 
 def _join_results(results: Sequence[Any], _: str) -> Any:
-    """Stack the results of all planes at one place; return a list if they are not arrays."""
+    """Stack the results of all planes at one place of a result; return a list if they are not arrays."""
     if any(kind_of(result) is ARRAY for result in results):
         return _along_new_axis(results, source_of(results[0])[0])
     return None if all(result is None for result in results) else list(results)

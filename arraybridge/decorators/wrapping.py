@@ -35,8 +35,8 @@ R_co = TypeVar("R_co", covariant=True)
 class Decorated(Protocol[P, R_co]):
     """A decorated function, for type checkers.
 
-    The first overload of the call keeps the signature of the function for editors. The second one accepts
-    arrays of any framework.
+    The first overload of the call keeps the signature of the function for editors. The second overload
+    accepts arrays of any framework.
     """
 
     gpu_id: GpuId
@@ -66,7 +66,7 @@ class Decorated(Protocol[P, R_co]):
 
 
 def decorate(fn: Any = inspect.Parameter.empty, *, what: str, make: Callable[[Any], Any]) -> Any:
-    """Return ``make(fn)``. For a static or class method, return one with the decorated function in it.
+    """Return ``make(fn)``; for a static or class method, a static or class method of the decorated function.
 
     Args:
         fn: The object to decorate. Empty if a decorator with options was called without a function.
@@ -117,8 +117,9 @@ class SelfArgument:
     """A rule that recognizes ``self`` or ``cls`` in calls to a function defined in a class body.
 
     The first argument is ``self`` if it is an instance of that class, and ``cls`` if it is that class.
-    Subclasses count too. The first argument of a static method is neither. Each call checks whether the
-    method is static, because ``@staticmethod`` is applied after the decorators below it.
+    Subclasses count too. The first argument of a static method is neither. Calls check whether the
+    method is static, because ``@staticmethod`` is applied after the decorators below it. The result is cached
+    for each class.
     """
 
     __slots__ = ("_known", "class_name", "function", "module")
@@ -154,13 +155,13 @@ class SelfArgument:
         return int(remember(self._known, cls, self._is_method_of(cls)) if known is None else known)
 
     def _is_method_of(self, cls: type) -> bool:
-        """Return whether a class or one of its bases has the function as a method."""
+        """Return whether the function is a method of a class or of one of its bases, and is not static."""
         for base in cls.__mro__:
             for attribute in vars(base).values():
                 if self._is_function(attribute):
                     return not isinstance(attribute, staticmethod)
-        # Another object in the class may call the function, such as a property. The class is then recognized
-        # by its name.
+        # The function may be called by another attribute of the class, such as a property. The class is then
+        # recognized by its name.
         names = [(base.__module__, base.__qualname__) for base in cls.__mro__]
         return (self.module, self.class_name) in names
 
@@ -188,7 +189,7 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
 
     Args:
         fn: The function to wrap.
-        run: The callable object that replaces it.
+        run: The callable object that the wrapper calls.
 
     Raises:
         ValueError: If ``fn`` is a generator function.

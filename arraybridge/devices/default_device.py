@@ -22,7 +22,7 @@ def set_device(device: DeviceLike | None) -> None:
             device of any framework. None removes the default.
 
     Raises:
-        ValueError: If the text is not a device string.
+        ValueError: If ``device`` is neither a device nor a device string.
         DeviceNotFoundError: If no framework has the device. The message lists the available devices.
 
     Example:
@@ -71,7 +71,7 @@ def use_device(device: DeviceLike | None) -> Iterator[Device]:
         The default device inside the block.
 
     Raises:
-        ValueError: If the text is not a device string.
+        ValueError: If ``device`` is neither a device nor a device string.
         DeviceNotFoundError: If no framework has the device.
 
     Example:

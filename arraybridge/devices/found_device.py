@@ -1,4 +1,4 @@
-"""The devices of this machine, as `devices` returns them."""
+"""`FoundDevice`, a device of this machine with its memory and the frameworks that can use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FoundDevice(Device):
         kind: As for `Device`.
         index: As for `Device`.
         name: As for `Device`.
-        frameworks: The names of the frameworks that can use it.
+        frameworks: The names of the frameworks that can use the device.
         total: The total memory in bytes; None if it is unknown until the device is initialized.
         free: The free memory in bytes; None if it is unknown until the device is initialized.
         identity: The UUID, or the PCI address if the UUID is unknown; an empty string if both are unknown.

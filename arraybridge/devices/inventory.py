@@ -53,7 +53,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         >>> [str(device) for device in devices("numpy")]
         ['cpu']
     """
-    # These take 2 ms. They are imported here to keep `import arraybridge` fast.
+    # These imports take 2 ms. They are here to keep `import arraybridge` fast.
     from arraybridge import hardware
     from arraybridge.memory.stats import memory_stats
 
@@ -88,7 +88,7 @@ def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | No
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
-    """Describe a device from the readings, or from its frameworks if there is no reading."""
+    """Describe a device by its entry in ``readings``, or by its frameworks if there is no entry."""
     from arraybridge.devices.found_device import FoundDevice  # its class takes 0.5 ms to create
 
     known = _known_to_frameworks(device, owners)
@@ -121,12 +121,12 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetai
 
 
 def find_device(device: Device) -> Device:
-    """Return the device if a framework has it. Installed frameworks are loaded only if necessary.
+    """Return the device if a framework has it. Other installed frameworks are loaded only if necessary.
 
     With ``settings(missing_gpu="host")``, return the CPU instead of a missing GPU, with a warning.
 
     Raises:
-        DeviceNotFoundError: If no framework has it. The message lists the available devices.
+        DeviceNotFoundError: If no framework has the device. The message lists the available devices.
     """
     if device == CPU or any(device in one.devices.visible_devices() for one in _loaded_for(device)):
         return device
@@ -142,7 +142,7 @@ def find_device(device: Device) -> Device:
 
 
 def _loaded_for(device: Device) -> list[Framework]:
-    """Return the loaded frameworks that have accelerators of the kind that the device string names."""
+    """Return the loaded frameworks that have the kind of accelerator that the device string named, if any."""
     return [one for one in loaded() if one.devices.has_accelerator(device.accelerator)]
 
 
@@ -185,7 +185,7 @@ def least_used_gpu() -> int | None:
     """Return the number of the GPU with the most free memory.
 
     The NVIDIA driver reports the free memory of its GPUs, which accounts for other processes. For other GPUs,
-    a loaded framework that has initialized them reports it.
+    the free memory is known only if a loaded framework has initialized them.
 
     Returns:
         The number, to pass as ``gpu_id``; None if there is no GPU.
@@ -212,7 +212,7 @@ class DeviceInfo(dict[str, Any]):
 
 
 def device_info() -> DeviceInfo:
-    """Summarize the GPUs and frameworks of this machine, without importing a framework or initializing a GPU.
+    """Summarize the GPUs and frameworks of this machine, without importing or initializing them.
 
     Returns:
         A dict that prints as one line: ``available`` (whether there is a GPU), ``backend`` (``"cuda"``, or

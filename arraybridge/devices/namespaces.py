@@ -17,7 +17,7 @@ __all__ = ["array_namespace"]
 
 
 def array_namespace(*xs: Any) -> Any:
-    """Return the array API namespace of arrays; without arrays, that of the default device.
+    """Return the array API namespace of arrays; without arrays, the namespace for the default device.
 
     The namespaces of NumPy, CuPy, PyTorch and JAX come from array-api-compat. That of TensorFlow is
     ``tf.experimental.numpy``, which implements a large part of the array API. pyclesperanto has none.
@@ -27,13 +27,14 @@ def array_namespace(*xs: Any) -> Any:
 
     Returns:
         A module. Without arrays, it is the namespace of NumPy if the default device is the CPU. If it is a
-        GPU, it is that of the first of CuPy, PyTorch and JAX that is installed and has the device.
+        GPU, it is that of the first of CuPy, PyTorch and JAX that is installed and has the device. If none of
+        them has it, and no device was chosen, it is that of NumPy.
 
     Raises:
         TypeError: If the arrays belong to several frameworks.
         ArrayNotSupportedError: If their framework has no namespace (pyclesperanto).
         UnknownArrayError: If an argument is not an array.
-        DeviceNotFoundError: If none of these frameworks has the default device.
+        DeviceNotFoundError: If none of these frameworks has a default device that was chosen.
 
     Example:
         >>> import numpy as np

@@ -22,7 +22,7 @@ class Memory(Component):
             error: Any exception. Its cause is not considered.
 
         Returns:
-            By default, whether it is a ``MemoryError``.
+            By default, whether the exception is a ``MemoryError``.
         """
         return isinstance(error, MemoryError)
 
@@ -120,7 +120,7 @@ class DeviceDetails(NamedTuple):
     Attributes:
         name: The name of the model; ``""`` if it is unknown.
         identity: The UUID or PCI address; ``""`` if it is unknown.
-        total: The size of its memory in bytes; None if it is unknown.
+        total: The size of the device's memory in bytes; None if it is unknown.
     """
 
     name: str = ""
@@ -141,7 +141,7 @@ class GpuMemory(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The memory that a framework or process uses on one device, in bytes. None means unknown.
+    """The memory that a framework or process uses on one device. Sizes are in bytes; None means unknown.
 
     Attributes:
         device: The device string, ``"cpu"`` or ``"gpu:0"``.

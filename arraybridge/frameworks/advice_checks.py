@@ -20,7 +20,7 @@ def column_text(*, is_plain: bool) -> str:
     """Return the advice to pass a column of a table, with ``{}`` in place of its expression.
 
     Args:
-        is_plain: Whether the column converts as is. Other columns are named only if no column does.
+        is_plain: Whether the column can be converted as it is. If not, no column of the table can.
     """
     if is_plain:
         return "it holds several arrays; pass one of its columns, {}"

@@ -19,7 +19,7 @@ class _Step(NamedTuple):
 
     Attributes:
         text: The advice, with ``{}`` in place of the expression.
-        code: The code of the step, which follows the expression of the values.
+        code: The code of the step, which is appended to the expression of the values.
         values: The result of the step.
     """
 
@@ -29,7 +29,7 @@ class _Step(NamedTuple):
 
 
 def advice_for_table(x: Any) -> Advice:
-    """Return the advice for a table or a record batch."""
+    """Return the advice for a pyarrow table or record batch."""
     types = x.schema.types
     has_booleans_with_nulls = any(_is_boolean(one.type) and one.null_count for one in x.columns)
     if types and all(map(_is_number, types)) and not has_booleans_with_nulls:
@@ -48,7 +48,7 @@ def advice_for_table(x: Any) -> Advice:
 
 
 def advice_for_values(x: Any) -> Advice:
-    """Return the advice for an array or a chunked array."""
+    """Return the advice for a pyarrow array or chunked array."""
     steps = []
     while not converts(x):
         step = _next_step(x)
@@ -77,7 +77,7 @@ def _is_boolean(kind: Any) -> bool:
 
 
 def converts(x: Any) -> bool:
-    """Return whether values are convertible: numbers without nulls, fixed-size lists of them, or an array."""
+    """Return whether values can be converted: a NumPy array, or numbers without nulls or fixed-size lists."""
     if isinstance(x, np.ndarray):
         return True
     types = sys.modules["pyarrow"].types
@@ -91,7 +91,7 @@ def _in_one_chunk(x: Any) -> Any:
 
 
 def _next_step(x: Any) -> _Step | None:
-    """Return the next step towards numbers; None if there is none."""
+    """Return the next step that brings Arrow values closer to numbers; None if there is none."""
     types = sys.modules["pyarrow"].types
     kind = x.type
     one = ".combine_chunks()" if hasattr(x, "combine_chunks") else ""

@@ -155,7 +155,7 @@ class Operation(ABC):
             The shape and dtype of each result.
 
         Raises:
-            GradientError: If they cannot be predicted.
+            GradientError: If the shapes and dtypes cannot be predicted.
         """
 
     @abstractmethod
@@ -188,11 +188,11 @@ class Operation(ABC):
 
 
 class Autodiff:
-    """The derivatives of a framework, as the caller and as the callee. This base class supports none.
+    """The automatic differentiation of a framework, in both roles. This base class does not support any.
 
     Attributes:
-        constant_advice: As the callee, how a function uses a captured array ``w`` as a constant.
-        argument_advice: As the caller, how a captured array ``w`` becomes an argument.
+        constant_advice: For the callee: how to use a captured array ``w`` as a constant in the function.
+        argument_advice: For the caller: how to pass a captured array ``w`` as an argument.
     """
 
     constant_advice = "use a copy of its values in the function"
@@ -201,7 +201,7 @@ class Autodiff:
     # -- its arrays --------------------------------------------------------------------------------
 
     def requires_grad(self, x: Any) -> bool:
-        """Return whether a conversion of an array to another framework would drop its graph.
+        """Return whether converting an array to another framework would drop the array's graph.
 
         Args:
             x: An array of the framework.
@@ -245,7 +245,7 @@ class Autodiff:
         return self.is_tracked(x)
 
     def prepare(self, x: Any) -> Any:
-        """Return an array that later assignments to ``x`` do not change, if this requires no copy.
+        """Return an array that later assignments to ``x`` do not change, if that is possible without a copy.
 
         Args:
             x: An array of the framework.
@@ -401,7 +401,7 @@ class Autodiff:
 
     @contextmanager
     def replayed(self, state: np.ndarray) -> Iterator[None]:
-        """Return a context manager that sets a random state, and restores the previous one on exit.
+        """Return a context manager that sets a random state, and restores the previous state on exit.
 
         Args:
             state: A state that `random_state` returned. Empty if the function draws no random numbers.
@@ -438,7 +438,7 @@ def _is_differentiable(dtype: Any) -> bool:
     return re.search("float|complex", str(dtype)) is not None
 
 
-#: The interface of frameworks without derivatives.
+#: The `Autodiff` of frameworks without automatic differentiation.
 NOT_DIFFERENTIABLE = Autodiff()
 
 
@@ -485,7 +485,7 @@ class Function(ABC):
 
 
 class Leaf:
-    """One of the values that a call passes to a function, with containers flattened.
+    """One of the values in the arguments of a call, whose containers are flattened.
 
     Attributes:
         value: An array of the callee or any other object; None for an array of the caller.
@@ -511,10 +511,10 @@ class Call:
 
     Attributes:
         function: The decorated function.
-        own: ``self`` if the function is a method, otherwise empty.
+        own: A tuple with ``self`` if the function is a method; otherwise an empty tuple.
         structure: The containers of the other positional and keyword arguments.
         leaves: The values in the containers.
-        refill: A function that rebuilds the result from its arrays. Set once the function has run.
+        refill: A function that rebuilds the result from its arrays. It is set when the function runs.
     """
 
     def __init__(self, function: Function, own: tuple[Any, ...], structure: Any, leaves: list[Leaf]) -> None:
@@ -565,8 +565,8 @@ def unpredictable_shapes_error(label: str, why: object) -> GradientError:
     """Return the error for a function whose result shapes cannot be predicted."""
     cause = str(why).removesuffix(".")
     return GradientError(
-        f"inside jax.jit, the shapes of its results must be predicted, which failed: {cause}. Shapes that"
-        " depend on values, and functions that read values, cannot be predicted.",
+        f"inside jax.jit, the shapes of the results must be predicted, which failed: {cause}. This is"
+        " impossible if shapes depend on values, or if the function reads values.",
         reason="shapes cannot be predicted",
         advice="Call it outside of jax.jit.",
         place=f"{label}()",
@@ -584,10 +584,10 @@ def forward_mode_error(label: str, instead: str) -> GradientError:
 
 
 def modified_argument_error(label: str) -> GradientError:
-    """Return the error for an argument that was modified before the backward pass."""
+    """Return the error for an argument that was modified by the function or before the backward pass."""
     return GradientError(
-        "it writes to an argument, or the argument was modified after the call. The backward pass reads the"
-        " argument again.",
+        "the function writes to an argument, or an argument was modified after the call. The backward pass"
+        " reads the argument again.",
         reason="an argument is modified",
         advice="Modify a copy instead, such as x.clone().",
         place=f"{label}()",
