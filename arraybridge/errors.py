@@ -77,7 +77,7 @@ class MemoryConversionError(Exception):
         code: The cause as a `Reason`, or None.
         advice: A sentence that states what to do instead; ``""`` if there is no advice.
         expressions: The expressions in the advice. Each is Python code in which ``x`` is the object that was
-            passed, and its value can be converted.
+            passed, or the result of the function that ``place`` names. The value of each can be converted.
         place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or the path of
             the array in a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
         cast: A cast with which the conversion succeeds, or None.

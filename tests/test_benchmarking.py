@@ -151,7 +151,8 @@ def test_missing_sizes_and_sizes_below_one_raise(sizes: list[int], problem: str)
 def test_comparisons_are_selected_by_function_and_size() -> None:
     result = compare({"sort": np.sort, "sum": np.sum}, sizes=[10, 20], runs=1)
     assert result["sum", 20] is result.rows[3][2]
-    for key in ("sum", 0, ("sum", 30)):
+    keys: list[Any] = ["sum", 0, ("sum", 30)]
+    for key in keys:
         with pytest.raises(KeyError, match=r"was not measured\. Pass .*: \['sort', 10\], \['sort', 20\], \["):
             result[key]
     with pytest.raises(TypeError, match="not iterable"):

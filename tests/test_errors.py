@@ -102,7 +102,7 @@ def test_names_with_braces_appear_in_the_advice() -> None:
         convert_memory({"scan": x}["scan"], "torch")
     assert caught.value.expressions == ("x['{a}']",)
     caught.value.advise_about("{x}.data")
-    assert caught.value.advice == "their elements are structs; pass one field at a time, x.data['{a}']"
+    assert caught.value.advice == "their elements consist of fields; pass one field at a time, x.data['{a}']"
 
 
 def of_plain_arrays(x: Any) -> Any:

@@ -243,7 +243,7 @@ def _advice_for_elements(x: Any) -> tuple[str, ...]:
         )
         return instead, f'{values}.astype("int64")'
     if names:
-        instead = "their elements are structs; pass one field at a time, {}"
+        instead = "their elements consist of fields; pass one field at a time, {}"
         return instead, f"{values}[{literal(repr(names[0]))}]"
     if kind == "V":
         instead = "their elements have no fields and are not numbers; pass their bytes, {}"

@@ -52,7 +52,7 @@ def test_single_file_plugins_are_found(slates: str) -> None:
     done = run_with(slates, str(PLUGIN / "find_it.py"), *dask)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    for words in ("did you mean 'slates'", "numpy, cupy"):
+    for words in ("did you mean 'slates'", "'numpy', 'cupy'"):
         assert words in report["suggested"]
     del report["suggested"]
     assert report.pop("route").startswith("slates → numpy on cpu: shared")

@@ -61,7 +61,7 @@ MISSING: dict[str, tuple[Callable[[], Any], str, str, list[str]]] = {
     "scipy dia, torch": (lambda: scipy_csr().todia(), "torch", "dia_array", ["x.tocsr()"]),
     "scipy lil, jax": (lambda: scipy_csr().tolil(), "jax", "lil_array", ["x.tocsr()"]),
     "scipy dok, tensorflow": (lambda: scipy_csr().todok(), "tensorflow", "dok_array", ["x.tocoo()"]),
-    "scipy 1-D csr, torch": (lambda: scipy_sparse.csr_array(np.ones(3)), "torch", "1 axes", ["x.tocoo()"]),
+    "scipy 1-D csr, torch": (lambda: scipy_sparse.csr_array(np.ones(3)), "torch", "1 axis", ["x.tocoo()"]),
     "torch csr, tensorflow": (lambda: in_torch("csr"), "tensorflow", "COO", ["x.to_sparse_coo()"]),
     "torch csc, jax": (lambda: in_torch("csc"), "jax", "CSR, COO", ["x.to_sparse_csr()"]),
     "torch bsr, jax": (lambda: in_torch("bsr"), "jax", "CSR", ["x.to_sparse_coo().to_sparse_csr()"]),
