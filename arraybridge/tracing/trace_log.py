@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
 from threading import RLock, current_thread, get_ident
-from typing import TYPE_CHECKING, Any, Never, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.formatting import Contents, Table, counted, format_bytes, format_seconds
@@ -272,7 +272,7 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
 
 
 @contextmanager
-def trace(*_misplaced: Never, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
+def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """Record the conversions and related events of this thread or task.
 
     This includes the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators. The events are
@@ -289,8 +289,7 @@ def trace(*_misplaced: Never, limit: int | None = None, foreign: bool = False) -
         The `TraceLog`; see its ``records``, ``events``, ``hotspots()`` and ``save("run.json")``.
 
     Raises:
-        TypeError, ValueError: If ``limit`` is not a positive whole number, ``foreign`` is not a bool, or an
-            argument is passed by position.
+        TypeError, ValueError: If ``limit`` is not a positive whole number, or ``foreign`` is not a bool.
 
     >>> import numpy as np, arraybridge
     >>> with arraybridge.trace() as log:
@@ -298,11 +297,6 @@ def trace(*_misplaced: Never, limit: int | None = None, foreign: bool = False) -
     >>> log.records[0].method, log.total_bytes_copied
     ('same', 0)
     """
-    if _misplaced:
-        raise TypeError(
-            f"trace() takes its options by keyword, got {', '.join(map(repr, _misplaced))}. To write a file,"
-            " name the log, as in `with trace() as log:`, and call log.save('run.json') after the block."
-        )
     log = TraceLog(limit, foreign)
     with _open_in_context(log), _intercept_native_calls(log):
         yield log

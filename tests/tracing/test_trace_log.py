@@ -8,7 +8,6 @@ import re
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,15 +131,6 @@ def test_a_log_can_be_indexed() -> None:
             arraybridge.to_numpy(x)
     assert [route.nbytes for route in log] == [16, 24]
     assert (log[0].nbytes, log[-1].nbytes, len(log[1:])) == (16, 24, 1)
-
-
-def test_a_file_name_passed_to_trace_raises_with_the_call_that_writes_it(tmp_path: Path) -> None:
-    file = str(tmp_path / "run.json")
-    with (
-        pytest.raises(TypeError, match=r"takes its options by keyword, got '.*run\.json'.* log\.save\("),
-        arraybridge.trace(file),  # type: ignore[arg-type]
-    ):
-        pass
 
 
 def test_each_thread_has_its_own_trace() -> None:
