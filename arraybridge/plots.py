@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from arraybridge.validation import file_path
+
 #: Kind of event → its color in all plots and HTML pages. Conversions that copy are red (``"copy"``).
 COLORS = {
     **dict.fromkeys(("stage", "item"), "#4c78a8"),
@@ -46,8 +48,6 @@ def plot_axes(
         ImportError: matplotlib is not installed.
         ValueError: The suffix of the file is not that of an image format.
     """
-    from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
-
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def plot_axes(
         ) from error
     with rc_context(PLOT_SETTINGS):
         figure = Figure(figsize=(width, height), layout="constrained")
-        file = Path(path or "plot.png")
+        file = file_path("path", path or "plot.png")
         if file.suffix and file.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
             raise ValueError(
                 f"Cannot plot to {file.name!r}: {file.suffix} is not an image format. Pass the name of an"

@@ -1,10 +1,14 @@
-"""Validation of options that are numbers or bools."""
+"""Validation of options that are numbers, bools or file names."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def whole_number(
@@ -52,6 +56,26 @@ def bool_option(option: str, value: Any, *, optional: bool = False) -> Any:
     if optional and value is None:
         return None
     raise TypeError(f"{option}={value!r} must be {'None, ' if optional else ''}True or False.")
+
+
+def file_path(option: str, value: Any) -> Path:
+    """Check that the value of an option is the name of a file, and return it as a path.
+
+    Args:
+        option: The name of the option, for messages.
+        value: The value that the caller passed.
+
+    Raises:
+        TypeError: The value is neither a string nor a path.
+
+    >>> file_path("path", "run.json").suffix
+    '.json'
+    """
+    from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
+
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{option}={value!r} must be the name of a file, as a string or pathlib.Path.")
+    return Path(value)
 
 
 def _bound(least: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Checks of numbers and bools that callers pass."""
+"""Checks of numbers, bools and file names that callers pass."""
 
 from __future__ import annotations
 
@@ -76,3 +76,16 @@ def test_an_unknown_option_of_gpu_gets_a_suggestion() -> None:
 def test_public_bool_options_reject_texts(option: str, call: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match=f"^{option}='no' must be True or False"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda log: ab.MemoryCollector(None), "path=None must be the name"),
+        (lambda log: log.save(5), "path=5 must be the name of a file, as a string or pathlib.Path"),
+        (lambda log: log.plot(5), "path=5 must be the name of a file"),
+    ],
+)
+def test_file_names_of_another_type_are_named(call: Any, message: str) -> None:
+    with ab.trace() as log, pytest.raises(TypeError, match=message):
+        call(log)

@@ -29,7 +29,9 @@ from arraybridge.errors import (
     MemoryConversionError,
     UnknownArrayError,
     nearest,
+    note_on,
 )
+from arraybridge.formatting import counted
 from arraybridge.frameworks import dtype_names, registry
 from arraybridge.parallel.function_devices import decorated, placement
 from arraybridge.types import FrameworkLike, GpuId
@@ -100,6 +102,9 @@ class Block:
         except FrameworkNotInstalledError as error:
             error.add_call(f"{self.__name__}(){on_this_worker()}")
             raise
+        except Exception as error:
+            note_on(error, self._note_on_call(blocks, kwargs))
+            raise
         target = self.target or detect_memory_type(blocks[0])
         try:
             result = convert_memory(result, target)
@@ -119,6 +124,14 @@ class Block:
                 target_type=target,
             )
         return _check_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
+
+    def _note_on_call(self, blocks: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return a note on a failed call, with the shapes of the blocks and the names of the options."""
+        shapes = [str(getattr(x, "shape", ())) for x in blocks]
+        named = [f"{name}=" for name in kwargs if name not in ("block_id", "block_info")]
+        arguments = f"{counted(len(blocks), 'block')} of shape {' and '.join(shapes)}"
+        options = f", and the options {', '.join(named)}" if named else ""
+        return f"arraybridge: {self.__name__}() got {arguments}{options}."
 
 
 _unpickled = lru_cache(maxsize=64)(cloudpickle.loads)

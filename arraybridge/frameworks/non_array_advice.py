@@ -16,7 +16,7 @@ from arraybridge.frameworks.host_memory import MAX_RANK
 
 __all__ = ["advice_for_object", "has_method"]
 
-_EMPTY_GROUP = Advice("this group contains no array of numbers; pass an array of numbers from the file")
+_EMPTY_GROUP = Advice("this group contains no array of numbers; pass an array from another group")
 _ANY_ARRAY = Advice(
     "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
     " __dlpack__, __array_interface__ or __cuda_array_interface__"
@@ -340,6 +340,8 @@ def _of_array_like(x: Any) -> Advice:
     if has_method(x, "__array__") or isinstance(x, list) or has_method(x, "__getitem__"):
         # Creating the error must not call __array__, which may compute or download the values.
         text = "it supports no array protocol; if its values are numbers, pass {}"
+        if has_method(x, "__array__"):
+            text = "it can be read only by calling __array__, which may compute it; if it is numeric, pass {}"
         return Advice(text, ("np.asarray({x})",))
     return _ANY_ARRAY
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from arraybridge.memory.memory_peak import repeated
 from arraybridge.memory.stats import memory_stats
+from arraybridge.validation import file_path
 
 if TYPE_CHECKING:
     from arraybridge.memory.stats import MemoryStats
@@ -64,9 +65,7 @@ class MemoryCollector:
     """
 
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
-        from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
-
-        self._path = Path(path)
+        self._path = file_path("path", path)
         if self._path.suffix not in (".csv", ".jsonl"):
             raise ValueError(f"The file name {self._path.name!r} must end in .csv or .jsonl.")
         if isinstance(interval, bool) or not isinstance(interval, numbers.Real):

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge import memory_layouts
+from arraybridge.advice import Advice
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.detection import detect_memory_type
-from arraybridge.errors import MemoryConversionError
+from arraybridge.errors import MemoryConversionError, UnknownArrayError
 from arraybridge.frameworks import cuda_driver, dtype_names, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.device_access import CPU
@@ -46,7 +47,12 @@ def pinned(x: Any) -> Any:
     """
     owner = registry.find_owner(x)
     if owner is None:
-        detect_memory_type(x)  # raises an error if it is not an array
+        try:
+            detect_memory_type(x)
+        except UnknownArrayError as error:
+            if isinstance(x, (int, tuple)):
+                error.advise(Advice("pinned takes an array, not a shape; pass {}", ("np.empty({x})",)))
+            raise
         return x
     if owner.sparse.layout(x):
         raise sparse_array_error(owner, x)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from arraybridge.parallel.stage_chain import Run
 from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, note_on_argument_count, nothing
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
-from arraybridge.validation import bool_option, whole_number
+from arraybridge.validation import bool_option, file_path, whole_number
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
@@ -384,7 +383,7 @@ class PipelineReport(Table):
             ImportError: A plot was requested, and matplotlib is not installed.
             ValueError: The suffix is neither ``.json`` nor that of an image format.
         """
-        if Path(file).suffix != ".json":
+        if file_path("file", file).suffix != ".json":
             self.plot(file)
             return
         from arraybridge.tracing.export import save

@@ -8,7 +8,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from arraybridge import formatting
@@ -17,6 +16,7 @@ from arraybridge.plots import COLORS, plot_axes
 from arraybridge.tracing.events import CONVERSIONS, Event
 from arraybridge.tracing.hotspots import HotSpots
 from arraybridge.tracing.user_lines import source_line
+from arraybridge.validation import file_path
 
 __all__ = ["page", "plot", "save"]
 
@@ -36,7 +36,7 @@ _MOMENTS = ("retry", "split")
 
 def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0) -> None:
     """Write events, sorted by start, in the trace-event format; see `TraceLog.save`."""
-    file = Path(path)
+    file = file_path("path", path)
     if file.suffix != ".json":
         raise ValueError(
             f"Expected a file name that ends in .json, got {file.name!r}. Pass {file.stem + '.json'!r}. For a"
@@ -211,7 +211,7 @@ def _drawing(events: Sequence[Event]) -> str:
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
     """Return a Matplotlib figure of events, and write it to ``path`` if given; see `TraceLog.plot`."""
     rows = _rows(events)
-    instead = f" To write the events, call save({Path(path or 'run').stem + '.json'!r})."
+    instead = f" To write the events, call save({file_path('path', path or 'run').stem + '.json'!r})."
     with plot_axes(10, 1.6 + 0.5 * max(1, len(rows)), path, instead=instead) as (figure, axes):
         drawn: dict[str, Any] = {}
         for row, (_, bars) in enumerate(rows):

@@ -735,3 +735,10 @@ class _ClosedProxy:
 def test_items_that_raise_do_not_replace_the_error(x: Any) -> None:
     with pytest.raises(ab.UnknownArrayError):
         ab.to_numpy(x)
+
+
+def test_pinned_takes_no_shape() -> None:
+    for shape in ((2, 2), 3):
+        with pytest.raises(ab.UnknownArrayError, match="pinned takes an array, not a shape") as caught:
+            ab.pinned(shape)
+        assert caught.value.expressions == ("np.empty(x)",)
