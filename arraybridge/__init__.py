@@ -163,7 +163,7 @@ __version__ = "1.0.0"
 _use_pocl_wheel()
 
 # These names are loaded on first access, because their modules take three times as long to import as those
-# above. Names that are not in `__all__` are types of results or rarely needed.
+# above. Names that are not in `__all__` are result types or rarely needed.
 _MODULES = {
     "batches": "fixed",
     "carriers.chunks": "chunks",
@@ -206,7 +206,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
     value = getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
-    setattr(_importlib.import_module("arraybridge"), name, value)  # so that this is called once per name
+    setattr(_importlib.import_module("arraybridge"), name, value)  # later accesses skip `__getattr__`
     return value
 
 

@@ -1,4 +1,4 @@
-"""The entry point of ``python -m arraybridge``, which runs the command ``arraybridge``."""
+"""The entry point of ``python -m arraybridge``, which runs the ``arraybridge`` command."""
 
 from arraybridge.cli import main
 

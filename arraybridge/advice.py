@@ -7,7 +7,7 @@ from typing import NamedTuple
 from arraybridge.formatting import one_of
 
 
-class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
+class Advice(NamedTuple):  # a dataclass would account for 2 % of the package's import time
     """A sentence that states what to do instead, with the expressions that it contains.
 
     Attributes:
@@ -46,7 +46,7 @@ class Advice(NamedTuple):  # a dataclass would take 2 % of the time of `import a
         return self._replace(subject=self.subject.format(x=subject))
 
     def about_result(self) -> Advice:
-        """Return the same advice about the result of a function, to follow in that function.
+        """Return the advice reworded for a function's result, which the function itself must change.
 
         >>> print(Advice("it is sparse; pass {}", ("{x}.to_dense()",)).about_result())
         it is sparse; pass result.to_dense(). Return that from the function instead.

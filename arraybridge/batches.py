@@ -42,7 +42,7 @@ from arraybridge.trees import (
 )
 
 
-class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
+class fixed:  # noqa: N801 - lowercase because it is used like a function, as slice is
     """A wrapper for an argument that every part receives unsplit, even if its length is the number of rows.
 
     It also works inside containers. If a function returns `fixed`, the value of the first part is used.
@@ -64,7 +64,7 @@ class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
 
 
 def rows(tree: Any, axis: int) -> int | None:
-    """Return the number of rows: the size of ``axis`` in the first array that has it; None if none does."""
+    """Return the size of ``axis`` in the first array that has this axis; None if no array has it."""
     arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) is ARRAY)
     shapes = (owner.shape(data) for owner, data in map(source_of, arrays))
     return next((shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)), None)
@@ -76,7 +76,7 @@ def plain(tree: Any) -> Any:
         if kinds.get(type(x)) is not ARRAY:
             break
     else:
-        return tree  # only arrays, the common case
+        return tree  # the common case: the tree contains only arrays
     return map_arrays(tree, _value, also=fixed)
 
 
@@ -201,7 +201,7 @@ class Joined:
         self._root: _Node = _Value(self, None, "")
 
     def add(self, result: Any, count: int) -> None:
-        """Join the result of the next ``count`` rows. Can be called again after an out-of-memory error.
+        """Join the result of the next ``count`` rows. It can be called again after an out-of-memory error.
 
         Raises:
             CannotSplitError: If the result cannot be joined to the previous results.
@@ -349,7 +349,7 @@ def _is_number(x: Any) -> bool:
 
 
 class _Column(_Node):
-    """The arrays at one position, either in one output array or in a dict by the first row of each part."""
+    """The arrays at one position, in one output array or in a dict keyed by the first row of each part."""
 
     __slots__ = ("buffer", "parts", "properties")
 
@@ -419,7 +419,7 @@ class _Attributes:
         }
 
     def put(self, x: Any, opened: Container) -> None:
-        """Compare with the attributes of the container in another part; raise an error if they differ."""
+        """Compare the attributes with those of another part's container; raise an error if they differ."""
         if not self.are_rows and aliases(x, opened) != self.aliases:
             raise self.of.error(self.place, "attributes that refer to different items", _SAME_STRUCTURE)
         values = additional_attributes(x, opened, with_aliases=self.are_rows)
@@ -476,7 +476,7 @@ class _RowList(_Node):
         opened = open_container(first)
         self.extra_attributes = _Attributes(of, first, opened, place, are_rows=True)
         self.fields = {at: of.node(value, count, place + at) for at, value in opened.fields().items()}
-        #: The list of each part and its number of rows, by the first row of the part.
+        #: The list of each part and its number of rows, keyed by the first row of the part.
         self.parts: dict[int, tuple[Any, int]] = {}
         self.structure: _Node | None = None
 
@@ -598,7 +598,7 @@ def _snapshot_entry(x: Any) -> Any:
     _, data = source_of(x)
     if carrier_of(x) is None:
         return snapshot(x) if data is x else x
-    if registry.find_owner(data) is None:  # an image or a file, whose values are read later
+    if registry.find_owner(data) is None:  # such as an image or a file, whose values are read later
         return x
     try:
         return copy.deepcopy(x)

@@ -46,8 +46,8 @@ def compare(
     Framework decorators and ``@gpu`` transfer the arguments themselves, so the timings of such functions
     include transfers. For any other function, the arrays are moved to the device first, and the timings
     exclude transfers. Arrays of a framework stay in that framework. NumPy arrays are converted to the first
-    of CuPy, PyTorch and JAX that finds a GPU. The function must then support NumPy and that framework, for
-    example with `array_namespace`.
+    framework among CuPy, PyTorch and JAX that finds a GPU. The function must then support both NumPy and that
+    framework, for example with `array_namespace`.
 
     Args:
         fn: The function. With ``sizes``, also a list of functions, or a dict of functions by name.
@@ -79,7 +79,7 @@ def compare(
         return _compared(fn, args, seconds, runs)
     if args:
         raise ValueError(
-            "compare() accepts arguments of the function or sizes=, not both. Pass a function that creates"
+            "compare() accepts arguments for the function or sizes=, not both. Pass a function that creates"
             " the argument for each size as make=."
         )
     if not callable(make):

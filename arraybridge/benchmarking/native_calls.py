@@ -42,7 +42,7 @@ class NativeCall:
         return call
 
 
-# The names of the sources, separated by spaces, the name of the target, and the call.
+# Each entry contains the source names, separated by spaces, the target name, and the call.
 NATIVE_CALLS = (
     ("numpy", "torch", NativeCall("torch.from_numpy", "from_numpy")),
     ("jax cupy", "torch", NativeCall("torch.from_dlpack", "from_dlpack")),

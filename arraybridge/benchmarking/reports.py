@@ -62,7 +62,7 @@ class SizeComparison(Table):
         """Return the comparison of a function at a size, as in ``result["sort", 1000]``.
 
         Raises:
-            KeyError: If it was not measured. The message names a pair that was.
+            KeyError: If this pair was not measured. The message names a measured pair.
         """
         for name, size, comparison in self.rows:
             if key == (name, size):

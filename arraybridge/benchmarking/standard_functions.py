@@ -36,7 +36,7 @@ def _filter(x: Any) -> Any:
     return (x[:-2] + x[1:-1] + x[2:]) / 3
 
 
-#: Functions of one 1-D array that run in NumPy, CuPy, PyTorch and JAX.
+#: Functions of one 1-D array, which may be a NumPy, CuPy, PyTorch or JAX array.
 STANDARD: Mapping[str, Callable[[Any], Any]] = {
     "elementwise": _elementwise,
     "reduction": _reduction,

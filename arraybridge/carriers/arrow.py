@@ -63,7 +63,7 @@ class Arrow(Carrier):
         pyarrow = sys.modules["pyarrow"]
         try:
             kind = pyarrow.from_numpy_dtype(array.dtype)
-        except pyarrow.ArrowNotImplementedError:  # complex and ml_dtypes dtypes
+        except pyarrow.ArrowNotImplementedError:  # Arrow has no complex or ml_dtypes dtypes
             return array
         if not _is_numeric(kind):
             return array
@@ -126,7 +126,7 @@ def _copy_cause(element: Any, parts: list[list[Any]]) -> Cause | None:
 
 
 def _shared_view(parts: list[list[Any]], shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return a view of columns of one chunk each; None if their memory is not adjacent."""
+    """Return a view of columns with one chunk each; None if their memory is not adjacent."""
     views = [chunks[0].to_numpy() for chunks in parts]
     return views[0].reshape(shape) if len(views) == 1 else _adjacent(views)
 
@@ -200,7 +200,7 @@ def _nested(elements: Any, kind: Any, rows: int) -> Any:
         own = pyarrow.list_(each.value_field.with_type(elements.type), each.list_size)
         if each.list_size:
             elements = pyarrow.FixedSizeListArray.from_arrays(elements, type=own)
-        else:  # the number of empty lists does not follow from the elements
+        else:  # the number of empty lists cannot be derived from the elements
             count = rows * math.prod(outer.list_size for outer in lists[:depth])
             elements = pyarrow.array([[]] * count, own)
     return elements

@@ -32,7 +32,7 @@ class SimpleItk(Carrier):
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
 
         def pixels() -> np.ndarray:
-            # If two images share pixels, reading them drops the metadata of the image that is read.
+            # If two images share pixels, reading one of them drops its metadata.
             values: np.ndarray = sitk.GetArrayFromImage(sitk.Image(x))
             return values
 
@@ -102,7 +102,7 @@ class Pillow(Carrier):
 
 
 def _is_closed(x: Any) -> bool:
-    """Return whether a Pillow image is closed, before or after it was read.
+    """Return whether a Pillow image is closed, whether or not its pixels have been read.
 
     This uses the private ``_im``, because ``x.im`` raises for a closed image (Pillow 13).
     """

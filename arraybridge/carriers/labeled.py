@@ -34,7 +34,7 @@ class Xarray(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         like = x.copy(deep=False, data=array)
-        like.encoding = {}  # it describes how a file stores the old values; xarray arithmetic drops it, too
+        like.encoding = {}  # it describes how a file stores the old values; xarray arithmetic also drops it
         return like
 
 

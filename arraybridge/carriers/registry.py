@@ -1,6 +1,6 @@
 """The registry of `Carrier` instances, which finds the one that handles an object.
 
-They are queried only for objects that no framework owns. Their packages are not imported: if an object of
+Carriers are queried only for objects that no framework owns. Their packages are not imported: if an object of
 a package exists, the package is already loaded.
 """
 

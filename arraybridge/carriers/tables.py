@@ -55,7 +55,7 @@ class Pandas(Carrier):
 
 
 def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
-    """Return the values as a table like ``like``, in its extension dtype if that matches the values."""
+    """Return the values as a table like ``like``, with the extension dtype of ``like`` if it matches."""
     dtype = like.dtypes.iloc[0]
     if not _has_own(dtype, array):
         return pandas.DataFrame(array, index=like.index, columns=like.columns)
@@ -73,7 +73,7 @@ def _has_own(dtype: Any, array: np.ndarray) -> bool:
 def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
     """Return the values as a pandas extension array if ``dtype`` matches their dtype; NaN stays NaN.
 
-    ``astype`` and the functions of pandas that create such arrays would convert NaN to nulls.
+    ``astype`` and the pandas functions that create such arrays would convert NaN to nulls.
     """
     if not _has_own(dtype, array):
         return array

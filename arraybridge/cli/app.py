@@ -90,13 +90,13 @@ def run() -> None:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # open until exit
     for stream in (sys.stdout, sys.stderr):
-        # Print a question mark on terminals that lack µ or →.
+        # Print a question mark in place of µ or → if the terminal does not support the character.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         app(prog_name="arraybridge")
     except (OSError, MemoryError) as error:
-        # The disk behind stdout may be full. The rest of the buffer cannot be written either.
+        # If stdout is a file on a full disk, the rest of the buffer cannot be written either.
         with contextlib.suppress(OSError):
             sys.stdout.close()
         typer.echo(f"arraybridge: {error or 'out of memory'}", err=True)

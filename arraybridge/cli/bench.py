@@ -114,7 +114,7 @@ def bench(
 
 
 def _check_mode(context: typer.Context) -> None:
-    """Raise for options that lack the required ``--sizes``, and for options that exclude it."""
+    """Raise for options that require ``--sizes`` if it is missing, and for options that it excludes."""
     with_sizes = context.params["sizes"] is not None
     if not with_sizes and context.params["functions"] is not None:
         raise typer.BadParameter(

@@ -69,7 +69,7 @@ def demo(
 
 
 def _load(image: Path | None) -> tuple[str, np.ndarray]:
-    """Return the name and the pixels of an image, a C-contiguous uint8 array (height, width[, channels])."""
+    """Return an image's name, and its pixels as a C-contiguous uint8 array (height, width[, channels])."""
     if image is None:
         try:
             data = importlib.import_module("skimage.data")
@@ -134,7 +134,7 @@ def _convert_through_all(image: np.ndarray) -> tuple[list[Json], dict[str, str]]
         try:
             # Warm up: OpenCL and XLA compile on first use, which is not part of the conversion.
             _invert(framework, arraybridge.convert_memory(image, framework))
-        except RuntimeError as error:  # an OpenCL driver that cannot compile for this CPU
+        except RuntimeError as error:  # for example, the OpenCL driver cannot compile for this CPU
             missing[framework] = (
                 f"its functions fail ({first_line(str(error))}). Run arraybridge doctor for details."
             )

@@ -41,7 +41,7 @@ def working_probes(trials: Sequence[Json]) -> dict[str, Json]:
 
 
 def narrow_down(trials: Sequence[Json], probes: Mapping[str, Json], seconds: float) -> list[Json]:
-    """Replace each trial with trials of the pairs of frameworks that crash; keep it if no pair does."""
+    """Replace each trial with trials of the framework pairs that crash; keep a trial without such a pair."""
     narrowed: list[Json] = []
     for trial in trials:
         at = trial["at"]

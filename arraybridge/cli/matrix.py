@@ -113,7 +113,7 @@ def _make_array(nbytes: int, name: str) -> np.ndarray:
         )
     count = max(1, nbytes // dtype.itemsize)
     shape = (count // 1024, 1024) if count % 1024 == 0 else (count,)
-    # Small numbers that every dtype can represent.
+    # Use small numbers, which every dtype can represent.
     values = np.resize(np.arange(100, dtype=np.uint8), count)
     plain = (values % 2).astype(dtype) if dtype.kind == "b" else values.astype(dtype)
     # copy=True returns aligned memory.
@@ -121,7 +121,7 @@ def _make_array(nbytes: int, name: str) -> np.ndarray:
 
 
 def _copy_unaligned(array: np.ndarray) -> np.ndarray:
-    """Return a copy at an address that is 16 bytes past a multiple of 64, as for large arrays of NumPy.
+    """Return a copy at an address that is 16 bytes past a multiple of 64, like that of large NumPy arrays.
 
     NumPy aligns memory to 16 bytes. Small arrays are aligned to 64 bytes by chance; large ones never are.
     """
@@ -187,7 +187,7 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     exact = result.dtype == array.dtype and result.shape == array.shape
     exact = exact and np.ascontiguousarray(result).tobytes() == array.tobytes()
     seconds = output.make_timer(convert)(_ROUNDS)
-    # Shared memory is not moved, so it has no rate.
+    # Shared memory is not moved, so there is no transfer rate.
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
     measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}
     return route.to_dict() | measured | {"kind": _kind(route), "error": None}

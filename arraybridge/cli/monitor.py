@@ -69,7 +69,7 @@ def monitor(
                 for reading in readings:
                     live.update(render(console, reading, history), refresh=True)
     except KeyboardInterrupt:
-        raise typer.Exit(0) from None  # the usual way to exit
+        raise typer.Exit(0) from None  # Ctrl-C is the usual way to exit
 
 
 def _take_readings(

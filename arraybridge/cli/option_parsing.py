@@ -57,7 +57,7 @@ def parse_frameworks(text: str | None) -> list[str]:
 
 
 def check_writable(path: Path | None, option: str, *suffixes: str) -> None:
-    """Raise an error if a file cannot be written, before any work is done for it."""
+    """Raise an error if a file cannot be written, before the command does any work."""
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:

@@ -35,7 +35,7 @@ Frameworks = Annotated[
     typer.Option(help="Use only these, such as torch,jax. Default: all that are installed.", metavar="NAMES"),
 ]
 
-_ROUND = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
+_ROUND = 2e-3  # seconds: long enough for the clock's resolution, short enough to avoid most interruptions
 _UNLIMITED = 1_000_000  # columns
 
 

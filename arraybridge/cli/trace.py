@@ -90,8 +90,8 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
         BadParameter: If there is no such program.
     """
     sys.argv[:] = program
-    # Processes that multiprocessing spawns import the script as __mp_main__. Objects of its classes that they
-    # send back are looked up in this module.
+    # Processes that multiprocessing spawns import the script as __mp_main__. The classes of objects
+    # that these processes send back are looked up in this module.
     alias = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
     vars(alias)["__getattr__"] = _attribute_of_main
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # undo the handler of `arraybridge.cli.app`
@@ -119,7 +119,7 @@ def _missing_program(name: str, is_module: bool, error: ImportError | OSError) -
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
     elif is_module:
-        reason = str(error.__cause__ or error)  # the cause is shorter
+        reason = str(error.__cause__ or error)  # the message of the cause is shorter
     else:
         reason = str(error)
     program = f"the module {name}" if is_module else name
@@ -137,7 +137,7 @@ def _attribute_of_main(name: str) -> Any:
 def _count_as_user_code(module: str) -> None:
     """Treat the package of a module as user code, even if it is installed as a library."""
     package = module.partition(".")[0]
-    spec = importlib.util.find_spec(package) if package else None  # "" in a relative name
+    spec = importlib.util.find_spec(package) if package else None  # "" for a relative name
     for folder in () if spec is None else spec.submodule_search_locations or [spec.origin or module]:
         as_own(folder)
 

@@ -159,7 +159,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
 
     Raises:
         UnknownArrayError: If ``data`` is not an array.
-        SourceMismatchError: If the array is not of the declared source.
+        SourceMismatchError: If the array is not from the declared source.
         UnknownFrameworkError: If no framework has that name.
         FrameworkNotInstalledError: If the target is not installed, or its import fails.
         DeviceNotFoundError: If the target does not have the device, unless ``settings(missing_gpu="host")``

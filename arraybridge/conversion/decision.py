@@ -134,7 +134,7 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
 
     Raises:
         UnknownArrayError: If ``data`` is not an array.
-        SourceMismatchError: If the array is not of the declared source.
+        SourceMismatchError: If the array is not from the declared source.
     """
     source, array = source_of(data)
     if declared is not None and source.name != declared:
@@ -329,7 +329,7 @@ class _Choice:
         objection = self._objection(memory)
         # A cast does not write to the original, so only memory that the target cannot view must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            if not target.alignment:  # `from_host` of the target copies
+            if not target.alignment:  # the target's `from_host` copies
                 return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
             copy = host_memory.aligned_copy if target.alignment > 1 else host_memory.contiguous_copy
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
@@ -340,14 +340,14 @@ class _Choice:
         return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> Cause | None:
-        """Return why the target cannot, or should not, share this host memory; or None."""
+        """Return why the target cannot or should not share this host memory, or None if it can share it."""
         if self.request.copy:
             return COPY_REQUESTED
         obstacle = self.target.cannot_view(memory)
         return as_cause(obstacle) if obstacle else self._write_objection(memory)
 
     def _write_objection(self, memory: np.ndarray) -> Cause | None:
-        """Return why the target should not share this memory, to which its users could write; or None."""
+        """Return why the target, which could write to this memory, should not share it, or None if it may."""
         source = self.source
         target = self.target
         if not target.mutable or target.respects_read_only:
@@ -368,7 +368,7 @@ class _Choice:
         return None
 
     def _replica_objection(self) -> Cause | None:
-        """Return why the target must not share one of several replicas, or None."""
+        """Return why the target must not share one of several replicas, or None if it can share it."""
         if not self.is_replica or not self.target.mutable or self.target.respects_read_only:
             return None
         return Cause(Reason.REPLICATED, framework=self.target.name)
@@ -387,7 +387,7 @@ class _Choice:
         return self._decision(method, copies + more, cause, _compose(fetch, put))
 
     def _to_host(self) -> tuple[Callable[[Any], np.ndarray], int, Cause | None]:
-        """Return a function that reads the values into host memory, its number of copies, and the reason."""
+        """Return a function that reads the values into host memory, the number of copies, and their cause."""
         source = self.source
         if self.source_device.kind != "cpu":
             cause = Cause(
@@ -403,7 +403,7 @@ class _Choice:
         return source.host_view, 0, None
 
     def _from_host(self) -> tuple[Callable[[np.ndarray], Any], int]:
-        """Return a function that turns unshared host memory into the result, and its number of copies."""
+        """Return a function that turns unshared host memory into the result, and the number of copies."""
         target = self.target
         device = self.device
         if device.kind != "cpu":
@@ -444,7 +444,7 @@ class _Choice:
         return self._decision("dlpack", 0, cause, import_from)
 
     def _gpu_copy_reason(self, shape: tuple[int, ...]) -> Cause | None:
-        """Return why the target cannot, or should not, share the array's GPU memory; or None."""
+        """Return why the target cannot or should not share the array's GPU memory, or None if it can."""
         source = self.source
         target = self.target
         # If there is also a cast or a move to another device, that is the reason for the copy.
@@ -459,11 +459,11 @@ class _Choice:
         return self._layout_objection(shape)
 
     def _layout_objection(self, shape: tuple[int, ...]) -> Cause | None:
-        """Return why the target cannot share GPU memory of this alignment and these strides, or None."""
+        """Return why the target cannot share GPU memory with this layout, or None if it can."""
         target = self.target
         interchange = self.source.interchange
         if target.alignment and interchange.address(self.array) % target.alignment:
-            # Kernels of XLA and TensorFlow load several elements at once, and require this alignment.
+            # XLA and TensorFlow kernels load several elements at once, and require this alignment.
             return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
         itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         return as_cause(target.interchange.cannot_stride(shape, interchange.strides(self.array), itemsize))

@@ -28,7 +28,7 @@ __all__ = [
 only_gpu: int | None = None
 
 
-class Placement(NamedTuple):  # a dataclass would take 3 % of the time of `import arraybridge`
+class Placement(NamedTuple):  # a dataclass would account for 3 % of the package's import time
     """The framework of a decorated function, and at most one device.
 
     Attributes:
@@ -155,7 +155,7 @@ def _nearest(source: Framework, target: Framework, source_device: Device) -> Dev
     reachable = source_device.kind == "cpu" or shares_gpus(source, target)
     if reachable and source_device in target.devices.available():
         return source_device
-    # Arrays of a GPU move to the host. For an array on another CPU device, such as cpu:1, the target chooses.
+    # Arrays on a GPU move to the host. For an array on another CPU device, such as cpu:1, the target chooses.
     return CPU if target.has_host and source_device.kind != "cpu" else target.devices.default_device()
 
 

@@ -81,12 +81,12 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
         decision = replace(decision, convert=convert)
     with _declined_lock:
         declined = tuple(dict.fromkeys((*declined, *decision.conversion_errors)))
-    with suppress(TypeError):  # an unhashable option
+    with suppress(TypeError):  # an option may be unhashable
         _add_plans(signature, type(data), open_array, request, decision)
 
 
 def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
-    """Return a fast function that views arrays of the class of ``data`` in NumPy; None if there is none."""
+    """Return a fast function that views arrays of the class of ``data`` as NumPy arrays, or None."""
     if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
         return None
     return opener(data, decision.data)

@@ -24,8 +24,8 @@ __all__ = ["Decision", "Request", "dtype_name"]
 class Request:
     """The arguments of a conversion, except the array.
 
-    For a `convert_memory` call, they have the values that the user passed. For the parts of a sparse array,
-    they are normalized. ``declared`` is the source that the caller named, or None.
+    For a `convert_memory` call, the attributes have the values that the user passed. For the parts of a
+    sparse array, these values are normalized. ``declared`` is the source that the caller named, or None.
     """
 
     target: FrameworkLike
@@ -119,7 +119,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _nearest_dtype(name: str) -> str:
-    """Return text such as ``" (did you mean 'int8'?)"``; for a width that is a power of 2, the next one."""
+    """Return text such as ``" (did you mean 'int8'?)"``, or ``""`` if no supported dtype is similar.
+
+    For a width that is a power of 2, the text suggests the next larger supported width, or the largest.
+    """
     kind = name.rstrip("0123456789")
     bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
     width = name.removeprefix(kind)

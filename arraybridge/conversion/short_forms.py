@@ -41,7 +41,7 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
 
     Args:
         x: An array of any framework and shape, or a carrier.
-        gpu_id: Without effect, because NumPy arrays are in host memory. Defaults to None.
+        gpu_id: Has no effect, because NumPy arrays are in host memory. Defaults to None.
         **options: ``copy``, ``dtype``, ``grad`` and ``device``, as for `convert_memory`.
 
     Returns:
@@ -256,7 +256,7 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
 
     Example:
         >>> import torch
-        >>> to_cpu(torch.ones(2))  # on a GPU or not
+        >>> to_cpu(torch.ones(2))  # also for a tensor on a GPU
         tensor([1., 1.])
     """
     source = registry.find_owner(x)
