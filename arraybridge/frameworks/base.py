@@ -49,8 +49,8 @@ __all__ = [
 class FastPath(Component):
     """Functions for host arrays that need no special handling.
 
-    For other arrays, they raise a built-in exception or one of `Framework.errors`. The slow path catches the
-    exception and handles the array.
+    For other arrays, these functions raise a built-in exception or one of `Framework.errors`. The slow path
+    catches the exception and handles the array.
     """
 
     def fast_types(self) -> tuple[type, ...]:
@@ -73,7 +73,7 @@ class FastPath(Component):
 
 
 class Framework(ABC):
-    """A framework whose arrays can be converted: core methods, and components with defaults.
+    """The base class of frameworks: core methods, and components that have defaults.
 
     To add a framework, derive from this class and define ``name``, ``modules`` and `owns`. If the first
     module has no ``from_dlpack``, also define `from_host`, and `host_view` or `to_host`. Then pass an
@@ -88,7 +88,7 @@ class Framework(ABC):
         mutable: Whether its arrays can be modified in place.
         respects_read_only: Whether its arrays can be read-only. If so, arrays that share read-only memory are
             read-only.
-        dtypes: The names of its dtypes. None if it has all dtypes of NumPy.
+        dtypes: The names of its dtypes. None if it supports all NumPy dtypes.
         max_rank: The maximum number of axes, at most that of NumPy.
         has_host: Whether its arrays can be in host memory.
         errors: The exceptions, other than built-in ones, that it raises for arrays that it does not support.
@@ -104,7 +104,7 @@ class Framework(ABC):
 
     Example:
         >>> import numpy as np, arraybridge
-        >>> class Table:  # the class of another library, without DLPack
+        >>> class Table:  # a class from another library, without DLPack
         ...     def __init__(self, values):
         ...         self.values = values
         ...         self.shape, self.dtype, self.nbytes = values.shape, values.dtype, values.nbytes
@@ -167,8 +167,8 @@ class Framework(ABC):
             x: An array of the framework.
 
         Raises:
-            ArrayNotSupportedError: If it has no such values. The advice states what to pass instead.
-            DtypeNotSupportedError: If its elements are not numbers.
+            ArrayNotSupportedError: If the array has no such values. The advice states what to pass instead.
+            DtypeNotSupportedError: If the elements of the array are not numbers.
         """
 
     def dtype_name(self, x: Any) -> str:
@@ -209,8 +209,8 @@ class Framework(ABC):
     def host_view(self, x: Any) -> np.ndarray:
         """Return a NumPy view of an array's host memory.
 
-        The view must keep the memory alive and in place, even if ``x`` is deleted. The default uses DLPack,
-        including for bfloat16 and float8.
+        The view must keep the memory alive and in place, even if ``x`` is deleted. By default, this method
+        uses DLPack, even for bfloat16 and float8.
 
         Args:
             x: An array in host memory.
@@ -242,12 +242,12 @@ class Framework(ABC):
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         """Return an array with the values of a NumPy array.
 
-        The default calls ``from_dlpack`` of the first of ``modules``, including for bfloat16 and float8, and
-        then `Devices.to_device` for another device.
+        By default, this method calls the ``from_dlpack`` function of the first module in ``modules``, even
+        for bfloat16 and float8. If ``device`` is not the CPU, it then calls `Devices.to_device`.
 
         Args:
-            view: The values. For the CPU, `cannot_view` has returned None for this array, unless
-                ``alignment`` is 0. In other cases, the array may have any layout.
+            view: The values. If ``device`` is the CPU and ``alignment`` is not 0, `cannot_view` has returned
+                None for this array. In other cases, the array may have any layout.
             device: One of the available devices.
 
         Returns:
@@ -261,14 +261,14 @@ class Framework(ABC):
         return sys.modules[self.modules[0]].from_dlpack(dlpack_capsules.Importable(capsule))
 
     def cannot_view(self, view: np.ndarray) -> Cause | str | None:
-        """Return why this framework cannot share the host memory of a NumPy array.
+        """Return the reason why this framework cannot share the host memory of a NumPy array.
 
         Args:
             view: An array of any layout.
 
         Returns:
-            The reason; None if it can share the memory. A framework from another package may return its own
-            text, which follows "because".
+            The reason; None if the framework can share the memory. A framework from another
+            package may return its own text, which messages append to "because".
         """
         if not self.alignment:
             return Cause(Reason.COPIES_ONLY, framework=self.name)
@@ -292,7 +292,7 @@ class Framework(ABC):
             x: An array of the framework.
 
         Returns:
-            A C-contiguous copy on the same device, complete or ordered on its stream.
+            A C-contiguous copy on the same device. It is complete, or ordered on the framework's stream.
         """
         return self.from_host(self.to_host(x), self.devices.device_of(x))
 
@@ -317,8 +317,8 @@ class Framework(ABC):
             shape: The number of elements along each axis.
 
         Raises:
-            DtypeNotSupportedError: If it does not have the dtype. The advice names a cast.
-            ArrayNotSupportedError: If it does not support the number of axes or the size.
+            DtypeNotSupportedError: If the framework does not have the dtype. The advice names a cast.
+            ArrayNotSupportedError: If the framework does not support the number of axes or the size.
         """
         if len(shape) > self.max_rank:
             instead = f"it supports at most {self.max_rank} axes; reshape the array first"
@@ -339,14 +339,14 @@ def conversion_errors(*frameworks: Framework) -> tuple[type[Exception], ...]:
         frameworks: The frameworks that take part in a conversion.
 
     Returns:
-        Built-in exceptions, and those in `Framework.errors`.
+        Built-in exceptions, and the `Framework.errors` of each framework.
     """
     own = (error for framework in frameworks for error in framework.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
 
 
 def nbytes_of_parts(framework: Framework, x: Any) -> int:
-    """Return the total size in bytes of the parts of a sparse array; 0 if it cannot be taken apart."""
+    """Return the total size in bytes of the parts of a sparse array; 0 if it cannot be split."""
     try:
         parts = framework.sparse.take_apart(x)
     except ArrayNotSupportedError:

@@ -57,7 +57,7 @@ class Batching(Component):
         return self._joined("stack", np.stack, planes, 0)
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
-        """Join arrays with a function of the array API, or on the host if the framework has no namespace."""
+        """Join arrays with an array API function, or on the host if the framework has no array namespace."""
         namespace = self.framework.runtime.array_namespace()
         if namespace is None:
             host = on_host([self.framework.to_host(x) for x in arrays], axis)
@@ -127,7 +127,7 @@ def _rows(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
 
 
 class IndexedBatching(Batching):
-    """Functions that split arrays by NumPy-style indexing, on their device."""
+    """Functions that split arrays with NumPy-style indexing, on the device of each array."""
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         with self.framework.runtime.device_guard(x):

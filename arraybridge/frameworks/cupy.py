@@ -64,7 +64,7 @@ class CupyDevices(Devices):
     # -- devices ----------------------------------------------------------------------------------
 
     def available(self) -> tuple[Device, ...]:
-        # Counting GPUs initializes the driver, so this is done only if NVML lists no GPU, as on Jetson.
+        # Counting GPUs initializes the driver, so they are counted only if NVML lists no GPU, as on Jetson.
         return self.visible_devices() or self._counted()
 
     def visible_devices(self) -> tuple[Device, ...]:
@@ -83,7 +83,7 @@ class CupyDevices(Devices):
 
     def default_device(self) -> Device:
         if not self.available():
-            return self.find_device(Device("gpu", 0))  # raises, with the reason
+            return self.find_device(Device("gpu", 0))  # raises an error that states the reason
         # Before the driver is initialized, no thread has selected a device.
         return Device("gpu", 0 if _is_driver_uninitialized() else cupy.cuda.Device().id)
 
@@ -137,11 +137,11 @@ class CupyInterchange(Interchange):
 
     def import_from(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            # CuPy waits for the stream that the interface names. It copies memory that is not on the current
-            # GPU.
+            # CuPy waits for the stream that __cuda_array_interface__ specifies. The GPU of the memory is made
+            # current, because CuPy copies memory that is on any other GPU.
             with on_gpu(_device_at(x.__cuda_array_interface__["data"][0])):
                 return cupy.asarray(x)
-        if source.interchange.dlpack_device is None:  # a DLPack producer of an unknown library
+        if source.interchange.dlpack_device is None:  # a DLPack producer from an unknown library
             with on_gpu(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
         keep_alives.release()
@@ -319,7 +319,7 @@ class CupyFramework(Framework):
             return x.astype(dtype)
 
     def devices_with_context(self) -> list[int]:
-        """Return the numbers of the GPUs with a context. Selecting other GPUs would create one."""
+        """Return the numbers of the GPUs with a context. Selecting any other GPU would create a context."""
         if not cuda_driver.is_driver_initialized():  # CuPy's queries would initialize the driver
             return []
         return [device.index for device in self.devices.available() if cuda_driver.has_context(device.index)]
@@ -446,8 +446,8 @@ class CupyStreams(Streams):
         with on_gpu(device.index):
             stream = cupy.cuda.get_current_stream()
             if stream.ptr != handle:
-                # This calls the CUDA runtime, because CuPy 14.2 deprecates ExternalStream, and older releases
-                # have no replacement for it.
+                # The event is recorded through the CUDA runtime, because CuPy 14.2 deprecates ExternalStream,
+                # and older releases have no replacement for that class.
                 reached = cupy.cuda.Event(disable_timing=True)
                 cupy.cuda.runtime.eventRecord(reached.ptr, handle)
                 stream.wait_event(reached)

@@ -1,4 +1,4 @@
-"""Sparse matrices of CuPy: `cupyx.scipy.sparse`."""
+"""CuPy sparse matrices: `cupyx.scipy.sparse`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO)
 
 
 def is_sparse(x: Any) -> bool:
-    """Return whether ``x`` is a sparse matrix of CuPy, without importing anything."""
+    """Return whether ``x`` is a CuPy sparse matrix, without importing anything."""
     module = sys.modules.get(_MODULE)
     return module is not None and module.issparse(x)
 

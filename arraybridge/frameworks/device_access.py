@@ -75,11 +75,11 @@ class Devices(Component):
         return gpu_device(index)
 
     def default_device(self) -> Device:
-        """Return the device for arrays that come from a device the framework does not have."""
+        """Return the device for arrays that come from a device that the framework does not have."""
         return CPU
 
     def find_device(self, device: Device) -> Device:
-        """Return the framework's own entry for a device.
+        """Return the framework's own `Device` object for a requested device.
 
         Args:
             device: The requested device.
@@ -98,7 +98,7 @@ class Devices(Component):
         raise _missing_device_error(self.framework, device)
 
     def accelerators(self) -> tuple[str, ...]:
-        """Return the kinds of the framework's accelerators as in device strings, such as ``("cuda",)``."""
+        """Return the accelerator kinds that the framework's device strings use, such as ``("cuda",)``."""
         # PyTorch also calls ROCm devices "cuda".
         kinds = {2: ("cuda",), 8: ("mps",), 10: ("rocm", "cuda"), 14: ("xpu",)}
         return kinds.get(self.framework.interchange.dlpack_device or 0, ())
@@ -222,5 +222,5 @@ def _could_have(devices: Sequence[Device], missing: Device) -> bool:
     if not devices:
         return True
     if missing.kind == "gpu":
-        return missing.accelerator in ("", "cuda", "rocm")  # other accelerators need a special build
+        return missing.accelerator in ("", "cuda", "rocm")  # other kinds need a special build
     return missing.kind == "opencl" and any(device.kind == "opencl" for device in devices)

@@ -79,7 +79,7 @@ def device_type_of(exported: Any) -> int:
     """Return the DLPack device type of the memory in a capsule that has not been consumed.
 
     Raises:
-        TypeError: If it is not such a capsule.
+        TypeError: If ``exported`` is not such a capsule.
     """
     if type(exported).__name__ != "PyCapsule":
         raise TypeError(f"__dlpack__ returned {type(exported).__name__}, not a DLPack capsule")
@@ -127,13 +127,13 @@ def export(x: Any) -> Any:
 
 
 def from_any_capsule(exported: Any) -> np.ndarray:
-    """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
+    """Return a NumPy view of the host memory in a capsule, for any dtype of NumPy or ``ml_dtypes``."""
     dtype = _extended_dtype_of(exported)
     return np.from_dlpack(Importable(exported)) if dtype is None else from_capsule(exported, dtype)
 
 
 def capsule(view: np.ndarray) -> Any:
-    """Return a DLPack capsule of a NumPy array. The extended dtypes of ``ml_dtypes`` are supported.
+    """Return a DLPack capsule for a NumPy array. The extended dtypes of ``ml_dtypes`` are supported.
 
     The capsule is writable even if the array is read-only. NumPy does not export extended dtypes, although
     DLPack has codes for them. They are exported as unsigned integers, and the capsule's dtype code is then
@@ -151,7 +151,7 @@ def capsule(view: np.ndarray) -> Any:
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return a NumPy view of a capsule of host memory.
+    """Return a NumPy view of the host memory in a capsule.
 
     The extended dtypes of ``ml_dtypes`` are supported. The view of an unversioned capsule is read-only,
     because such a capsule cannot state that its memory may be written to.
@@ -162,10 +162,10 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def from_dlpack(x: Any) -> np.ndarray:
-    """Return the result of `np.from_dlpack`, but also support extended dtypes."""
+    """Return the same result as `np.from_dlpack`, but also support extended dtypes."""
     try:
         return np.from_dlpack(x)
-    except (BufferError, RuntimeError):  # NumPy may lack the dtype
+    except (BufferError, RuntimeError):  # NumPy may not support the dtype
         exported = export(x)
         dtype = _extended_dtype_of(exported)
         if dtype is None:

@@ -12,7 +12,7 @@ from arraybridge.errors import DtypeNotSupportedError
 
 __all__ = ["PLAIN", "dtype_of", "name_of_any", "np_dtype"]
 
-#: The built-in numeric dtypes of NumPy.
+#: NumPy's built-in numeric dtypes.
 PLAIN = frozenset(
     (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -20,8 +20,8 @@ PLAIN = frozenset(
     )
 )
 
-# Codes of dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (DLPack 1.1). float8 codes start
-# at 7.
+# DLPack codes of dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (DLPack 1.1). The float8
+# codes start at 7.
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 DLPACK_CODES = {"bfloat16": 4, **{f"float8_{kind}": code for code, kind in enumerate(_FLOAT8, 7)}}
 #: bfloat16 and the float8 dtypes, for which DLPack has codes.
@@ -84,5 +84,5 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
 
 @lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Return ``dtype.name`` from a cache. Otherwise, NumPy computes it on each access, which takes 1 µs."""
+    """Return ``dtype.name`` from a cache. NumPy takes 1 µs to compute the name on each access."""
     return dtype.name

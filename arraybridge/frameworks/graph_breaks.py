@@ -40,7 +40,7 @@ def call_untraced(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def break_graph_before(fn: F) -> F:
-    """Return ``fn`` itself, marked so that torch.compile does not trace it as a part of its caller.
+    """Return ``fn`` itself, marked so that torch.compile does not trace it as part of its caller.
 
     The mark costs no time in other calls. It is the attribute that ``torch.compiler.disable`` sets. A PyTorch
     release that does not use this attribute traces ``fn`` until ``fn`` calls `call_untraced`.

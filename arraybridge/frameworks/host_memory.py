@@ -49,13 +49,13 @@ def address(view: np.ndarray) -> int:
 
 
 def parse_shape(shape: Any) -> tuple[int, ...]:
-    """Return a shape as NumPy interprets it.
+    """Return a shape as a tuple, with the same interpretation as in NumPy.
 
     Args:
         shape: An integer or a sequence of integers.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If ``shape`` is neither.
         ValueError: If a number is negative or too large, or if there are too many numbers.
     """
     try:
@@ -71,7 +71,7 @@ def parse_shape(shape: Any) -> tuple[int, ...]:
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     """Return an uninitialized NumPy array, aligned to 64 bytes so that other frameworks can share its memory.
 
-    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow require 64 bytes, and copy other arrays.
+    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow require 64 bytes, and copy all others.
     About one in four small NumPy arrays is aligned to 64 bytes by chance, but no large array is.
 
     Args:
@@ -105,8 +105,8 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an uninitialized C-contiguous array, aligned to `ALIGNMENT` bytes.
 
-    NumPy allocates the memory, because it requests huge pages for 4 MiB or more, which PyTorch does not do.
-    If the kernel provides huge pages only on request, this makes the first write up to five times faster.
+    NumPy allocates the memory, because it requests huge pages for arrays of 4 MiB or more. PyTorch does not.
+    If the kernel provides huge pages only on request, they make the first write up to five times faster.
     """
     memory = np.empty(dtype.itemsize * math.prod(shape) + ALIGNMENT, np.uint8)
     start = -_address_of(_first_byte(memory)) % ALIGNMENT  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def aligned_copy(view: np.ndarray) -> np.ndarray:
 
 
 def contiguous_copy(view: np.ndarray) -> np.ndarray:
-    """Return a C-contiguous copy in native byte order, aligned only as NumPy requires."""
+    """Return a C-contiguous copy in native byte order, with no more alignment than NumPy provides."""
     dtype = view.dtype
     if view.nbytes >= _LARGE:
         return aligned_copy(view)
@@ -154,7 +154,7 @@ def _intermediate_dtype(source: np.dtype[Any], target: np.dtype[Any]) -> np.dtyp
     ml_dtypes 0.5 has no casts between float8_e8m0fnu and other dtypes of at most one byte, nor between its
     4-bit and 2-bit integers.
     """
-    if source.isbuiltin != 2 or target.isbuiltin != 2:  # at least one is a dtype of NumPy itself
+    if source.isbuiltin != 2 or target.isbuiltin != 2:  # at least one is a built-in NumPy dtype
         return None
     try:
         np.empty(0, source).astype(target)

@@ -18,11 +18,11 @@ __all__ = ["Interchange", "is_c_contiguous"]
 
 
 class Interchange(Component):
-    """Exchange of memory with other frameworks, and the reasons why it cannot be shared.
+    """Exchange of memory with other frameworks, and the reasons why memory cannot be shared.
 
     Attributes:
-        dlpack_device: The DLPack device type of its arrays on accelerators (2: CUDA); None if there is none.
-            Frameworks with the same device type can share memory on accelerators.
+        dlpack_device: The DLPack device type of its arrays on accelerators (2: CUDA); None if there is
+            no such type. Frameworks with the same device type can share memory on accelerators.
         all_pickle: Whether all arrays of the framework can be pickled without loss.
     """
 
@@ -52,21 +52,22 @@ class Interchange(Component):
         return 0
 
     def copy_reason(self, x: Any) -> Cause | str | None:
-        """Return why the values of an array cannot be read in place.
+        """Return the reason why the values of an array cannot be read in place.
 
         Args:
             x: An array of the framework.
 
         Returns:
             The reason why the values must be copied with `to_host` or `copy`; None if they can be read in
-            place. A framework from another package may return its own text, which follows "because".
+            place. A framework from another package may return its own text, which messages append to
+            "because".
         """
         return None
 
     def cannot_stride(
         self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> Cause | str | None:
-        """Return why this framework cannot view memory with a given layout.
+        """Return the reason why this framework cannot view memory with a given layout.
 
         Args:
             shape: The number of elements along each axis.
@@ -74,16 +75,17 @@ class Interchange(Component):
             itemsize: The size of an element, in bytes.
 
         Returns:
-            The reason; None if it can view the memory. A framework from another package may return its own
-            text, which follows "because".
+            The reason; None if the framework can view the memory. A framework from another package may return
+            its own text, which messages append to "because".
         """
         return None
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
-        """Return an array that shares the accelerator memory of an array of another framework.
+        """Return an array that shares the accelerator memory of another framework's array.
 
         Work queued on the exporter's stream runs before work that this framework queues afterwards. The
-        default waits until that work is done and then calls ``from_dlpack`` of the first of ``modules``.
+        default waits until that work is done, and then calls the ``from_dlpack`` function of the first module
+        in ``modules``.
 
         Args:
             x: An array of ``source`` on an accelerator.
@@ -98,7 +100,7 @@ class Interchange(Component):
             return sys.modules[self.framework.modules[0]].from_dlpack(source.interchange.export(x, device))
 
     def export(self, x: Any, device: Device) -> Any:
-        """Return an object that ``from_dlpack`` of other frameworks accepts.
+        """Return an object that the ``from_dlpack`` functions of other frameworks accept.
 
         Args:
             x: An array on an accelerator.

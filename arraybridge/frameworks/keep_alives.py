@@ -1,7 +1,7 @@
 """Memory that one framework imports from another is kept alive until queued work has read it.
 
 When an allocator reuses freed memory, it considers only the work on its own streams. It could therefore
-overwrite memory that the importer still has to read. To prevent this, the array of the importer holds the
+overwrite memory that the importer still has to read. To prevent this, the importer's array holds the
 object that `keep_alive` returns. When the array is collected, the exporter's stream waits for the importer's
 stream. If the exporter has no streams (JAX, TensorFlow), or if its current stream is not the same as during
 the import, a `KeepAlives` holds the memory until the importer's work is done.
@@ -93,7 +93,7 @@ block_until_ready = _keep_alives.block_until_ready
 def keep_alive(imported: Any, exporter: Streams, importer: Streams, device: Device) -> object:
     """Return an object that keeps imported memory alive, and orders its release after the importer's work.
 
-    The array of the importer must hold a reference to this object.
+    The importer's array must hold a reference to this object.
 
     Args:
         imported: The object that keeps the memory alive.
@@ -133,13 +133,13 @@ def keep_until_done(
 ) -> None:
     """Keep ``what`` alive until an importer has done all work that reads its memory.
 
-    This is for frameworks that have no stream events, but run their work in order. After the array is
+    Use this for frameworks that have no stream events, but run their work in order. After the array is
     collected, the first check for completion starts another computation with ``begin``. When the result of
     that computation is ready, all earlier work is done. If the result has no ``is_ready`` method, the second
     check waits for it.
 
     Args:
-        imported_array: The array of the importer, which shares the memory.
+        imported_array: The importer's array, which shares the memory.
         what: The object that keeps the memory alive.
         begin: A function that starts a computation and returns its result.
         wait: A function that waits for that result.

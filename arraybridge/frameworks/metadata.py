@@ -20,11 +20,12 @@ class FrameworkMetadata:  # a dataclass would take 2% of the time of `import arr
         libraries: Substrings of the paths of its shared libraries, which identify processes that have loaded
             it. Defaults to the folders of its ``modules``.
         nicknames: Other common names. They are not accepted, but the error message then suggests ``name``.
-        extra: The extra of arraybridge that installs it. Defaults to ``name``.
+        extra: The arraybridge extra that installs it. Defaults to ``name``.
         install_note: A note that follows the command that installs it.
         has_only_host: The value of `Devices.has_only_host`.
         accelerator_kind: The `Device.kind` of its accelerators.
-        has_allocator: Whether CuPy can use its memory pool. If so, its class has a method ``allocator``.
+        has_allocator: Whether CuPy can use its memory pool. If so, its `Framework` subclass defines a method
+            ``allocator``.
         loads_first: Whether it must be loaded before other frameworks, to avoid a crash of the process.
     """
 

@@ -1,4 +1,4 @@
-"""The device to use in place of a GPU that is missing, as `settings` specifies."""
+"""The device that is used in place of a missing GPU, as specified by `settings`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_device_or_host(framework: Framework, device: Device) -> Device:
         device: The requested device.
 
     Returns:
-        The framework's own entry for the device, or the CPU.
+        The framework's own `Device` object for the device, or the CPU.
 
     Raises:
         DeviceNotFoundError: If the framework does not have the device, and the CPU cannot or must not

@@ -30,7 +30,7 @@ class MlxDevices(Devices):
         return (CPU, Device("gpu", 0)) if mx.is_available(mx.gpu) else (CPU,)
 
     def missing_device_reason(self) -> str:
-        return "This MLX is built for the CPU only, or the machine has no Apple GPU."
+        return "This build of MLX supports only the CPU, or the machine has no Apple GPU."
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return mx.stream(_DEVICES[device.kind])
@@ -53,7 +53,7 @@ class MlxInterchange(Interchange):
                 "an array that was not evaluated in its own thread",
                 "MLX evaluates an array only in the thread that created it; call mx.eval(x) in that thread",
             ) from error
-        except ValueError as error:  # inside mx.compile and mx.vmap
+        except ValueError as error:  # raised inside mx.compile and mx.vmap
             raise unsupported_array_error(
                 self.framework, "a traced value", "convert it outside of mx.compile and mx.vmap"
             ) from error
@@ -124,7 +124,7 @@ class MlxFramework(Framework):
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         if not view.dtype.isnative or any(step < 0 for step in view.strides):
-            view = host_memory.aligned_copy(view)  # MLX supports neither
+            view = host_memory.aligned_copy(view)  # MLX lacks other byte orders and negative strides
         with mx.stream(_DEVICES[device.kind]):
             # Without a dtype, MLX would convert float64 to float32 and complex128 to complex64.
             return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))
@@ -146,11 +146,11 @@ def _mx_name(dtype: str) -> str:
     return "bool_" if dtype == "bool" else dtype
 
 
-# -- derivatives, as the caller and as the callee ------------------------------------------------------
+# -- derivatives, with MLX as the calling or the called framework --------------------------------------
 
 
 class MlxAutodiff(autodiff.Autodiff):
-    """Automatic differentiation by MLX, as the caller and as the callee."""
+    """Automatic differentiation by MLX, as the calling or the called framework."""
 
     constant_advice = "use mx.stop_gradient(w) in the function"
     argument_advice = 'convert(w, "mlx", grad="detach"), and list its position in argnums= of mx.grad'

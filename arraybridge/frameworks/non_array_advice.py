@@ -1,4 +1,4 @@
-"""Advice for objects that are not arrays, by their class and contents, without importing their packages."""
+"""Advice for objects that are not arrays, based on their class and contents, without imports of packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def advice_for_object(x: Any) -> Advice:
 
 
 def _of_other(x: Any) -> Advice:
-    """Return the advice for an object by its class or its methods."""
+    """Return the advice for an object, based on its class or its methods."""
     for classes, find in _BY_CLASS:
         if issubclass(type(x), classes):
             return find(x)
@@ -50,7 +50,7 @@ def _of_other(x: Any) -> Advice:
 
 
 def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns") -> Advice:
-    """Return the advice to pass the first of these items, all of which hold numbers; or `NO_NUMBERS`."""
+    """Return the advice to pass the first of these numeric items; `NO_NUMBERS` if there are none."""
     for name in names:
         return Advice(
             f"it holds several arrays; pass {what}, {{}}", (f"{{x}}[{literal(repr(name))}]{after}",)
@@ -156,7 +156,7 @@ def _of_datasets(x: Any) -> Advice:
 
 
 def _of_formatted(x: Any, name: str, subject: str, key: str) -> Advice:
-    """Return the advice for a column of a data set that is stored as Arrow."""
+    """Return the advice for a column of a data set that is stored in the Arrow format."""
     from arraybridge.frameworks.arrow_advice import advice_for_values, converts
 
     column = x.with_format("arrow")[name]
@@ -239,7 +239,7 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
 
 
 def _of_container(x: Any) -> Advice:
-    if type(x).__name__ == "PackedSequence":  # a named tuple of PyTorch
+    if type(x).__name__ == "PackedSequence":  # a PyTorch named tuple
         return Advice("pass its values, {}", ("{x}.data",))
     by_item = "convert the arrays inside it with convert_tree(x, target)"
     if issubclass(type(x), dict) or not _is_in_memory(x) or not gives_numbers(lambda: np.asarray(x)):
@@ -261,7 +261,7 @@ def _is_in_memory(x: Any, depth: int = 0) -> bool:
 
 
 def _holds_only_numbers(x: Any) -> bool:
-    """Return whether nested lists, tuples and ranges hold Python numbers, and no arrays."""
+    """Return whether nested lists, tuples and ranges hold only Python numbers, without arrays."""
     if issubclass(type(x), (list, tuple)):
         return all(map(_holds_only_numbers, _stored_items(x)))
     return issubclass(type(x), (range, int, float, complex))

@@ -47,7 +47,7 @@ class NumpyObservation(Observation):
 
 
 class NumpyDevices(Devices):
-    """The host, the only device of NumPy."""
+    """The host, which is NumPy's only device."""
 
     has_only_host = True
 
@@ -214,14 +214,14 @@ class NumpyFramework(Framework):
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
             # Large copies are aligned, so that other frameworks can share their memory.
             return host_memory.contiguous_copy(x)
-        return x.copy()  # a method that sparse arrays have, too
+        return x.copy()  # sparse arrays also have this method
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return host_memory.cast(x, dtype)
 
 
 def has_attribute(x: Any, name: str) -> bool:
-    """Return whether an object has an attribute; also True if reading it raises another error."""
+    """Return whether an object has an attribute; also True if a property raises an unexpected error."""
     try:
         return hasattr(x, name)
     except Exception:  # noqa: BLE001  # a property of a third-party class may raise anything

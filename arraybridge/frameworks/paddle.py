@@ -52,7 +52,7 @@ class PaddleInterchange(Interchange):
 
 
 class PaddleDevices(Devices):
-    """The CPU and the CUDA GPUs of Paddle."""
+    """The CPU and the CUDA GPUs that Paddle can use."""
 
     def device_of(self, x: Any) -> Device:
         place = x.place
@@ -63,7 +63,7 @@ class PaddleDevices(Devices):
 
     def missing_device_reason(self) -> str:
         if not paddle.is_compiled_with_cuda():
-            return "This Paddle is built for the CPU only. Install paddlepaddle-gpu."
+            return "This build of Paddle supports only the CPU. Install paddlepaddle-gpu."
         return "Paddle finds no CUDA device. Check that the NVIDIA driver is installed."
 
     def to_device(self, x: Any, device: Device) -> Any:
@@ -154,11 +154,11 @@ class PaddleFramework(Framework):
         return x.astype(getattr(paddle, dtype))
 
 
-# -- derivatives, as the caller and as the callee ------------------------------------------------------
+# -- derivatives, with Paddle as the calling or the called framework -----------------------------------
 
 
 class PaddleAutodiff(autodiff.Autodiff):
-    """Automatic differentiation by Paddle, as the caller and as the callee."""
+    """Automatic differentiation by Paddle, as the calling or the called framework."""
 
     constant_advice = "use w.detach() in the function"
     argument_advice = 'convert(w, "paddle", grad="detach"), after you set its stop_gradient to False'

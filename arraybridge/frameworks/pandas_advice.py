@@ -74,7 +74,7 @@ def _of_sparse_frame(x: Any) -> Advice:
 
 
 def _columns(x: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the columns of a frame and their expressions: convertible columns first, then other numbers."""
+    """Yield columns of a frame and their expressions: convertible columns first, then other numeric ones."""
     places = range(len(x.columns))
     columns = [x.iloc[:, i] for i in places]
     for i in sorted(places, key=lambda i: (_is_unsupported(columns[i]), not _is_number(columns[i].dtype))):

@@ -15,7 +15,7 @@ def advice_for_polars(x: Any) -> Advice:
     if type(x).__name__ == "Expr":
         return Advice("an expression holds no data; pass a column of a frame, such as frame['name']")
     if hasattr(x, "collect"):
-        frame = x.collect_schema().to_frame()  # without rows
+        frame = x.collect_schema().to_frame()  # a frame without rows
         if len(set(frame.dtypes)) == 1 and _is_number(frame.dtypes[0]):
             return Advice("pass {}", ("{x}.collect()",))
         return _of_frame(frame).about("{x}.collect()")
@@ -67,7 +67,7 @@ def _of_series(x: Any) -> Advice:
 
 
 def _is_number(dtype: Any) -> bool:
-    """Return whether NumPy has this numeric or Boolean dtype of polars; it has no 128-bit integers."""
+    """Return whether NumPy has this numeric or Boolean polars dtype; NumPy has no 128-bit integers."""
     name = str(dtype)
     return name == "Boolean" or ((dtype.is_integer() or dtype.is_float()) and "128" not in name)
 
@@ -94,7 +94,7 @@ def _code_for(x: Any) -> str | None:
 
 
 def _code_for_field(x: Any, code: str) -> str | None:
-    """Return the code for the first field of a struct series that can be converted; None if none can."""
+    """Return the code for the first field of a struct series that can be converted; None if there is none."""
     for name in x.struct.fields:
         more = _code_for(x.struct.field(name))
         if more is not None:

@@ -159,7 +159,7 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
 
     Example:
         >>> import numpy as np
-        >>> class MyArray:  # the class of another library
+        >>> class MyArray:  # a class from another library
         ...     def __init__(self, values):
         ...         self.values = values
         ...         self.shape, self.dtype, self.nbytes = values.shape, values.dtype, values.nbytes
@@ -339,7 +339,7 @@ def instances() -> dict[str, Framework]:
     return dict(_instances)
 
 
-# -- by name -------------------------------------------------------------------------------------------
+# -- lookup by name ------------------------------------------------------------------------------------
 
 
 def framework_name(name: FrameworkLike, option: str = "") -> str:
@@ -410,7 +410,7 @@ def _load(name: str) -> Framework:
         if instance.name != name:
             raise TypeError(f"its class has the name {instance.name!r}, not {name!r}")
         if name not in BUILT_IN and name not in _instances:
-            return register(instance, replace=True)  # its entry point holds the name already
+            return register(instance, replace=True)  # its entry point has already claimed the name
     except FrameworkNotInstalledError:
         raise
     except (Exception, SystemExit) as error:  # third-party code may raise anything
@@ -506,7 +506,7 @@ def load_or_none(name: str) -> Framework | None:
         return None
 
 
-# -- by an array ---------------------------------------------------------------------------------------
+# -- lookup by array -----------------------------------------------------------------------------------
 
 
 def find_owner(x: Any) -> Framework | None:
@@ -541,7 +541,7 @@ def _find_new_owner(x: Any, cls: type) -> Framework | None:
 
 
 def _owns(one: Framework, x: Any) -> bool:
-    """Return whether ``x`` is an array of the framework; False for an object whose attributes raise."""
+    """Return whether ``x`` is an array of the framework; False if reading its attributes raises an error."""
     try:
         return one.owns(x)
     except (RecursionError, MemoryError):
@@ -563,7 +563,7 @@ def _candidates(cls: type) -> Iterator[Framework]:
         yield from map(framework, names_by_module().get(root, ()))
 
 
-# -- by a device ---------------------------------------------------------------------------------------
+# -- lookup by device ----------------------------------------------------------------------------------
 
 
 def _native_device(device: Device, name: FrameworkLike) -> Any:

@@ -51,7 +51,7 @@ _RESPECTS_ORDER = jax.__version_info__ >= (0, 8)
 # jax >= 0.8 has jax.enable_x64, which affects only the current thread if used as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
-# A private function: it imports a capsule in 3 µs; the public from_dlpack takes 25 µs (jax 0.10). The public
+# This private function imports a capsule in 3 µs; the public from_dlpack takes 25 µs (jax 0.10). The public
 # function queries a stream, which fails on the CPU, and canonicalizes the dtype, which narrows 64-bit dtypes
 # if x64 is off. If the private function is missing, the public one is called under enable_x64.
 try:
@@ -63,7 +63,7 @@ except (ImportError, AttributeError):
 
 _DTYPES = dtype_names.PLAIN | dtype_names.DLPACK
 
-# Reasons without details, created once.
+# Reasons that have no details, so each is created only once.
 _SEVERAL_SHARDS = Cause(Reason.SEVERAL_SHARDS)
 _STRIDES_IGNORED = Cause(Reason.STRIDES_IGNORED)
 _NOT_COMPACT = Cause(Reason.NOT_COMPACT)
@@ -153,7 +153,7 @@ class JaxInterchange(Interchange):
         x.block_until_ready()
 
     def is_plain(self, x: jax.Array) -> bool:
-        # A key of jax.random has no weak_type.
+        # A jax.random key has no weak_type.
         return not getattr(x, "weak_type", True) and len(x.devices()) == 1
 
 
@@ -228,7 +228,7 @@ class JaxDevices(Devices):
         return "JAX finds no accelerator. Install jax[cuda12] or jax[cuda13], and the driver of the GPU."
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
-        with _x64(True):  # device_put may read the source later, so wait for it
+        with _x64(True):  # device_put may still read the source when it returns
             placed = jax.device_put(x, self.native_device(device)).block_until_ready()
         # If a replica is on the device, device_put returns it without a copy.
         return self.framework.copy(placed) if device in self._devices_of(x) else placed
@@ -246,12 +246,12 @@ class JaxDevices(Devices):
         return next(native for native in _local_devices() if _as_device(native) == device)
 
     def is_started(self) -> bool:
-        try:  # a private function, because every public one starts JAX
+        try:  # this function is private, because every public one starts JAX
             from jax._src import xla_bridge
 
             return xla_bridge.backends_are_initialized()
         except (ImportError, AttributeError):
-            return True  # so that callers query JAX
+            return True  # this lets callers query JAX
 
     def is_scattered(self, x: jax.Array) -> bool:
         if isinstance(x, jax.core.Tracer):
@@ -293,7 +293,7 @@ class JaxMemory(Memory):
     """Memory of XLA's allocators, and JAX's out-of-memory errors."""
 
     def is_oom(self, error: BaseException) -> bool:
-        # XlaRuntimeError is an older name of the same class in every supported release.
+        # In every supported release, XlaRuntimeError is an older name for this class.
         return isinstance(error, jax.errors.JaxRuntimeError) and self.is_oom_text(str(error))
 
     def is_oom_text(self, text: str) -> bool:
@@ -324,7 +324,7 @@ class JaxMemory(Memory):
         rows = []
         for device in _local_devices() if self.framework.devices.is_started() else ():
             stats = device.memory_stats()
-            if stats:  # CPUs report none
+            if stats:  # CPUs report no statistics
                 used = stats["bytes_in_use"]
                 pool = stats.get("pool_bytes")
                 cached = None if pool is None else max(0, pool - used)
@@ -374,7 +374,7 @@ class JaxFastPath(FastPath):
 
     def fast_types(self) -> tuple[type, ...]:
         # type(jnp.zeros(())) is not used, because inside jax.jit, the array would be a tracer and become part
-        # of the program. The other subclasses of jax.Array are keys of jax.random, which have no buffer.
+        # of the program. The other subclasses of jax.Array are jax.random keys, which have no buffer.
         return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
     def plan_key(self, x: jax.Array, alignment: int) -> Hashable:
@@ -394,9 +394,9 @@ class JaxFastPath(FastPath):
         )
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
-        # If JAX has to copy (axes not in C order, GPUs), the array keeps a reference to the result of
-        # np.asarray(x), and no public attribute distinguishes this copy from a view. In these cases,
-        # memoryview raises.
+        # If JAX has to copy (the axes are not in C order, or the memory is on a GPU), the array keeps a
+        # reference to the result of np.asarray(x), and no public attribute distinguishes this copy from a
+        # view. In these cases, memoryview raises.
         return np.asarray(memoryview(x))
 
     def fast_export(self, x: jax.Array) -> Any:
@@ -568,7 +568,7 @@ _jitted_add_one = jax.jit(_add_one)
 
 
 def _local_devices() -> list[Any]:
-    """Return JAX's objects for the devices of this process, for all backends."""
+    """Return JAX's objects for the devices of this process, on all backends."""
     return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
 
 

@@ -1,4 +1,4 @@
-"""Gradients across frameworks, with JAX as the caller or as the callee."""
+"""Gradients across frameworks, with JAX as the calling or the called framework."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class JaxAutodiff(autodiff.Autodiff):
     def span(self, x: Any) -> autodiff.Extent:
         try:
             start = x.unsafe_buffer_pointer()
-        except (AttributeError, ValueError, RuntimeError):  # traced, or on several devices
+        except (AttributeError, ValueError, RuntimeError):  # the array is traced, or on several devices
             return 0, 0
         return start, start + x.size * x.dtype.itemsize
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
-        operation.differentiated = False  # until JAX calls the forward rule of `_applied`
+        operation.differentiated = False  # stays False until JAX calls `_forward`
         try:
             results, _ = _applied(operation, False, [], *arrays)
         except TypeError as error:
@@ -91,7 +91,7 @@ class _Static:
         self.value = value
 
 
-# -- as the callee -------------------------------------------------------------------------------------
+# -- JAX as the called framework -----------------------------------------------------------------------
 
 
 def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], Any]:
@@ -244,7 +244,7 @@ def _passed(leaves: list[autodiff.Leaf]) -> list[Any]:
 
 
 def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[bool]) -> Any:
-    """Return a jitted function of a call's arrays and of the values that are not compiled in as constants."""
+    """Return a jitted function of a call's arrays and of the values that are not compiled as constants."""
     # The program outlives this call, so it must not keep the arrays alive.
     empty = [leaf.with_value(None if leaf.is_passed else leaf.value) for leaf in leaves]
     call = call.with_leaves(empty)
@@ -260,14 +260,14 @@ def _program(call: autodiff.Call, leaves: list[autodiff.Leaf], active: Sequence[
     return forward
 
 
-# -- as the caller -------------------------------------------------------------------------------------
+# -- JAX as the calling framework ----------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _applied(
     operation: autodiff.Operation, needs_state: bool, states: list[Any], *arrays: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Return the results of an operation, and the callee's random state before the first run.
+    """Return the results of an operation, and the called framework's random state before the first run.
 
     ``needs_state`` states whether a traced call returns that state. If the first run was traced and the
     function draws random numbers, ``states`` contains the random state before that run.

@@ -1,4 +1,4 @@
-"""Sparse arrays of JAX: `jax.experimental.sparse`."""
+"""JAX sparse arrays: `jax.experimental.sparse`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODULE = "jax.experimental.sparse"
 
 
 def is_sparse(x: Any) -> bool:
-    """Return whether ``x`` is a sparse array of JAX, without importing anything."""
+    """Return whether ``x`` is a JAX sparse array, without importing anything."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(x, module.JAXSparse)
 
@@ -124,7 +124,7 @@ def _check_part(x: Any) -> None:
 
 
 def _count(indices: jax.Array, pointers: jax.Array) -> int | None:
-    """Return the number of entries of a BCSR array; None if its arrays have no space for more.
+    """Return the number of entries of a BCSR array, without padding; None if it has no padding.
 
     Also return None for traced, deleted and multi-process arrays, which cannot be read.
     """

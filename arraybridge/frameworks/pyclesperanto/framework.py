@@ -33,8 +33,8 @@ from arraybridge.frameworks.runtime import Runtime
 from arraybridge.frameworks.unsupported import no_counterpart_error
 from arraybridge.reasons import Cause, Reason
 
-# The only dtypes that kernels support. push() silently converts float64 to float32, int64 to int32, bool to
-# uint8 and complex64 to its real part. The prototype converts everything to float32.
+# The only dtypes that pyclesperanto's kernels support. push() silently converts float64 to float32, int64 to
+# int32, bool to uint8 and complex64 to its real part. The prototype converts everything to float32.
 _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
 _MAX_RANK = 3
 _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
@@ -56,8 +56,8 @@ def installed_framework() -> ImageFramework:
 class ImageInterchange(Interchange):
     """Exchange of memory with pyclesperanto.
 
-    Only the CUDA backend shares memory. Its arrays are contiguous device memory, and it has no stream that
-    other frameworks could wait for.
+    Only the CUDA backend shares memory. Its arrays are in contiguous device memory, and this backend has no
+    stream that other frameworks could wait for.
     """
 
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
@@ -136,7 +136,7 @@ class ImageDevices(Devices):
 
 
 class ImageBatching(Batching):
-    """Functions that split images through host memory."""
+    """Functions that copy images to host memory to split them."""
 
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
@@ -173,7 +173,7 @@ class ImageMemory(Memory):
         return opencl.is_oom_text(text)
 
     def synchronize(self) -> None:
-        # The packages use only the current device.
+        # Both packages use only the current device.
         self.framework.interchange.block_until_ready(
             self.framework.batching.empty((1, 1, 1), "float32", self.framework.devices.default_device())
         )
@@ -203,7 +203,7 @@ class ImageFramework(Framework):
         kind: The kind of its devices: ``"gpu"`` with the CUDA backend, whose devices have the same numbers as
             in other frameworks, and ``"opencl"`` otherwise.
         natives: The package's own device objects, GPUs first.
-        gpus: The number of GPUs among them.
+        gpus: The number of GPUs in ``natives``.
     """
 
     name = "pyclesperanto"
@@ -283,7 +283,7 @@ class ImageFramework(Framework):
 
     @cached_property
     def described(self) -> list[DeviceDetails]:
-        """The details of the devices; only names unless pyopencl lists the same devices."""
+        """The details of the devices; only their names unless pyopencl lists the same devices."""
         names = [native.name for native in self.natives]
         listed = opencl.described()
         if [details.name for details in listed] == names:
@@ -323,7 +323,7 @@ class PrototypeBatching(ImageBatching):
 
 
 class PrototypeInterchange(ImageInterchange):
-    """Exchange of memory with ``pyclesperanto_prototype``, whose arrays have an OpenCL queue to wait for."""
+    """Exchange of memory with ``pyclesperanto_prototype``, whose OpenCL queue can be waited for."""
 
     def block_until_ready(self, x: Any) -> None:
         x.queue.finish()

@@ -83,7 +83,7 @@ def check_import_order() -> None:
 
     Raises:
         FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL, such
-            as PoCL 3.1 of Debian 12.
+            as PoCL 3.1 in Debian 12.
     """
     loaded = [*sys.modules]
     if not is_imported("tensorflow"):
@@ -179,7 +179,7 @@ _OOM = (
 
 
 def is_oom(error: BaseException) -> bool:
-    """Return whether an exception is an out-of-memory error of pyclesperanto or pyopencl."""
+    """Return whether an exception is an out-of-memory error from pyclesperanto or pyopencl."""
     cl: Any = sys.modules.get("pyopencl")
     if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
         return True
@@ -188,10 +188,10 @@ def is_oom(error: BaseException) -> bool:
 
 
 def lacks_platform(error: BaseException) -> bool:
-    """Return whether an error reports that OpenCL has no driver (``PLATFORM_NOT_FOUND_KHR`` of pyopencl)."""
+    """Return whether an error reports that OpenCL has no driver (``PLATFORM_NOT_FOUND_KHR`` in pyopencl)."""
     return "PLATFORM_NOT_FOUND" in (text_of(error) or "")
 
 
 def is_oom_text(text: str) -> bool:
-    """Return whether a message begins like an out-of-memory message of pyclesperanto or pyopencl."""
+    """Return whether a message begins like an out-of-memory message from pyclesperanto or pyopencl."""
     return re.match(_OOM, text) is not None
