@@ -29,7 +29,7 @@ _ROWS = (Layout.CSR, Layout.BSR)
 
 
 class TorchSparse(SparseArrays):
-    """PyTorch's CSR, CSC, COO, BSR and BSC tensors, which may have dense axes and, except COO, batch axes."""
+    """PyTorch's CSR, CSC, COO, BSR and BSC tensors. All may have dense axes; all but COO, batch axes."""
 
     layouts: ClassVar = {
         Layout.CSR: INT32_OR_INT64,
