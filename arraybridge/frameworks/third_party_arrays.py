@@ -49,7 +49,7 @@ FOREIGN_HOST = NumpyFramework()
 
 
 class _Fetched(NumpyFramework):
-    """The framework of NumPy arrays that the library of a producer copied to the host, for this use only."""
+    """The framework of host copies that a producer's library made. No other object refers to them."""
 
     def to_host(self, x: np.ndarray) -> np.ndarray:
         return x
@@ -227,8 +227,8 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
         return _Fetched(Cause(Reason.LIBRARY_COPIES, source_device=_named(kind))), memory
     why = f": {error_text(failed)}" if failed is not None else ""
     instead = (
-        f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
-        f" host{why}; copy it to the host with its own library first"
+        f"no installed framework can read this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to"
+        f" the host{why}; copy it to the host with its own library first"
     )
     raise _unreadable_error(f"an array on {_named(kind)}", instead) from failed
 

@@ -148,8 +148,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 
     After a first cleanup and retry, the size is halved until a part fits, and that size is used for the rest.
     Finished parts are never computed again. The result of each part is copied into one preallocated result,
-    so ``fn`` may reuse its own output buffer for the next part. Results that are JAX or TensorFlow arrays are
-    not copied and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
+    so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
+    and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
     ``fn`` is row-wise: it processes each row (slice along ``axis``) independently, and returns one row for
     each.
 

@@ -199,8 +199,8 @@ class BufferPool:
             reference, buffer = self._taken.get(id(array), (None, None))
             if reference is None or buffer is None or reference() is not array:
                 raise ValueError(
-                    "This array is not in use, or not from this pool. Pass the array that take() returned, not"
-                    " a view of it, and only once."
+                    "This array is not in use, or not from this pool. Pass the array that take() returned,"
+                    " not a view of it, and only once."
                 )
             del self._taken[id(array)]
         if buffer.place[1] != CPU:

@@ -308,8 +308,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
 
     Pickling the array, a slice, a view or a transpose of it transfers only its location. Results of NumPy
     functions are ordinary arrays. The memory is freed with the last array in the last process: keep the array
-    until it has arrived. Workers of process pools do so for arrays that they return or send. `pickle.dumps`,
-    as used for hashes and caches, does not keep the array.
+    until it has arrived in the other process. Workers of process pools do so for arrays that they return or
+    send. `pickle.dumps`, as used for hashes and caches, does not keep the array.
 
     Args:
         x: An array, whose values are copied once; or a shape, for an uninitialized array.

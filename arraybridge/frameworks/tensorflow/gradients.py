@@ -1,4 +1,4 @@
-"""Gradients across frameworks, with TensorFlow as the caller or as the callee."""
+"""Gradients across frameworks, for TensorFlow code that calls other frameworks and vice versa."""
 
 from __future__ import annotations
 

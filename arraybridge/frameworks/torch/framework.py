@@ -566,7 +566,7 @@ class TorchFramework(Framework):
         if x.layout is not torch.strided or x.is_nested or x.is_quantized:
             return x.clone()
         if x.itemsize == 1 and x.dtype not in NAMES:
-            # PyTorch has no copy kernel for sub-byte dtypes such as uint1 to uint7.
+            # PyTorch has no copy kernel for sub-byte dtypes (uint1 to uint7).
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format)
 

@@ -1,4 +1,4 @@
-"""Gradients across frameworks, with PyTorch as the caller or as the callee."""
+"""Gradients across frameworks, for PyTorch code that calls functions of other frameworks and vice versa."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _vmap_error(label: str) -> GradientError:
     return GradientError(
         "torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True, jacrev) cannot"
         " map functions of other frameworks.",
-        reason="vmap of PyTorch",
+        reason="PyTorch's vmap",
         advice="For a Jacobian, call torch.func.jacrev(f, chunk_size=1)(x) or"
         " torch.autograd.functional.jacobian(f, x). Otherwise, loop and torch.stack the results, or pass the"
         " whole batch to the function.",
