@@ -64,12 +64,12 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver.
+    """The state of the NVIDIA driver.
 
     Attributes:
         version: The driver version, or ``""`` if no driver is installed or it does not respond.
         cuda: The newest CUDA version that the driver supports, as (major, minor).
-        reason: Why the driver cannot be used or its version is unknown; ``""`` if neither is the case.
+        reason: The reason why the driver cannot be used or its version is unknown; ``""`` if there is none.
         is_silent: True if a driver is installed but does not respond.
     """
 
@@ -122,7 +122,7 @@ def read_gpu(gpu: Gpu) -> GpuReading:
 
 
 def free_memory(index: int) -> int | None:
-    """Return the free bytes of a GPU, or None if it does not exist or does not report them."""
+    """Return the free bytes of a GPU, or None if the GPU does not exist or does not report them."""
     uuid = next((gpu.uuid for gpu in gpus() if gpu.index == index), None)
     handle = _query("nvmlDeviceGetHandleByUUID", uuid)
     free: int | None = _query("nvmlDeviceGetMemoryInfo", handle, field="free")
@@ -130,7 +130,7 @@ def free_memory(index: int) -> int | None:
 
 
 def driver() -> Driver:
-    """Return the NVIDIA driver, or the reason why it cannot be used."""
+    """Return the state of the NVIDIA driver, with the reason if it cannot be used."""
     version = _query("nvmlSystemGetDriverVersion")
     cuda = _query("nvmlSystemGetCudaDriverVersion_v2")
     nvml = _nvml()

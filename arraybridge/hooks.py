@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Hooks:
     """Functions of higher layers that lower layers call, because lower layers do not import higher ones.
 
-    A module that defines one of the functions sets the attribute when the module is imported.
+    A module that defines one of these functions sets the corresponding attribute on import.
 
     Attributes:
         native_device: Returns a framework's own object for a `Device`. Set in frameworks/registry.py.

@@ -20,7 +20,8 @@ Steps = tuple[tuple[int, ...], tuple[int, ...], int]
 def steps(source: Framework, x: Any) -> Steps | None:
     """Return the shape, strides and itemsize of an array, for `layout`.
 
-    Return None if the framework raises: a trace must not break the conversion that it records.
+    The result is None if the framework raises an error. A trace must not break the conversion that it
+    records.
     """
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _MEMORY = re.compile(r"\bOOM\b|memory|alloc|\bHBM\b", re.IGNORECASE)
-# Limits of files, messages and kernels, for which neither freeing caches nor splitting the batch helps.
+# Exhausted resources other than memory. Neither freeing caches nor splitting the batch frees them.
 _OTHER_RESOURCE = re.compile(
     r"Disk quota exceeded|No space left on device|Too many open files|Too many links|Too many users"
     r"|No buffer space available|Out of streams resources|message larger than max"
@@ -21,7 +21,7 @@ def is_memory(text: str) -> bool:
 
 
 def is_other(text: str) -> bool:
-    """Return whether a message names a resource that recovery cannot free.
+    """Return whether a message names a resource that out-of-memory recovery cannot free.
 
     For some messages, both this function and `is_memory` return False.
     """

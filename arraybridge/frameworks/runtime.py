@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["Observation", "Runtime"]
 
 
-class Pytree(NamedTuple):  # a dataclass would take 2% of the time of `import arraybridge`
+class Pytree(NamedTuple):  # a dataclass would add 2% to the time of `import arraybridge`
     """One level of an object whose class is registered as a pytree with a framework.
 
     Attributes:
-        children: The child values that the class registers.
-        places: The path of each child from the object, such as ``.x``.
+        children: The child values of the object.
+        places: The path from the object to each child, such as ``.x``.
         structure: The rest of the object. It is equal for objects of the same structure.
         rebuild: A function that returns a similar object with other children.
     """
@@ -35,7 +35,7 @@ class Pytree(NamedTuple):  # a dataclass would take 2% of the time of `import ar
 class OneLevel:
     """An ``is_leaf`` function that flattens a single level: every node except the first is a leaf.
 
-    It therefore also flattens an object that contains itself, without infinite recursion.
+    It can therefore flatten an object that contains itself, without infinite recursion.
     """
 
     __slots__ = ("_has_root",)
@@ -86,10 +86,10 @@ class Observation:
 
 
 class Runtime(Component):
-    """Settings, context managers and namespaces for running functions of the framework.
+    """Settings, context managers and namespaces for running the framework's functions.
 
     Attributes:
-        metadata: Metadata of the package that is needed before it is imported. None if ``name`` and
+        metadata: Package metadata that is needed before the package is imported. None if ``name`` and
             ``modules`` are sufficient.
         settings: Thread settings that change results. Each is a pair of functions: one returns the current
             value, the other returns a context manager that applies a value.
@@ -108,7 +108,7 @@ class Runtime(Component):
             x: Any object.
 
         Returns:
-            Its children and structure; None if its class is not registered.
+            The children and the structure of ``x``; None if its class is not registered.
         """
         return None
 
@@ -121,7 +121,7 @@ class Runtime(Component):
             x: An array of the framework.
 
         Returns:
-            A context manager. By default, that of `x64_context`.
+            A context manager. By default, the one that `x64_context` returns.
         """
         return self.x64_context()
 

@@ -1,4 +1,4 @@
-"""Sparse arrays of SciPy, which belong to the framework ``numpy``."""
+"""SciPy's sparse arrays, which belong to the framework ``numpy``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ScipySparse(SparseArrays):
     def layout(self, x: Any) -> str:
         if issubclass(type(x), np.ndarray):  # `issparse` caches every class that it is passed
             return ""
-        # The attribute is missing while another thread is importing the module.
+        # `issparse` is missing while another thread is importing the module.
         is_sparse = getattr(sys.modules.get("scipy.sparse"), "issparse", None)
         return str(x.format) if is_sparse is not None and is_sparse(x) else ""
 
@@ -51,7 +51,7 @@ class ScipySparse(SparseArrays):
             if layout == "coo":
                 return _coordinates(x)
             return _compressed(Layout(layout), x) if layout in self.layouts else None
-        except (AttributeError, IndexError, TypeError) as error:  # invalid or deleted parts
+        except (AttributeError, IndexError, TypeError) as error:  # a part is invalid or was deleted
             raise _inconsistent(x) from error
 
     def put_together(self, parts: SparseParts, like: Any = None) -> Any:
@@ -83,7 +83,7 @@ class ScipySparse(SparseArrays):
         except ValueError as error:
             name = type(x).__name__
             raise DtypeNotSupportedError(
-                f"A {name} of scipy.sparse does not support dtype {dtype}.",
+                f"A scipy.sparse {name} does not support dtype {dtype}.",
                 source_type="numpy",
                 reason=error_text(error),
                 advice=Advice("Pass {}, whose values can be cast.", ("{x}.tocsr()",)),
@@ -152,7 +152,7 @@ def _scipy() -> ModuleType:
         import scipy.sparse
     except ImportError as error:
         raise FrameworkNotInstalledError(
-            "Sparse arrays of numpy require SciPy, which is not installed.",
+            "Sparse NumPy arrays require SciPy, which is not installed.",
             target_type="numpy",
             reason=error_text(error),
             advice='Run pip install "scipy>=1.13".',

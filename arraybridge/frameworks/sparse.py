@@ -1,4 +1,4 @@
-"""The interface of sparse arrays: a layout and dense parts, which are converted like other arrays."""
+"""The interface for sparse arrays: a layout and dense parts, which are converted like other arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ANY_DTYPE = frozenset[str]()
 
 @dataclass(slots=True, eq=False)
 class SparseParts:
-    """The dense arrays and metadata of which a sparse array consists.
+    """The dense arrays and metadata that make up a sparse array.
 
     Attributes:
         layout: The layout.
@@ -85,12 +85,12 @@ class SparseParts:
         return len(self.shape) - self.batch_axes - self.dense_axes
 
 
-class Expressions(NamedTuple):  # a dataclass would take 2 % of the time of `import arraybridge`
+class Expressions(NamedTuple):  # a dataclass would add 2% to the time of `import arraybridge`
     """Expressions for the advice in errors, in which ``{x}`` is a sparse array.
 
     Attributes:
         values: Returns the stored values as a dense array.
-        layouts: Layout → the expression that converts ``{x}`` to it, without densifying.
+        layouts: Layout → the expression that converts ``{x}`` to this layout without densifying.
         dense: Returns the dense array.
         plain: Returns the same array without batch axes and dense axes; ``""`` if no expression does so.
         elements: Returns the array that advice about dtypes and masks applies to; ``""`` for ``{x}`` itself.
@@ -104,7 +104,7 @@ class Expressions(NamedTuple):  # a dataclass would take 2 % of the time of `imp
 
 
 class SparseArrays:
-    """Sparse arrays of a framework. The defaults are those of a framework without sparse arrays.
+    """Sparse arrays of a framework. The defaults fit a framework without sparse arrays.
 
     Attributes:
         layouts: Supported layout → its index dtypes (`ANY_DTYPE`: all), the preferred layout first.
@@ -141,8 +141,8 @@ class SparseArrays:
     def take_apart(self, x: Any) -> SparseParts | None:
         """Return the parts of a sparse array, which share its memory if possible.
 
-        The result is None for layouts that do not consist of arrays. This method is only called for arrays
-        with a `layout`.
+        The result is None for layouts that do not consist of arrays. This method is only called for sparse
+        arrays.
         """
         return None
 

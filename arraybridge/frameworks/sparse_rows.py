@@ -64,7 +64,7 @@ def concatenate(framework: Framework, arrays: Sequence[Any], axis: int) -> Any:
             own_pointers = framework.cast(own_pointers, "int64")
         values.append(framework.batching.slice_axis(parts.values, 0, 0, count))
         indices.append(framework.batching.slice_axis(own_indices, 0, 0, count))
-        if pointers:  # with the offset, the first pointer repeats the last one of the previous part
+        if pointers:  # the offset makes the first pointer equal to the last one of the previous part
             own_pointers = framework.batching.slice_axis(own_pointers, 0, 1, framework.shape(own_pointers)[0])
         with framework.runtime.device_guard(own_pointers):
             pointers.append(own_pointers + done)

@@ -20,7 +20,7 @@ class StreamEvent(NamedTuple):
     """An event in a thread's stream on an accelerator, recorded by `Streams.record_event`.
 
     Attributes:
-        streams: The streams of the framework.
+        streams: The `Streams` component of the framework.
         device: The device of the stream.
         wait: Makes the stream of the calling thread wait for the event, and returns immediately.
         synchronize: Blocks until all work before the event is done.
@@ -37,7 +37,7 @@ class StreamEvent(NamedTuple):
 class Streams:
     """Streams on accelerators, one per thread, and the order between them.
 
-    This base class is for frameworks without streams, such as a PyTorch built for the CPU.
+    This base class is for frameworks without streams, such as a CPU build of PyTorch.
     """
 
     #: Whether the framework has streams.

@@ -40,7 +40,7 @@ _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 # DLPack device types that the CPU can read: kDLCPU, kDLCUDAHost (pinned) and kDLROCMHost.
 _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
-#: The frameworks that read CUDA memory of any library, in the order in which they are tried.
+#: The frameworks that read CUDA memory from any library, in the order in which they are tried.
 _CUDA_READERS = ("cupy", "torch")
 
 
@@ -49,7 +49,7 @@ FOREIGN_HOST = NumpyFramework()
 
 
 class _Fetched(NumpyFramework):
-    """NumPy arrays that a producer's library copied to the host, and that nothing else refers to."""
+    """The framework of host copies that a producer's library made. No other object refers to them."""
 
     def to_host(self, x: np.ndarray) -> np.ndarray:
         return x
@@ -115,7 +115,7 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
     """Return the framework and the readable array for an object that supports an array protocol.
 
     Raises:
-        ArrayNotSupportedError: If no installed framework can read its memory.
+        ArrayNotSupportedError: If no installed framework can read the memory of the object.
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
@@ -178,7 +178,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
 
 
 def _unreadable_error(what: str, instead: str) -> ArrayNotSupportedError:
-    """Return the error for a third-party array. Its message names no framework, since it belongs to none."""
+    """Return the error for a third-party array. Its message names no framework."""
     return ArrayNotSupportedError(
         f"{what} cannot be converted", source_type=FOREIGN_HOST.name, reason=what, advice=instead
     )
@@ -227,8 +227,8 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
         return _Fetched(Cause(Reason.LIBRARY_COPIES, source_device=_named(kind))), memory
     why = f": {error_text(failed)}" if failed is not None else ""
     instead = (
-        f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
-        f" host{why}; copy it to the host with its own library first"
+        f"no installed framework can read this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to"
+        f" the host{why}; copy it to the host with its own library first"
     )
     raise _unreadable_error(f"an array on {_named(kind)}", instead) from failed
 
@@ -265,7 +265,7 @@ def _is_readable(kind: int) -> bool:
 
 
 def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
-    """Return a function that views host arrays of the same class as ``x`` in NumPy; None if there is none.
+    """Return a function that opens host arrays of the class of ``x`` as NumPy views; None if there is none.
 
     The function raises `NotImplementedError` for an array that it cannot view.
     """
@@ -276,7 +276,7 @@ def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
         return None if hasattr(cls, "__dlpack_device__") else _open_interface
     if not hasattr(cls, "__dlpack_device__"):
         return None
-    # NumPy imports neither bfloat16 nor float8, and its exception takes longer than importing the capsule.
+    # NumPy cannot import bfloat16 or float8, and an exception takes longer than importing the capsule.
     return _open_extended if opened.dtype.isbuiltin == 2 else _open_host_memory
 
 

@@ -69,7 +69,7 @@ def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
 
 
 def _exact_cast(dtype: str) -> str | None:
-    """Return a common dtype that holds every value of an uncommon dtype, or None."""
+    """Return a common dtype that holds every value of an uncommon dtype; None if there is none."""
     if is_sub_byte(dtype):
         return wider_dtype(dtype)
     if dtype in ("float16", "bfloat16") or dtype.startswith("float8"):
@@ -120,7 +120,7 @@ def no_counterpart_error(
 
 
 def sparse_array_error(framework: Framework, x: Any) -> ArrayNotSupportedError:
-    """Return the error for a sparse array where only dense arrays are supported."""
+    """Return the error for a sparse array passed to a function that supports only dense arrays."""
     sparse = framework.sparse
     layout = sparse.layout(x)
     return ArrayNotSupportedError(

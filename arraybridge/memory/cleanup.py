@@ -46,8 +46,8 @@ def free_memory(
     Args:
         framework: The only framework whose caches are freed. It is not imported. Defaults to None: all
             loaded frameworks.
-        gpu_id: The number of the accelerator, as each framework numbers them. Defaults to None: all
-            accelerators.
+        gpu_id: The number of the accelerator, as each framework numbers its accelerators. Defaults to
+            None: all accelerators.
         compiled: Whether to drop compiled programs as well: those of JAX, and CuPy's plans for Fourier
             transforms. The next calls compile them again. Defaults to False.
 
@@ -117,7 +117,7 @@ def gpu_number(caller: str, gpu_id: GpuId) -> int | None:
     Raises:
         ValueError: If ``gpu_id`` is ``"auto"``, negative, a bool or a float.
     """
-    with suppress(ValueError):  # not this error, because its message suggests "auto"
+    with suppress(ValueError):  # replace this error, because its message suggests "auto"
         index = check_gpu_id(gpu_id)
         if not isinstance(index, str):
             return index

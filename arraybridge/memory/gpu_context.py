@@ -20,8 +20,8 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     left unchanged.
 
     Args:
-        gpu_id: The number of the accelerator. None selects nothing, and frees the caches of all accelerators
-            when the block ends.
+        gpu_id: The number of the accelerator. None selects no accelerator, and frees the caches of all
+            accelerators when the block ends.
 
     Yields:
         The number as an int, or None.

@@ -75,7 +75,7 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
 
 
 class Coexistence(NamedTuple):
-    """The result of `coexist`; it prints one line per variable.
+    """The result of `coexist`. It prints as one line per variable.
 
     Attributes:
         environment: The environment variables that were set, with their values.

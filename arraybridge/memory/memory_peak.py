@@ -72,7 +72,7 @@ class _Watched:
     Attributes:
         before: The bytes in use before the block.
         peak: The largest number of bytes in use so far.
-        counted: The peak that the framework reported before the block. Only a larger peak is from the block.
+        counted: The peak that the framework reported before the block. Only a larger peak is counted.
     """
 
     before: int = 0

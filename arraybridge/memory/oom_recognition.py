@@ -186,7 +186,7 @@ def _unwrapped(text: str) -> list[_Report]:
 
 
 def _inner(report: _Report) -> list[_Report]:
-    """Return the errors that the outermost wrapper of a message quotes; an empty list without a wrapper."""
+    """Return the errors that the outermost wrapper of a message quotes; ``[]`` if there is no wrapper."""
     keras = _KERAS.match(report.text)
     if keras:
         return [_Report(report.kind, _ANSI.sub("", report.text[keras.end() :]))]

@@ -96,8 +96,8 @@ def run_with_oom_recovery(
         The result of ``fn``.
 
     Raises:
-        CannotSplitError: If memory runs out with ``split=True`` and no argument has that axis, or the results
-            cannot be joined.
+        CannotSplitError: If memory runs out with ``split=True`` and no argument has the axis ``split_axis``,
+            or the results cannot be joined.
         ValueError: If ``max_retries`` or ``min_split`` is not an int or is out of range, or ``gpu_id`` is
             ``"auto"``, negative, a bool or a float.
         TypeError: If ``fn`` or ``before_retry`` is not callable, ``split`` is not a bool, or ``split_axis``
@@ -148,8 +148,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 
     After a first cleanup and retry, the size is halved until a part fits, and that size is used for the rest.
     Finished parts are never computed again. The result of each part is copied into one preallocated result,
-    so ``fn`` may reuse its own output buffer for the next part. Results that are JAX or TensorFlow arrays are
-    not copied and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
+    so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
+    and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
     ``fn`` is row-wise: it processes each row (slice along ``axis``) independently, and returns one row for
     each.
 
@@ -279,7 +279,8 @@ def _wait_for_values(results: dict[Any, Any]) -> None:
 
 
 def _wait_for_all(results: Iterable[Any]) -> None:
-    # The first arrays are enough to raise a late error. The limit makes a list of a million numbers cheap.
+    # The first arrays are enough to raise a late error. The limit keeps this cheap for a list of a million
+    # numbers.
     for one in islice(results, 100):
         wait = _waits[type(one)] if type(one) in _waits else _find_wait(one)
         if wait is not None:
@@ -591,7 +592,7 @@ def _portion(remaining: int, size: int, least: int) -> int:
 
 
 def _read_once(batch: Batch) -> str:
-    """Return why a call cannot be repeated (an argument is an iterator), or an empty string."""
+    """Return the reason why a call cannot be repeated (an iterator argument); ``""`` if there is none."""
     with suppress(ValueError, RecursionError):  # a container that contains itself, or is nested too deeply
         for x in leaves_of(batch):
             cls = type(x)

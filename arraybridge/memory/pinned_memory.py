@@ -28,9 +28,10 @@ def pinned(x: Any) -> Any:
     CuPy allocates it, if loaded. ``x`` itself is returned if neither is loaded or there is no CUDA device.
 
     Args:
-        x: An array in host memory: a NumPy array or a PyTorch tensor, of any shape and dtype. Arrays of JAX
-            and TensorFlow are returned unchanged, because those frameworks allocate their own memory. So are
-            carriers, such as tables and files, and arrays of unknown libraries: convert them first.
+        x: An array in host memory: a NumPy array or a PyTorch tensor, of any shape and dtype. JAX and
+            TensorFlow arrays are returned unchanged, because those frameworks allocate their own memory.
+            Carriers, such as tables and files, and arrays of unknown libraries are also returned unchanged:
+            convert them first.
 
     Returns:
         An array of the same framework, shape, dtype and values.
@@ -71,9 +72,9 @@ def pinned(x: Any) -> Any:
 def page_locked_copy(x: Any, target: Framework) -> Any:
     """Return a copy of a host array in page-locked memory that ``target`` allocates, for one transfer.
 
-    Only plain, dense, C-contiguous host arrays of NumPy and PyTorch are copied. The conversion of any other
-    array depends on its subclass, gradient or layout, which the copy would not have. ``x`` itself is returned
-    if it is such an array, if it is already page-locked, or if no page-locked memory is available.
+    Only plain, dense, C-contiguous NumPy and PyTorch host arrays are copied. The conversion of any other
+    array depends on its subclass, gradient or layout, which the copy would not have. Other arrays are
+    returned unchanged. So is ``x`` if it is already page-locked or no page-locked memory is available.
     """
     owner = registry.find_owner(x)
     nbytes = 0 if owner is None else _pageable_bytes(owner, x)
@@ -94,7 +95,7 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
 
 def _pageable_bytes(owner: Framework, x: Any) -> int:
     """Return the size of an array that `page_locked_copy` copies; 0 for other arrays."""
-    # There is no output buffer for arrays of JAX and TensorFlow, subclasses, sparse arrays, and tensors that
+    # There is no output buffer for JAX and TensorFlow arrays, subclasses, sparse arrays, and tensors that
     # require grad.
     if not owner.mutable or owner.batching.output_buffer(x, (0,)) is None:
         return 0
@@ -111,7 +112,7 @@ def _pageable_bytes(owner: Framework, x: Any) -> int:
 
 def _is_plain(owner: Framework, x: Any) -> bool:
     """Return whether a host array is C-contiguous, and a copy of it has the same strides and bits."""
-    # The memory of such an array, such as a PyTorch tensor with the conj bit, does not contain its values.
+    # The memory of some arrays, such as PyTorch tensors with the conj bit, does not contain their values.
     if owner.interchange.copy_reason(x):
         return False
     steps = memory_layouts.steps(owner, x)

@@ -46,7 +46,9 @@ class PoolLimitError(MemoryConversionError, ValueError):
 
 
 class _Buffer(NamedTuple):
-    """A block of memory in a pool. The pool returns views of it, or the block itself if there are no views.
+    """A block of memory in a pool.
+
+    The pool returns views of the block, or the block itself if its framework has no views.
 
     Attributes:
         place: The key of interchangeable buffers: buffers with the same key differ only in size.
@@ -123,7 +125,7 @@ class BufferPool:
         Raises:
             PoolLimitError: If the array would exceed the limit even with no idle buffers left.
             DeviceNotFoundError: If there is no such accelerator.
-            DtypeNotSupportedError: If the framework does not support the dtype, or it is not numeric.
+            DtypeNotSupportedError: If the dtype is not numeric, or the framework does not support it.
             ArrayNotSupportedError: If the framework does not support the shape.
             TypeError: If the shape is neither an int nor a sequence of ints.
             ValueError: If the framework's arrays are immutable, the shape has a negative extent, or
@@ -181,7 +183,7 @@ class BufferPool:
     def give(self, array: Any) -> None:
         """Return an array to the pool. Do not use the array or a view of it afterwards.
 
-        Waits until all work on the array's device is complete, in every stream.
+        The call waits until all work on the array's device is complete, in every stream.
 
         Args:
             array: An array returned by this pool's `take`.
@@ -197,8 +199,8 @@ class BufferPool:
             reference, buffer = self._taken.get(id(array), (None, None))
             if reference is None or buffer is None or reference() is not array:
                 raise ValueError(
-                    "This array is not in use from this pool. Pass the array that take() returned, not a view"
-                    " of it, and only once."
+                    "This array is not in use, or not from this pool. Pass the array that take() returned,"
+                    " not a view of it, and only once."
                 )
             del self._taken[id(array)]
         if buffer.place[1] != CPU:
@@ -257,7 +259,7 @@ def _parse_request(
             " 'torch' or 'cupy'."
         )
     extents = host_memory.parse_shape(shape)
-    with suppress(TypeError):  # torch.float32, or bfloat16 before ml_dtypes is imported
+    with suppress(TypeError):  # NumPy rejects torch.float32, and bfloat16 before ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     _check_dtype(owner, name, extents)
@@ -268,7 +270,7 @@ def _parse_request(
 
 
 def _check_dtype(owner: Framework, name: str, shape: tuple[int, ...]) -> None:
-    """Raise for a dtype or a shape that a framework does not support."""
+    """Raise an error for a dtype or a shape that a framework does not support."""
     try:
         owner.supports(name, shape)
     except DtypeNotSupportedError as error:

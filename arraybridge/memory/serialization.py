@@ -1,7 +1,7 @@
 """Serialization of objects and their arrays for other processes, bit for bit.
 
 `dumps` transfers large buffers through shared memory. `save` splits one array into a header and frames, the
-format of Dask.
+format that Dask uses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["dumps", "load", "loads", "save"]
 
 
 def dumps(x: Any, exchange: Exchange) -> bytes:
-    """Serialize an object for `loads` in another process; large buffers go through the exchange.
+    """Serialize an object for `loads` in another process; large buffers are sent through ``exchange``.
 
     The pickler of multiprocessing is not used here: it moves the storage of PyTorch tensors to shared memory,
     which would detach NumPy and JAX arrays that share it.
@@ -76,7 +76,7 @@ class _Pickler(pickle.Pickler):
         owner = None if isinstance(obj, np.ndarray) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented
-        # A leaf tensor of PyTorch or Paddle has no graph behind it.
+        # A PyTorch or Paddle leaf tensor has no graph behind it.
         if owner.autodiff.is_tracked(obj) and not getattr(obj, "is_leaf", False):
             raise GradientError(
                 f"Cannot send an array of {owner.name} that is part of an autograd graph: its graph stays in"
@@ -98,7 +98,7 @@ def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
     """Return a reduction that transfers a GPU array through PyTorch's CUDA IPC; None if that is not possible.
 
     PyTorch keeps the memory allocated until the other process has released it. It can export only memory that
-    it allocated itself, so arrays of CuPy and JAX are copied to PyTorch on their GPU first.
+    it allocated itself, so CuPy and JAX arrays are first copied to PyTorch on their GPU.
     """
     # The parts of a sparse array are pickled one by one.
     is_on_gpu = not owner.sparse.layout(x) and owner.devices.device_of(x).kind == "gpu"
@@ -111,7 +111,7 @@ def _on_its_gpu(owner: Framework, x: Any) -> tuple[Any, ...] | None:
 
 
 def _from_its_gpu(data: bytes, name: str, sender: int) -> Any:
-    """Return a GPU array that another process sent. It shares memory only if the parent process sent it."""
+    """Return a GPU array that another process sent. Only arrays from the parent process share memory."""
     copy = None if sender == os.getppid() else True
     return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # see `loads`
 

@@ -1,4 +1,4 @@
-"""Arrays in memory that processes share, and the segments behind them.
+"""Arrays in memory that processes share, and the segments that contain them.
 
 On Linux, a segment is an anonymous file (``memfd_create``). The kernel frees it when no process maps it
 anymore, even if a process crashes. Another process opens it through ``/proc`` while the sender maps it. On
@@ -58,8 +58,8 @@ class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
 class Segment:
     """A block of memory that several processes map. NumPy reads it as an array of bytes.
 
-    Each process maps it for as long as an object there refers to it. Its pickle contains only its location,
-    and can be loaded while the sender maps the segment.
+    Each process maps the segment as long as an object in that process refers to it. The pickle of a segment
+    contains only its location, and can be loaded while the sender maps the segment.
 
     Attributes:
         key: The unique name of the segment.
@@ -103,7 +103,7 @@ def make_segment(size: int) -> Segment:
     if not _ANONYMOUS:
         memory = SharedMemory(None, True, size)
         segment = Segment(memory.name, memory)
-        Finalize(segment, memory.unlink, exitpriority=0)  # not run in forked processes
+        Finalize(segment, memory.unlink, exitpriority=0)  # forked processes do not run it
         return segment
     key = f"arraybridge-{uuid4().hex}"
     with os.fdopen(os.memfd_create(key), "r+b", buffering=0) as file:
@@ -138,7 +138,7 @@ def _mapped_memory(process: int, key: str) -> Any:
         options: Any = {"track": False} if sys.version_info >= (3, 13) else {}
         return SharedMemory(key, **options)
     for path in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed in the meantime
+        with suppress(FileNotFoundError):  # the descriptor was closed in the meantime
             if key in str(path.readlink()):
                 with path.open("r+b", buffering=0) as file:
                     # The descriptor may have been closed and reused since.
@@ -174,7 +174,7 @@ class Exchange:
     def export(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
         """Copy buffers of bytes to one segment, and return picklable arguments for `import_exported`.
 
-        The result contains the bytes themselves if they are few, or if no segment can be created.
+        The result contains the bytes themselves if the buffers are small, or if no segment can be created.
         """
         places: list[slice] = []
         size = Segment.HEAD
@@ -231,7 +231,7 @@ def _sent_segments(process: int) -> list[Segment]:
 class SharedArray(np.ndarray):
     """A NumPy array in shared memory. Its pickle, or that of a view, contains only the location.
 
-    Copies of it and results of NumPy functions are ordinary arrays.
+    Copies of the array and results of NumPy functions are ordinary arrays.
     """
 
     @property
@@ -245,7 +245,7 @@ class SharedArray(np.ndarray):
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:  # an in-place operation
             return self
-        return array.view(np.ndarray)[()]  # a scalar if it is 0-d
+        return array.view(np.ndarray)[()]  # [()] returns a scalar if the array is 0-d
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         segment = self.segment
@@ -308,8 +308,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
 
     Pickling the array, a slice, a view or a transpose of it transfers only its location. Results of NumPy
     functions are ordinary arrays. The memory is freed with the last array in the last process: keep the array
-    until it has arrived. Workers of process pools do so for arrays that they return or send. `pickle.dumps`,
-    as used for hashes and caches, does not keep the array.
+    until it has arrived in the other process. Workers of process pools do so for arrays that they return or
+    send. `pickle.dumps`, as used for hashes and caches, does not keep the array.
 
     Args:
         x: An array, whose values are copied once; or a shape, for an uninitialized array.
@@ -322,7 +322,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     Raises:
         UnknownArrayError: If ``x`` is neither an array nor a shape.
         ArrayNotSupportedError: If the array is masked or sparse.
-        DtypeNotSupportedError: If its elements are not numbers.
+        DtypeNotSupportedError: If the elements of the array are not numbers.
         TypeError: If there is no such dtype, or an element of the shape is not an int.
         ValueError: If an element of the shape is negative, or the shape is too large.
         OSError: If the system has no memory or no file descriptor left. A note describes how to increase

@@ -27,7 +27,7 @@ _HEAD = ("device", "holder", "used", "cached", "peak", "fragmentation")
 
 
 class DeviceMemory(NamedTuple):
-    """The memory of a device and of each framework and process on it, its load and its temperature.
+    """The memory, load and temperature of a device, and the memory of each framework and process on it.
 
     On a GPU, the used and cached bytes of all ``holdings`` and the free bytes add up to ``total``. A value is
     None if the device does not report it.
@@ -59,7 +59,7 @@ class MemoryStats(Table):
 
     Attributes:
         devices: The host first, then each accelerator.
-        note: Why the driver could not be queried; an empty string if it could.
+        note: The reason why the driver could not be queried; an empty string if there is none.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -71,7 +71,7 @@ class MemoryStats(Table):
         return tuple(holding for device in self.devices for holding in device.holdings)
 
     def __getitem__(self, device: str) -> DeviceMemory:
-        """Return the device of that name, as in ``stats["gpu:0"]``.
+        """Return the device with that name, as in ``stats["gpu:0"]``.
 
         Raises:
             KeyError: If the reading has no such device.

@@ -15,7 +15,7 @@ from arraybridge.trees import ARRAY, kind_of, leaves_of, map_arrays
 
 
 class Arguments:
-    """The arguments of a call: ``self``, which is never converted, and the others."""
+    """The arguments of a call: ``self``, which is never converted, and the other arguments."""
 
     def __init__(self, own: tuple[Any, ...], batch: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.own = own
@@ -67,7 +67,7 @@ class Arguments:
         return Arguments(self.own, batch, {name: map_arrays(x, convert) for name, x in self.named.items()})
 
     def run(self, fn: Callable[..., Any]) -> Any:
-        """Call the function with these arguments."""
+        """Call ``fn`` with these arguments."""
         return fn(*self.own, *self.batch, **self.named)
 
     def on_host(self) -> Arguments:

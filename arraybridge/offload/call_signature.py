@@ -73,7 +73,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self._count = 0
-        # The id of each object that is being described → its depth. Recursion ends at these objects.
+        # Maps the id of each object that is being described to its depth. Recursion ends at these objects.
         self._open: dict[int, int] = {}
 
     def value(self, x: Any) -> Hashable:
@@ -193,7 +193,7 @@ def _array(x: Any) -> Hashable:
     key = "array", np.dtype(owner.dtype_name(data)), len(owner.shape(data))
     if isinstance(x, np.ndarray):  # subclasses may override operators, as np.matrix does
         return *key, type(x)
-    # JAX promotes arrays with a weak type like Python numbers.
+    # JAX promotes weakly typed arrays like Python numbers.
     return *key, "weak" if getattr(data, "weak_type", False) else ""
 
 
@@ -209,12 +209,12 @@ def _captured(fn: FunctionType) -> list[Any]:
 
 
 def _attributes(x: Any) -> dict[str, Any]:
-    """Return the attributes that an object stores, by name, without calling its own code."""
+    """Return the attributes that an object stores, by name, without running the object's own code."""
     attributes: dict[str, Any] = {}
     for cls in type(x).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, MemberDescriptorType) and cls.__flags__ & _HEAP_TYPE:  # from __slots__
-                with suppress(AttributeError):  # not assigned
+                with suppress(AttributeError):  # the slot is not assigned
                     attributes[name] = member.__get__(x)
     try:
         stored = object.__getattribute__(x, "__dict__")

@@ -50,7 +50,7 @@ _DTYPES = dtype_names.PLAIN | {"bfloat16", *_FLOAT8}
 # quantized ones report int8.
 _PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in dtype_names.PLAIN}
 _DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
-del _DLPACK_IDS[id(tf.complex128)]  # PyTorch needs it aligned to 16 bytes
+del _DLPACK_IDS[id(tf.complex128)]  # PyTorch requires 16-byte alignment for it
 
 _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 _FLOAT8_COPIES = Cause(Reason.FLOAT8)
@@ -68,7 +68,7 @@ _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
     r"|[Ff]ailed to allocate|Status: out of memory|Out of memory while trying to allocate"
 )
-# The beginnings of messages of ResourceExhaustedError, if a wrapper raises it as another class.
+# The beginnings of ResourceExhaustedError messages, for wrappers that raise the error as another class.
 _OOM_TEXT = re.compile(
     r"(?:\{\{[^\n]*?\}\} ?)?(?:OOM when allocating|[Ff]ailed to allocate"
     r"|Out of memory while trying to allocate"
@@ -79,7 +79,7 @@ _OOM_TEXT = re.compile(
 
 
 class TensorflowObservation(Observation):
-    """Dtype, bytes, address and device of TensorFlow tensors."""
+    """The dtype, size, address and device of TensorFlow tensors."""
 
     is_asynchronous = True
 
@@ -143,7 +143,7 @@ class TensorflowInterchange(Interchange):
 
 
 class TensorflowDevices(Devices):
-    """Logical devices of TensorFlow."""
+    """TensorFlow's logical devices."""
 
     def device_of(self, x: Any) -> Device:
         if isinstance(x, _EAGER):  # first, because the other checks take six times as long
@@ -163,7 +163,7 @@ class TensorflowDevices(Devices):
     def missing_device_reason(self) -> str:
         if not tf.test.is_built_with_cuda():
             return "This TensorFlow is built for the CPU only. Install tensorflow[and-cuda]."
-        return "TensorFlow finds no GPU. Check that the driver of the GPU is installed."
+        return "TensorFlow finds no GPU. Check that the GPU driver is installed."
 
     def to_device(self, x: Any, device: Device) -> Any:
         with self.selected(device):
@@ -259,7 +259,7 @@ class TensorflowRuntime(Runtime):
         return (tf.Tensor, tf.Variable)
 
     def array_namespace(self) -> Any:
-        # TensorFlow has no conforming array API namespace. This one covers most of the standard.
+        # TensorFlow has no conforming array API namespace. The module below covers most of the standard.
         from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
 
         return tensorflow_namespace
@@ -362,7 +362,8 @@ class TensorflowFramework(Framework):
         return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        # For other logical CPU devices, the base class calls `to_device`. Its tf.identity shares the buffer.
+        # For other logical CPU devices, the base class calls `to_device`. The tf.identity there shares the
+        # buffer.
         if device.kind != "cpu" or device.index:
             return super().from_host(view, device)
         if view.dtype.isbuiltin == 2 and dtype_names.name_of(view.dtype) in _FLOAT8:
@@ -402,7 +403,7 @@ def _check_not_quantized(framework: Framework, x: Any) -> None:
 
 
 def _dtype_advice(x: Any) -> tuple[str, ...]:
-    """Return the text of the advice for a dtype that other frameworks lack, and the expressions in it."""
+    """Return advice for a dtype that other frameworks lack: the text, then the expressions in the text."""
     dtype = x.dtype
     if dtype == tf.string:
         try:

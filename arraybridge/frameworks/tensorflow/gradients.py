@@ -1,4 +1,4 @@
-"""Gradients across frameworks, with TensorFlow as the caller or as the callee."""
+"""Gradients across frameworks, for TensorFlow code that calls other frameworks and vice versa."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorflow.python import pywrap_tfe
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
-# A private name: no public function returns whether a tape watches a tensor. 0 means that no tape does.
+# A private name: no public function returns whether a tape watches a tensor. 0 means that none does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
@@ -27,7 +27,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
 
     def is_tracked(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
-            return False  # ragged and sparse tensors, which cannot be converted
+            return False  # ragged and sparse tensors cannot be converted
         return _follows([_tensor(x)])
 
     def prepare(self, x: Any) -> Any:
@@ -42,7 +42,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             view = memoryview(x)
             start = np.asarray(view).__array_interface__["data"][0]
         except (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError):
-            return 0, 0  # on a GPU, or of a dtype that NumPy does not support
+            return 0, 0  # the tensor is on a GPU, or NumPy does not support its dtype
         return start, start + view.nbytes
 
     def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
@@ -55,8 +55,8 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 " Jacobian, pass experimental_use_pfor=False.",
                 place=f"{operation.label}()",
             )
-        # Variables are replaced with their values. The later conversion to the callee's framework raises an
-        # error for ragged and sparse tensors.
+        # Variables are replaced with their values. For ragged and sparse tensors, the later conversion to
+        # the framework of the called function raises an error.
         tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
         results = _applied(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
@@ -67,10 +67,10 @@ class TensorflowAutodiff(autodiff.Autodiff):
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [
                 tf.identity(x) for x in arrays
-            ]  # a tape cannot distinguish two arguments that are one object
+            ]  # a tape cannot distinguish two arguments that are the same object
         inputs = autodiff.select(arrays, active)
         inner = _follows(arrays)
-        with tf.GradientTape(persistent=True) as tape:  # for backward passes that retain their graph
+        with tf.GradientTape(persistent=True) as tape:  # a backward pass may retain the graph
             tape.watch(inputs)
             results = [_tensor(y) for y in body(arrays)]
         captured = _captured(tape.watched_variables())
@@ -151,7 +151,7 @@ def _copied(x: tf.Tensor) -> tf.Tensor:
 
 
 def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Broadcast a cotangent to the shape of its result, because ``output_gradients=`` accepts scalars."""
+    """Broadcast a cotangent to the shape of the result, because ``output_gradients=`` accepts scalars."""
     return x if x.shape == shape else tf.broadcast_to(x, shape)
 
 

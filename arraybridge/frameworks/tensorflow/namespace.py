@@ -62,9 +62,9 @@ def _through_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def raise_no_gradient(*_: Any) -> Any:
         raise GradientError(
-            f"{fn.__name__} runs in NumPy, because TensorFlow has no equivalent, and has no derivative.",
+            f"{fn.__name__} has no derivative: it runs in NumPy, because TensorFlow has no equivalent.",
             reason="NumPy computed it",
-            advice="Compute this step with functions of TensorFlow.",
+            advice="Compute this step with TensorFlow functions.",
         )
 
     return run
@@ -82,14 +82,14 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
-    """Return the arrays joined along an axis. If ``axis`` is None, they are flattened first."""
+    """Return the arrays joined along an axis. If ``axis`` is None, the arrays are flattened first."""
     if axis is None:
         return _np.concatenate([tf.reshape(x, [-1]) for x in arrays], 0)
     return _np.concatenate(arrays, axis)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
-    """Return a tensor with the values of an array in host memory. It shares the memory if possible."""
+    """Return a tensor with the values of an array in host memory, which is shared if possible."""
     framework = registry.framework("tensorflow")
     view = dlpack_capsules.from_dlpack(x)
     objection = as_cause(framework.cannot_view(view))

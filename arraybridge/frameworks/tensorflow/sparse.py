@@ -1,4 +1,4 @@
-"""Sparse tensors of TensorFlow."""
+"""TensorFlow's sparse tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TensorflowSparse(SparseArrays):
     def take_apart(self, x: Any) -> SparseParts | None:
         if not isinstance(x, tf.SparseTensor):
             return None
-        # A symbolic tensor may have an unknown shape; its parts are rejected.
+        # A symbolic tensor may have an unknown shape. Its parts are rejected later.
         shape = tuple(x.shape) if x.shape.rank is not None else ()
         return SparseParts(Layout.COO, shape, x.values, (x.indices,))
 

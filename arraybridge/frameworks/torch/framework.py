@@ -1,6 +1,7 @@
 """PyTorch tensors on the CPU and on the accelerators of ``torch.accelerator`` (CUDA, ROCm, XPU, MPS).
 
-PyTorch has no read-only tensors, so `arraybridge.conversion.decision` copies read-only memory for it.
+PyTorch has no read-only tensors, so conversions to PyTorch copy read-only memory (see
+`arraybridge.conversion.decision`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 #: The major version of CUDA for which this PyTorch was built; 0 for other builds.
 _CUDA = int((torch.version.cuda or "0").partition(".")[0])
 
-#: Real dtypes of NumPy, for which the fast path calls .numpy().
+#: Real NumPy dtypes, for which the fast path calls .numpy().
 _REAL_DTYPES = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.startswith("complex"))
 #: NumPy dtypes that PyTorch views at any alignment.
 _VIEWABLE_DTYPES = frozenset(map(np.dtype, dtype_names.PLAIN - {"complex128"}))
@@ -77,8 +78,8 @@ _EXPORT_DTYPES = {
     if name in dtype_names.EXTENDED
 }
 
-# Tensors in memory have higher addresses. A view of a storage that was resized to 0 bytes, which is how FSDP
-# frees memory, reports only its offset as its address, so one comparison detects such a view.
+# Tensors that have memory have higher addresses. A view of a storage that was resized to 0 bytes, which is
+# how FSDP frees memory, reports only its offset as its address, so one comparison detects such a view.
 _LOWEST_ADDRESS = 1 << 32
 
 # Quantized dtypes whose elements are smaller than one byte.
@@ -89,7 +90,7 @@ _LAZY_VALUES = Cause(Reason.LAZY_VALUES)
 _NEGATIVE_STRIDES = Cause(Reason.NEGATIVE_STRIDES, framework="torch")
 _STRIDE_MULTIPLES = Cause(Reason.STRIDE_MULTIPLES)
 
-# The beginnings of out-of-memory messages of errors that are plain RuntimeErrors or AcceleratorErrors.
+# The beginnings of out-of-memory messages in plain RuntimeErrors and AcceleratorErrors.
 _OOM = re.compile(
     r"(?:\[enforce fail at .*)?DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|(?:CUDA|HIP|MPS|XPU|cu[A-Za-z]+|hip[a-z]+)(?: driver| backend)?(?: error:)?"
@@ -99,7 +100,7 @@ _OOM = re.compile(
     # The CUDA allocator queries NVML only to report that memory has run out. Here, that query failed.
     r'|NVML_SUCCESS == r INTERNAL ASSERT FAILED at "[^"]*CUDACachingAllocator\.cpp"'
     r"|Native API failed\. Native API returns: -?\d+ \(\w+_OUT_OF_(?:DEVICE|HOST)_MEMORY\)"
-    r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: above the limit of one buffer, but a part may fit
+    r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: the array exceeds the limit of a buffer, but a part may fit
     r"|Triton Error \[\w+\]: (?: Code: \d+, Mess+age: )?out of memory"  # Triton 3 for HIP misspells "Message"
     r"|unable to mmap \d+ bytes from file <[^\n]*>: Cannot allocate memory \(12\)",
     re.DOTALL,
@@ -129,7 +130,7 @@ _DLPACK_DEVICE = _dlpack_device()
 
 
 def _dtype_advice(dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the text of the advice for a dtype that other frameworks lack, and the expressions in it."""
+    """Return advice for a dtype that other frameworks lack: the text, then the expressions in the text."""
     if dtype is torch.complex32:
         return (
             "no other framework has this dtype; pass {}, which holds every value",
@@ -565,7 +566,7 @@ class TorchFramework(Framework):
         if x.layout is not torch.strided or x.is_nested or x.is_quantized:
             return x.clone()
         if x.itemsize == 1 and x.dtype not in NAMES:
-            # PyTorch has no copy kernel for sub-byte dtypes such as uint1 to uint7.
+            # PyTorch has no copy kernel for sub-byte dtypes (uint1 to uint7).
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format)
 
@@ -621,7 +622,7 @@ def _storage_is_too_small(x: torch.Tensor) -> bool:
 
 
 def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
-    """Raise for nested and quantized tensors, which are not a single array of numbers."""
+    """Raise an error for nested and quantized tensors, which are not a single array of numbers."""
     if x.is_nested:
         instead = (
             "it holds several arrays; pass {}, with a padding value of your choice, or its parts, such as {}"

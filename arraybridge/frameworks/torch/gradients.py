@@ -1,4 +1,4 @@
-"""Gradients across frameworks, with PyTorch as the caller or as the callee."""
+"""Gradients across frameworks, for PyTorch code that calls functions of other frameworks and vice versa."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _check_triton_import_order(label: str) -> None:
 
 
 def _tracked(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` if it requires grad, and otherwise a leaf tensor that does and has the same values."""
+    """Return ``x`` if it requires grad; otherwise a leaf tensor with these values that requires grad."""
     if x.requires_grad:
         return x
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
@@ -157,8 +157,8 @@ def _pull(
     inner: bool,
     cotangents: list[torch.Tensor | None],
 ) -> list[torch.Tensor]:
-    """Return the gradients with respect to ``inputs``; differentiable if ``inner`` is true."""
-    # A cotangent is on the device of the caller's arrays, which may not be the device of the result.
+    """Return the gradients with respect to ``inputs``. They are differentiable if ``inner`` is true."""
+    # A cotangent is on the device of the caller's arrays, which may differ from the device of the result.
     pairs = [
         (y, c.to(y.device))
         for y, c in zip(outputs, cotangents, strict=True)
@@ -178,7 +178,7 @@ def _pull(
 
 
 def _unshared(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as a dense tensor that belongs to the caller."""
+    """Return a gradient as a dense tensor, copied unless it may be differentiated again."""
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
     # A torch.autograd.Function or a hook may keep a reference to the tensor that it returns.
@@ -210,7 +210,7 @@ def _vmap_error(label: str) -> GradientError:
     return GradientError(
         "torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True, jacrev) cannot"
         " map functions of other frameworks.",
-        reason="vmap of PyTorch",
+        reason="PyTorch's vmap",
         advice="For a Jacobian, call torch.func.jacrev(f, chunk_size=1)(x) or"
         " torch.autograd.functional.jacobian(f, x). Otherwise, loop and torch.stack the results, or pass the"
         " whole batch to the function.",
@@ -228,7 +228,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
     def forward(
         operation: autodiff.Operation, saved: list[torch.Tensor], *arrays: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        with torch.enable_grad():  # so that .numpy() of a captured parameter raises
+        with torch.enable_grad():  # so that calling .numpy() on a captured parameter raises
             results, linear = operation.linearize(arrays)
         # Detached tensors share the version counters of the results, which count writes.
         read_again = [y.detach() for y in operation.read_again(results, linear)]

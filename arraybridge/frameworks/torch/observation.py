@@ -1,4 +1,4 @@
-"""Properties of PyTorch tensors that traces read before and after the frameworks' own calls."""
+"""Properties of PyTorch tensors that traces read before and after framework calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _unseen = getattr(getattr(torch, "_C", None), "DisableTorchFunction", nullcontex
 
 
 class TorchObservation(Observation):
-    """Dtype, bytes, address and device of PyTorch tensors."""
+    """The dtype, size, address and device of PyTorch tensors."""
 
     has_strides = True
 
@@ -31,7 +31,7 @@ class TorchObservation(Observation):
         return x.dtype, nbytes, address, owner.devices.device_of(x)
 
     def is_idle(self) -> bool:
-        # PyTorch computes synchronously on the CPU. Finding out the device of a tensor would take 3 µs.
+        # PyTorch computes synchronously on the CPU. Reading the device of a tensor would take 3 µs.
         return not torch.cuda.is_initialized()
 
     def unobserved(self) -> AbstractContextManager[Any]:

@@ -29,7 +29,10 @@ _ROWS = (Layout.CSR, Layout.BSR)
 
 
 class TorchSparse(SparseArrays):
-    """PyTorch's CSR, CSC, COO, BSR and BSC tensors, which may have dense axes and, except COO, batch axes."""
+    """PyTorch's CSR, CSC, COO, BSR and BSC tensors.
+
+    All of them may have dense axes, and all except COO may have batch axes.
+    """
 
     layouts: ClassVar = {
         Layout.CSR: INT32_OR_INT64,
