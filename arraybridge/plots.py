@@ -46,7 +46,7 @@ def plot_axes(
         ImportError: matplotlib is not installed.
         ValueError: The suffix of the file is not that of an image format.
     """
-    from pathlib import Path  # takes 3 ms, imported here to keep `import arraybridge` fast
+    from pathlib import Path  # imported here, since importing it takes 3 ms
 
     try:
         from matplotlib import rc_context
