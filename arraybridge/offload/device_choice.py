@@ -38,7 +38,7 @@ staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
 
 @dataclass(frozen=True, slots=True)
 class OffloadDecision:
-    """The device on which a call to a `gpu` function would run, and the reasons. Prints as sentences.
+    """The device on which a call to a `gpu` function would run, and the reasons. Printed as sentences.
 
     Attributes:
         on_gpu: Whether the call would run on a GPU.

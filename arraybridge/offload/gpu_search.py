@@ -49,7 +49,7 @@ class BackendGpu:
         return convert_memory(x, self.backend, device=self.device)
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        """Call ``fn()`` with this GPU as the current device, on this thread's stream, and return its result."""
+        """Call ``fn()`` on this GPU, in a stream of this thread, and return the result."""
         framework = self.framework
         device = self.device
         with (

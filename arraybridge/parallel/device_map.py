@@ -76,7 +76,7 @@ def device_map(
             return value, such as a model, is passed to ``fn`` before the item.
 
     Returns:
-        An iterator. The threads and processes end when it ends, fails or is dropped.
+        An iterator over the results. The threads and processes end when it ends, fails or is deleted.
 
     Raises:
         TypeError: ``fn`` or ``setup`` is not callable or not picklable, ``items`` is not iterable, or an
@@ -176,7 +176,10 @@ def _call(fn: Any, *args: Any) -> Any:
         got = (
             "one argument, the item" if len(args) == 1 else "two arguments, the result of setup= and the item"
         )
-        note = f"arraybridge: device_map calls the function with {got}. Set others with functools.partial."
+        note = (
+            f"arraybridge: device_map calls the function with {got}. Set other arguments with"
+            " functools.partial."
+        )
         note_on_argument_count(error, fn, len(args), note)
         raise
 

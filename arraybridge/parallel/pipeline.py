@@ -163,7 +163,7 @@ class Pipeline:
                 yield copies, and each stage must return new memory.
 
         Returns:
-            An iterator. The threads end when it ends, fails or is dropped.
+            An iterator over the results. The threads end when it ends, fails or is deleted.
 
         Raises:
             TypeError: ``items`` is not iterable, or a stage returns None.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _run_numbers = count()
 # Seconds after which the caller's waiting thread wakes up, so that it reacts to Ctrl-C on every platform.
 _POLL_INTERVAL = 0.5
-# Seconds that a dropped iterator waits for its threads.
+# Seconds that a deleted iterator waits for its threads.
 _TIMEOUT = 0.1
 
 

@@ -91,7 +91,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
 
 def _rank(owner: str, installed: str) -> int:
-    """Return how well a frame describes a thread that runs none of the user's code; 0 is best."""
+    """Rank how well a frame describes a thread that runs none of the user's code; 0 is best."""
     if owner == _OURS:
         return 2
     return 0 if installed else 1
