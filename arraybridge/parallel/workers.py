@@ -1,7 +1,7 @@
 """Worker threads of `device_map`, `Pipeline` and `prefetch`.
 
 Items are numbered, and few are in progress at a time. The caller's thread reads the input and returns the
-results, except that `prefetch` reads in its worker. After an iterator is dropped, no further item is started,
+results, except that `prefetch` reads in its worker. After an iterator is deleted, no further item is started,
 and busy workers end after their current item. Each item carries the stream events after which its arrays are
 ready (see `stream_synchronization`). An exception takes the place of the item's result.
 """
