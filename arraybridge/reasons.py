@@ -20,11 +20,11 @@ class Reason(StrEnum):
     SAME_OBJECT = auto()
     SHARED_HOST_MEMORY = auto()
     SHARED_DEVICE_MEMORY = auto()
-    #: Shared by a framework function, on the host or on an accelerator.
+    #: A framework function shares the memory, on the host or on an accelerator.
     SHARED_MEMORY = auto()
     REPLICA_ON_DEVICE = auto()
 
-    # -- requests of the caller
+    # -- requests by the caller
     COPY_REQUESTED = auto()
     CAST_REQUESTED = auto()
 
@@ -35,7 +35,7 @@ class Reason(StrEnum):
     NEGATIVE_STRIDES = auto()
     STRIDE_MULTIPLES = auto()
     MISALIGNED = auto()
-    #: Not aligned to the size of an element.
+    #: The memory is not aligned to the size of an element.
     MISALIGNED_ELEMENTS = auto()
     BYTE_ORDER = auto()
 
@@ -87,7 +87,7 @@ class Reason(StrEnum):
     #: There are entries after the last row pointer, which are omitted.
     SPARE_ENTRIES = auto()
 
-    #: A text that a plug-in provides.
+    #: A reason that a plug-in provides as text.
     OTHER = auto()
 
     # Enum.__hash__ is written in Python and takes three times as long.
@@ -108,7 +108,7 @@ DEPENDS_ON_LAYOUT = frozenset(
 )
 
 
-class Cause(NamedTuple):  # creating a frozen dataclass of ten fields takes five times as long
+class Cause(NamedTuple):  # creating a frozen dataclass with ten fields takes five times as long
     """A reason with the details that its text contains.
 
     Attributes:

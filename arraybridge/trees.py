@@ -1,6 +1,6 @@
 """Kinds of values (arrays, containers, leaves), and traversal of containers.
 
-Containers are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, attrs
+Containers are dicts, lists, tuples and deques (and subclasses of these), named tuples, dataclasses, attrs
 classes, pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and
 classes that are registered with optree (in its global namespace or in ``"arraybridge"``), JAX or PyTorch.
 Models and other callable objects are not containers.
@@ -118,7 +118,7 @@ def _inspected_kind(value: Any) -> Kind:
     """Return the kind of a value whose class does not determine its kind."""
     # Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
     if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
-        return ARRAY  # first, since zarr's arrays are dataclasses
+        return ARRAY  # checked first, since zarr arrays are dataclasses
     if _is_container(value):
         return TREE
     return ARRAY if offers_on_instance(value) else LEAF
@@ -161,7 +161,7 @@ def _kind_of_class(x: Any) -> Kind:
     cls = type(x)
     if callable(x) or _is_model(cls) or issubclass(cls, Enum):
         return LEAF
-    # Not isinstance: an object may claim another class, such as Mock(spec=dict).
+    # isinstance is not used, because an object may claim another class, such as Mock(spec=dict).
     if issubclass(cls, _CONTAINERS) or _field_names(cls) is not None or _is_mapping(x):
         return TREE
     return _DEPENDS
@@ -263,7 +263,7 @@ class Container(ABC):
 
     @abstractmethod
     def _make(self, children: Sequence[Any]) -> Any:
-        """Return a container like this one with other children; its class may raise errors."""
+        """Return a container like this one with other children; the container's class may raise errors."""
 
     def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
         """Return a list like this one with other items and fields; the class of the list may raise errors."""
@@ -284,12 +284,12 @@ def open_container(tree: Any) -> Container:
         fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
         return _ItemsAndFields(items, fields) if fields else items
     if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
-        return _Attributes(tree)  # even a mapping, because its class may not accept a dict
+        return _Attributes(tree)  # mappings too, because their class may not accept a dict
     return _Mapping(tree) if _is_mapping(tree) else _PytreeNode(tree)
 
 
 class _Dict(Container):
-    """A dict, an OrderedDict, a subclass of them, or a ``UserDict``."""
+    """A dict, an OrderedDict, a subclass of either, or a ``UserDict``."""
 
     __slots__ = ("_base",)
 
@@ -308,7 +308,7 @@ class _Dict(Container):
 
 
 class _Sequence(Container):
-    """A list, a tuple, a deque, or a subclass of them."""
+    """A list, a tuple, a deque, or a subclass of one of these."""
 
     __slots__ = ("_base",)
 
@@ -457,7 +457,7 @@ class _OptreeNode(Container):
 
     @property
     def is_named_tuple(self) -> bool:
-        """Whether it is a named tuple whose class is not registered."""
+        """Whether the container is a named tuple whose class is not registered."""
         import optree
 
         return self._node.kind is optree.PyTreeKind.NAMEDTUPLE
@@ -481,7 +481,7 @@ class _PytreeNode(Container):
 
     def __init__(self, tree: Any) -> None:
         self._pytree = pytree = _pytree_of(tree)
-        if pytree is None:  # its registration was removed in the meantime
+        if pytree is None:  # the registration was removed in the meantime
             super().__init__(tree, (), ())
         else:
             super().__init__(tree, range(len(pytree.children)), pytree.children, pytree.structure)
@@ -543,7 +543,7 @@ def _bare_copy(tree: Any, base: Any) -> Any:
 
 def _extras(tree: Any) -> dict[str, Any]:
     """Return the extra fields of a pydantic model with ``extra="allow"``; an empty dict for other objects."""
-    # Dataclasses of pydantic have __pydantic_fields__, but not __pydantic_extra__.
+    # Pydantic dataclasses have __pydantic_fields__, but not __pydantic_extra__.
     is_pydantic = getattr(type(tree), "__pydantic_fields__", None) is not None
     extras = getattr(tree, "__pydantic_extra__", None) if is_pydantic else None
     return extras if isinstance(extras, dict) else {}
@@ -551,9 +551,9 @@ def _extras(tree: Any) -> dict[str, Any]:
 
 def _restore_attributes(opened: Container, rebuilt: Any, children: Sequence[Any]) -> None:
     """Update attributes of a rebuilt container that refer to old items, and delete cached properties."""
-    if _attributes(opened.tree) is opened.tree:  # its items are its attributes, too
+    if _attributes(opened.tree) is opened.tree:  # the items of the container are its attributes
         rebuilt.__dict__ = rebuilt
-    else:  # some attributes may refer to an item, as in ModelOutput of Hugging Face
+    else:  # some attributes may refer to an item, as in Hugging Face's ModelOutput
         _replace_attributes(rebuilt, opened.children, children)
     _forget_computed(rebuilt)
 
@@ -609,7 +609,7 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
 
 
 def has_array_inside(x: Any) -> bool:
-    """Return whether a collection that is not a container here, such as a set, has arrays as items.
+    """Return whether a collection that is not traversed as a container, such as a set, has array items.
 
     Attributes of objects and iterators are not inspected.
     """
@@ -620,7 +620,7 @@ def has_array_inside(x: Any) -> bool:
         items = list(x.values() if issubclass(type(x), Mapping) else x)
         leaves = [leaf for item in items for leaf in leaves_of(item)]
         return any(kind_of(leaf) is ARRAY or has_array_inside(leaf) for leaf in leaves)
-    except Exception:  # noqa: BLE001  # third-party methods may raise anything; it may contain itself
+    except Exception:  # noqa: BLE001  # third-party methods may raise anything, and ``x`` may contain itself
         return False
 
 
@@ -809,7 +809,7 @@ def additional_attributes(tree: Any, opened: Container, *, with_aliases: bool = 
     """
     attributes = _attributes(tree)
     if not attributes or isinstance(opened, (_Mapping, _PytreeNode)):
-        return {}  # the class creates them from the items, or its registration returns the relevant ones
+        return {}  # set by the mapping's constructor, or covered by the pytree registration
     if isinstance(opened, _OptreeNode) and not opened.is_named_tuple:
         return {}
     aliased = set() if with_aliases else _ids_of_containers(opened.children)
@@ -852,4 +852,4 @@ def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
     except ArrayNotSupportedError:
         if is_registered(tree):
             raise
-        return tree  # as in `map_arrays`
+        return tree  # left unchanged, as in `map_arrays`

@@ -29,8 +29,8 @@ class MemoryType(StrEnum):
     TENSORFLOW = "tensorflow"
     PYCLESPERANTO = "pyclesperanto"
 
-    # Enum hashes a member by its name. With the hash of the string, a member finds the cache entries that
-    # were stored under the plain string.
+    # Enum hashes a member by its name. With the hash of the string, looking up a member finds the cache
+    # entries that were stored under the plain string.
     __hash__ = str.__hash__
 
 

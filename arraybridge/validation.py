@@ -38,7 +38,7 @@ def whole_number(
 
 
 def bool_option(option: str, value: Any, *, optional: bool = False) -> Any:
-    """Check that the value of an option is a bool of Python or NumPy, and return it as a Python bool.
+    """Check that the value of an option is a Python or NumPy bool, and return it as a Python bool.
 
     Args:
         option: The name of the option, for messages.

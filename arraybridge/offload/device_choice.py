@@ -22,7 +22,8 @@ from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.settings import chosen_device, worker_device
 from arraybridge.types import GpuId
 
-#: Calls below both limits do not search for a GPU: importing a framework takes longer than many such calls.
+#: Calls with fewer bytes and seconds than these limits do not search for a GPU, because importing a framework
+#: takes longer than many such calls.
 PROBE_BYTES = 1 << 20
 PROBE_SECONDS = 1e-3
 _TOO_SMALL = "its arrays are too small to justify a search for a GPU"
@@ -37,7 +38,7 @@ staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
 
 @dataclass(frozen=True, slots=True)
 class OffloadDecision:
-    """The device on which a call to a `gpu` function would run, and the reasons. Prints as sentences.
+    """The device on which a call to a `gpu` function would run, and the reasons. Printed as sentences.
 
     Attributes:
         on_gpu: Whether the call would run on a GPU.
@@ -67,7 +68,7 @@ class OffloadDecision:
 
 
 class Choice(NamedTuple):
-    """The device for one call: the GPU, or None for the CPU; the reason; and the verification state."""
+    """The choice of the GPU (None for the CPU) for one call, with the reason and the verification state."""
 
     gpu: BackendGpu | None
     reason: str
@@ -78,13 +79,13 @@ class DeviceChooser:
     """The policy that chooses the device for each call to a `gpu` function.
 
     Attributes:
-        backend: The framework on the GPU, or None for the first one that finds the GPU.
+        backend: The framework to use on the GPU, or None for the first framework that finds the GPU.
         gpu_id: The number of the GPU, "auto" until the first use, or None for the default device.
         self_argument: The rule that recognizes ``self`` and ``cls``, which are never converted; None if the
             function is not defined in a class.
-        history: The timings of the function.
+        history: The timings of the decorated function.
         proofs: The verification states of its call signatures.
-        cpu_reason: The reason why the function stays on the CPU, or "".
+        cpu_reason: The reason why the decorated function stays on the CPU, or "" if it does not.
     """
 
     def __init__(self, fn: Callable[..., Any], *, backend: str | None, gpu_id: GpuId) -> None:
@@ -175,12 +176,12 @@ class DeviceChooser:
             return gpu
         if self.cpu_reason:
             return self.cpu_reason
-        # Checked here, because `decide` then computes the exact signature, which takes time.
+        # Quick calls return here, because `decide` computes the exact signature next, which takes time.
         is_quick = cpu is not None and cpu < QUICK
         return _TOO_QUICK if is_quick and call.in_numpy else gpu
 
     def _by_time(self, gpu: BackendGpu, timings: Timings, proof: Proof) -> Choice:
-        """Choose the faster device, or a GPU without timings. A new signature runs on the CPU first."""
+        """Choose the faster device, or a GPU that has no timings. New signatures run on the CPU first."""
         if timings.counts[GPU] or (proof.is_verified and staying.get()):
             place, reason = timings.choose()
         else:

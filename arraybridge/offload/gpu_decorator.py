@@ -26,7 +26,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Offloaded(Decorated[P, R_co], Protocol[P, R_co]):
-    """A function that is decorated with `gpu`, for type checkers."""
+    """The type of a function decorated with `gpu`, for type checkers."""
 
     explain: Callable[..., OffloadDecision]
     history: History
@@ -140,7 +140,7 @@ def _check_backend(backend: FrameworkLike) -> str:
 
 
 def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:
-    # Imported here, because this takes a tenth of the time of `import arraybridge`.
+    # Imported on first use, because this import takes a tenth of the time of `import arraybridge`.
     from arraybridge.offload.offloaded_call import Offload
 
     if kind_of_function(fn) != "function":
@@ -161,8 +161,8 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
 def stay_on_gpu() -> Iterator[None]:
     """Leave results of `gpu` functions on the GPU inside the ``with`` block.
 
-    Applies to the current thread or task. Results are arrays of the GPU framework if the call ran on the GPU,
-    and NumPy arrays if it ran on the CPU. Convert them with `to_numpy` at the end.
+    The block affects only the current thread or task. Results are arrays of the GPU framework if the call ran
+    on the GPU, and NumPy arrays if it ran on the CPU. Convert them with `to_numpy` at the end.
 
     >>> import numpy as np
     >>> @gpu

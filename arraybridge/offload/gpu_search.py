@@ -49,7 +49,7 @@ class BackendGpu:
         return convert_memory(x, self.backend, device=self.device)
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        """Return ``fn()``, called with this GPU as the current device, on a stream of this thread."""
+        """Call ``fn()`` on this GPU, in a stream of this thread, and return the result."""
         framework = self.framework
         device = self.device
         with (

@@ -25,8 +25,8 @@ from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, arrays_of, kinds, map_arrays
 from arraybridge.types import GpuId
 
-#: Whether this thread is running a function whose device has been chosen. The `gpu` functions that it calls
-#: run on the same device.
+#: Whether this thread is running a function whose device has been chosen. The `gpu` functions that this
+#: function calls run on the same device.
 _decided: ContextVar[bool] = ContextVar("arraybridge_gpu_decided", default=False)
 
 
@@ -76,7 +76,7 @@ class Offload:
     # -- execution --------------------------------------------------------------------------------
 
     def _run_recorded(self, choice: Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
-        """Run a call like `_run`, and record the choice of the device in the open logs."""
+        """Run a call as `_run` does, and record the choice of the device in the open trace logs."""
         span = trace_log.span("decision", self.label)
         if span is None:
             return self._run(choice, call, timings)
@@ -123,7 +123,7 @@ class Offload:
     def _remember_failure(self, gpu: BackendGpu, timings: Timings, error: Exception) -> str:
         """Record that the function failed on the GPU, and return the text of the warning."""
         reason = first_line(error_text(error))
-        drop_tracebacks(error)  # the local variables in them keep GPU memory allocated
+        drop_tracebacks(error)  # local variables in tracebacks keep GPU memory allocated
         if is_oom_error(error) or isinstance(error, CannotSplitError):
             timings.cpu_reason = f"it ran out of memory on {gpu.name} before"
             fix = " If its rows are independent, pass split_axis=0 to compute them in parts on the GPU."
@@ -178,7 +178,7 @@ class Offload:
 
 
 def _run_decided(call: Arguments, fn: Callable[..., Any]) -> Any:
-    """Call the function. Other `gpu` functions that it calls run on the same device."""
+    """Call ``fn``. The `gpu` functions that ``fn`` calls run on the same device."""
     token = _decided.set(True)
     try:
         return call.run(fn)
@@ -198,7 +198,7 @@ def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
     is a NumPy array, the result has NumPy scalars in these places.
     """
     restoration = Restoration(first, writable=True)
-    if not scalars and kinds.get(type(result)) is ARRAY:  # one array, in most calls
+    if not scalars and kinds.get(type(result)) is ARRAY:  # most calls return one array
         return restoration.array(result)
     restored = ResultConversion(restoration.array).tree(result)
     if not restoration.framework.devices.has_only_host or not any(scalars):

@@ -81,7 +81,7 @@ class Timings:
 
 
 class History(dict[Any, Timings]):
-    """The timings of a function, by call signature. Prints as a table.
+    """The timings of a function, by call signature. Printed as a table.
 
     ``clear()`` discards all timings, so that everything is measured again.
 

@@ -16,10 +16,10 @@ from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, together
 
 
 def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
-    """Compare the result of a function on a GPU with its result in NumPy.
+    """Compare the GPU result of a function with its NumPy result.
 
     Args:
-        expected: The result in NumPy.
+        expected: The NumPy result.
         actual: The result on the GPU, with arrays of any framework.
         arguments: The array arguments as NumPy arrays. Their precision and magnitude bound the rounding
             error.
@@ -36,7 +36,7 @@ def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
 
 
 class _Comparison:
-    """The comparison of two results, leaf by leaf.
+    """A leaf-by-leaf comparison of two results.
 
     Attributes:
         differences: Descriptions of the differences so far.
@@ -78,7 +78,7 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     a = _on_host(expected)
     b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if type(a) not in (np.ndarray, type(actual)):  # a subclass of ndarray, unlike the GPU result
+        if type(a) not in (np.ndarray, type(actual)):  # `a` is an ndarray subclass, but the GPU result is not
             return _description(actual, expected), False
         if a.dtype.name != b.dtype.name:
             return f"it returns {b.dtype.name}, but {a.dtype.name} in NumPy", False
@@ -113,8 +113,8 @@ def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
         finite = np.isfinite(a) & np.isfinite(b)
         wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
-            # Values must agree to half of the digits. If large arguments cancel out, their rounding errors
-            # remain in the result.
+            # Values must agree to half of the digits of the dtype. If large arguments cancel out, their
+            # rounding errors remain in the result.
             largest = float(np.abs(a[finite]).max())
             allowed = math.sqrt(precision) * largest + 2 * precision * max(
                 map(_magnitude, arguments), default=0.0
@@ -150,7 +150,7 @@ def _magnitude(x: Any) -> float:
 
 
 def widened(tree: Any) -> Any:
-    """Return a tree of NumPy arrays in double precision, which reduces only rounding errors."""
+    """Return a tree with its NumPy arrays cast to double precision, which reduces only rounding errors."""
 
     def widen(x: Any) -> Any:
         if not _precision(x):
@@ -169,7 +169,7 @@ class Proof:
 
     Attributes:
         seen: Whether a call with this signature has run on the CPU.
-        is_verified: Whether a trial has shown that the result on the GPU agrees with the result in NumPy.
+        is_verified: Whether a trial has shown that the result on the GPU agrees with the NumPy result.
         scalars: For each array in the NumPy result, whether it is a scalar.
     """
 
@@ -192,7 +192,7 @@ class Proofs:
         return len(self._proofs)
 
     def get(self, key: Hashable) -> Proof:
-        """Return the verification state of a signature, new if necessary, and mark it as recently used."""
+        """Return the verification state of a signature, created if missing, and mark it as recently used."""
         with self._lock:
             proof = self._proofs.pop(key, None) or Proof()
             while len(self._proofs) >= MAX_PROOFS:
@@ -201,7 +201,7 @@ class Proofs:
             return proof
 
     def peek(self, key: Hashable) -> Proof | None:
-        """Return the verification state of a signature, or None, without marking it as recently used."""
+        """Return the verification state of a signature without marking it as used; None if there is none."""
         return self._proofs.get(key)
 
     def items(self) -> list[tuple[Any, Proof]]:

@@ -51,7 +51,7 @@ def device_map(
     processes: bool = False,
     setup: Callable[[], Any] | None = None,
 ) -> Iterator[R]:
-    """Apply a function to every item, each on any free device, and return an iterator of the results.
+    """Apply a function to every item, each on any free device, and return an iterator over the results.
 
     Each device has a thread. The thread moves the arrays of an item to the device within their framework
     (NumPy arrays stay on the host), and selects the device in every loaded framework. A decorated function
@@ -76,7 +76,7 @@ def device_map(
             return value, such as a model, is passed to ``fn`` before the item.
 
     Returns:
-        An iterator. The threads and processes end when it ends, fails or is dropped.
+        An iterator over the results. The threads and processes end when it ends, fails or is deleted.
 
     Raises:
         TypeError: ``fn`` or ``setup`` is not callable or not picklable, ``items`` is not iterable, or an
@@ -120,7 +120,8 @@ def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
 
     if not processes:
         return Worker(partial(_in_thread, fn, setup, device), note, shown)
-    from arraybridge.parallel.worker_processes import WorkerProcess  # rarely needed
+    # Imported here, since it is rarely needed.
+    from arraybridge.parallel.worker_processes import WorkerProcess
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
     process = WorkerProcess(partial(_in_process, fn, setup, device), functions, str(device))
@@ -175,7 +176,10 @@ def _call(fn: Any, *args: Any) -> Any:
         got = (
             "one argument, the item" if len(args) == 1 else "two arguments, the result of setup= and the item"
         )
-        note = f"arraybridge: device_map calls the function with {got}. Set others with functools.partial."
+        note = (
+            f"arraybridge: device_map calls the function with {got}. Set other arguments with"
+            " functools.partial."
+        )
         note_on_argument_count(error, fn, len(args), note)
         raise
 
@@ -216,7 +220,7 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
 
 
 def _usable_devices(framework: Framework | None, placed: Placement | None) -> list[Device]:
-    """Return the device that a decorator fixes, otherwise all devices of the function's framework.
+    """Return the device that the decorator sets, otherwise all devices of the function's framework.
 
     For a function without a framework, return the devices of every loaded framework, except OpenCL devices.
     """

@@ -11,7 +11,7 @@ __all__ = ["decorated", "placement", "placement_text"]
 
 
 def placement(fn: Any) -> Placement | None:
-    """Return the placement that the decorator of ``fn`` sets, or None without a decorator."""
+    """Return the placement that the decorator of ``fn`` sets, or None if ``fn`` is not decorated."""
     return getattr(decorated(fn), "_placement", None)
 
 
@@ -30,9 +30,9 @@ def placement_text(fn: Any) -> str:
 
 
 def decorated(fn: Any) -> Any:
-    """Return the decorated function in ``fn``, or None.
+    """Return the decorated function that ``fn`` is or wraps, or None if there is none.
 
-    This is ``fn`` itself, or the function behind a partial, a bound method, an object with a decorated
+    It is ``fn`` itself, or the function behind a partial, a bound method, an object with a decorated
     ``__call__``, or a ``__wrapped__`` attribute of `functools.wraps`.
     """
     seen: set[int] = set()

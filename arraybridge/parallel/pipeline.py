@@ -118,8 +118,8 @@ class Pipeline:
 
         Returns:
             The results of the last stage, joined along ``axis``. If the stages are row-wise, they equal the
-            results for the whole batch bit for bit. Lists with one entry per row, such as a string or dict,
-            are concatenated. Each stage must return new memory; only the last one may reuse a buffer.
+            results for the whole batch bit for bit. Lists with one entry per row, such as lists of strings
+            or dicts, are concatenated. Every stage except the last must return new memory.
 
         Raises:
             TypeError: There is no array in the batch, more than one argument is passed, or a stage returns
@@ -146,7 +146,7 @@ class Pipeline:
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
         counts = (stop - start for start, stop in bounds)
 
-        def join(result: Any) -> Any:  # runs in the thread and stream of the last stage
+        def join(result: Any) -> Any:  # runs in the thread and on the stream of the last stage
             joined.add(result, next(counts))
             return joined.result() if joined.done == rows else None
 
@@ -157,12 +157,12 @@ class Pipeline:
         """Send each item through the stages without splitting it, and return the results in order.
 
         Args:
-            items: An iterable, which the thread that reads the results reads lazily. At most
+            items: An iterable. The thread that reads the results also reads the items, lazily. At most
                 ``len(stages) * (queue_size + 1)`` items are in progress. A source that reuses a buffer must
                 yield copies, and each stage must return new memory.
 
         Returns:
-            An iterator. The threads end when it ends, fails or is dropped.
+            An iterator over the results. The threads end when it ends, fails or is deleted.
 
         Raises:
             TypeError: ``items`` is not iterable, or a stage returns None.
@@ -186,7 +186,8 @@ class Pipeline:
         enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
         stop: Callable[[], object] = nothing
         if self.processes:
-            from arraybridge.parallel.worker_processes import WorkerProcess  # rarely needed
+            # Imported here, since it is rarely needed.
+            from arraybridge.parallel.worker_processes import WorkerProcess
 
             process = WorkerProcess(partial(identity, stage), repr(stage), f"stage {i} ({label})")
             enter = process.working
@@ -309,7 +310,7 @@ class StageReport(NamedTuple):
 
     Attributes:
         name: The name of the stage.
-        device: The device on which it runs.
+        device: The device on which the stage runs.
         items: The number of finished items.
         busy: Time spent in the stage, including waiting for its accelerator.
         starved: Time spent waiting for an item.
@@ -377,7 +378,7 @@ class PipelineReport(Table):
         return sorted(events, key=began)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the run to a file: ``.json`` in the trace-event format that Perfetto opens, otherwise a plot.
+        """Write the run to a file: a trace that Perfetto opens if the suffix is ``.json``, otherwise a plot.
 
         Raises:
             ImportError: A plot was requested, and matplotlib is not installed.

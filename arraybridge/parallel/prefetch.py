@@ -27,8 +27,8 @@ from arraybridge.validation import bool_option, whole_number
 
 __all__ = ["prefetch"]
 
-# The maximum number of items that are read ahead, even if depth is greater: a request for each of them is
-# queued at the start.
+# The maximum number of items that are read ahead, even if depth is greater: a request for each of these
+# items is queued at the start.
 _MOST = 1000
 # Seconds that the interpreter waits for the thread at exit, since a source may block forever.
 _FINAL_TIMEOUT = 2.0
@@ -55,7 +55,7 @@ def prefetch(
 
     Each item is converted before the next one is read. A source may therefore reuse one buffer if the
     conversion copies (``copy=True``, a cast, or a GPU). If the conversion shares memory, all waiting items
-    would be that one buffer. A source that never reuses a buffer can also be read during the conversion:
+    would share that one buffer. A source that never reuses a buffer can also be read during the conversion:
     ``prefetch(prefetch(items, "numpy"), "torch", 0)``.
 
     Args:
@@ -100,7 +100,7 @@ def prefetch(
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
     pins = number == "auto" or _is_gpu(target, place)
     reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=pins)
-    # One more than the depth, since the item in use counts too.
+    # The limit is one more than the depth, since the item in use counts too.
     run = Run(
         [[Worker(reader.working, reader.note, depth=depth)]],
         min(depth, _MOST) + 1,
@@ -114,7 +114,7 @@ def prefetch(
 def _is_gpu(target: Framework, place: Device | None) -> bool:
     """Return whether host arrays are sent to a GPU.
 
-    If ``place`` is None, they stay on the host if the framework supports host arrays.
+    If ``place`` is None, the arrays stay on the host if the framework supports host arrays.
     """
     return not target.has_host if place is None else place.kind == "gpu"
 
@@ -187,7 +187,7 @@ class _Reader:
 
     def _is_pinning(self) -> bool:
         """Return whether to pin host arrays: False until the target framework has initialized a GPU."""
-        # Before that, allocating page-locked memory would create a context on the current GPU.
+        # Before the framework initializes a GPU, pinning memory would create a context on the current GPU.
         if self._pins is None and self.target.devices.is_started():
             self._pins = self.target.memory.pinned_bytes(1) is not None
         return bool(self._pins)

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 _run_numbers = count()
 # Seconds after which the caller's waiting thread wakes up, so that it reacts to Ctrl-C on every platform.
 _POLL_INTERVAL = 0.5
-# Seconds that a dropped iterator waits for its threads.
+# Seconds that a deleted iterator waits for its threads.
 _TIMEOUT = 0.1
 
 
 def _read(source: Iterator[Any], number: int) -> Item:
     value = next(source)
     check_not_differentiated(value)
-    return Item(number, value, record_stream_events(value))  # raises for a deleted JAX array
+    return Item(number, value, record_stream_events(value))  # recording raises for deleted JAX arrays
 
 
 class Run:
@@ -88,7 +88,7 @@ class Run:
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
         """Yield the results, reading the source up to the limit. Closing the generator ends the threads.
 
-        An exception raised for an item or by the source is raised after the results of the preceding items.
+        An exception from an item or from the source is raised after the results of the preceding items.
         If ``ordered`` is False, it is raised after the results that are ready.
         """
         more = True
@@ -127,11 +127,11 @@ class Run:
         _runs.add(self)
         for s, stage in enumerate(self.stages):
             for w, worker in enumerate(stage):
-                # The threads inherit settings, traces and the default device of the caller.
+                # The threads inherit the caller's settings, traces and default device.
                 context = copy_context()
                 context.run(handed_out.set, self._line)
                 arguments = self._work, s, worker, settings
-                # Daemon threads, so that a program that keeps an unfinished iterator can end; see _end_all.
+                # Daemon threads let a program that keeps an unfinished iterator exit; see `_end_all`.
                 thread = threading.Thread(
                     target=context.run, args=arguments, name=f"arraybridge-{s}-{w}", daemon=True
                 )
@@ -225,7 +225,7 @@ class Run:
                 worker.spans.append(ItemTime(number, start - self.began, end - self.began))
 
     def stop(self) -> None:
-        """End the waiting threads now, and the busy ones when their call returns."""
+        """End the waiting threads now, and the busy ones when their current calls return."""
         self._end = -1
         for stage, queue in zip(self.stages, self._queues, strict=True):
             for worker in stage:
@@ -233,7 +233,7 @@ class Run:
                 if worker.slots is not None:
                     worker.slots.put(None)
                 worker.stop()
-        self._arrived.clear()  # a report keeps the run, but must not keep the arrays alive
+        self._arrived.clear()  # a report keeps the run alive, but must not keep the arrays alive
         self._done = SimpleQueue()
 
     def join(self, timeout: float) -> None:

@@ -86,7 +86,7 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
 
 
 def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
-    """Make the streams of several frameworks wait for the work that is queued on each other."""
+    """Make the streams of several frameworks wait for each other's queued work."""
     for event in stream_events:
         for other in stream_events:
             if other.streams is event.streams or other.device != event.device:

@@ -1,4 +1,4 @@
-"""Worker processes of ``processes=True``: one spawned process per thread, connected by a pipe."""
+"""Worker processes for ``processes=True``: one spawned process per thread, connected by a pipe."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class WorkerProcess:
             data = serialization.dumps(item, self._exchange)
         try:
             connection.send_bytes(data)
-            del data  # the process has it
+            del data  # the process has received the item
             data = connection.recv_bytes()
         except (EOFError, OSError) as error:
             process.join(1)
@@ -148,14 +148,14 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Result:
-    """The result for an item."""
+    """A message with the result for an item."""
 
     value: Any
 
 
 @dataclass(slots=True, eq=False)
 class _Failure:
-    """The exception that was raised for an item.
+    """A message with the exception that was raised for an item.
 
     Attributes:
         pickled: The pickled exception, or, if it cannot be pickled, a pickled string with the reason.
@@ -175,7 +175,7 @@ class _Failure:
 
     def error(self) -> BaseException:
         """Return the exception for the caller to raise, with the traceback from the process as a note."""
-        loaded = attempt(pickle.loads, self.pickled)  # some exceptions pickle but cannot be unpickled
+        loaded = attempt(pickle.loads, self.pickled)  # some exceptions can be pickled but not unpickled
         if isinstance(loaded.value, BaseException):
             error = loaded.value
         else:

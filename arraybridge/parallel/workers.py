@@ -1,7 +1,7 @@
 """Worker threads of `device_map`, `Pipeline` and `prefetch`.
 
 Items are numbered, and few are in progress at a time. The caller's thread reads the input and returns the
-results, except that `prefetch` reads in its worker. After an iterator is dropped, no further item is started,
+results, except that `prefetch` reads in its worker. After an iterator is deleted, no further item is started,
 and busy workers end after their current item. Each item carries the stream events after which its arrays are
 ready (see `stream_synchronization`). An exception takes the place of the item's result.
 """
@@ -90,7 +90,7 @@ class Item:
         return self.error is not None or self.value is END
 
     def take_error(self) -> BaseException:
-        """Return the exception and drop it, because an exception kept by a frame makes a reference cycle."""
+        """Return the exception and remove it from the item, so that it does not form a reference cycle."""
         error = cast("BaseException", self.error)
         self.error = None
         return error
@@ -122,10 +122,10 @@ def noting(note: str) -> Iterator[None]:
 
 
 def note_on_argument_count(error: TypeError, fn: Any, count: int, note: str) -> None:
-    """Add a note to an error of a function that cannot be called with that many arguments."""
+    """Add a note to an error if the function cannot be called with ``count`` positional arguments."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # it has no signature
+    except (TypeError, ValueError):  # the function has no signature
         return
     try:
         signature.bind(*[None] * count)
@@ -188,7 +188,7 @@ class Worker:
         return work
 
     def use_stream(self, streams: Streams, device: Device) -> None:
-        """Give this thread a separate stream on the device, unless it has one."""
+        """Give this thread a separate stream on the device, unless it already has one."""
         if (streams, device) not in self._streams:
             self._streams.add((streams, device))
             streams.take_stream(device)
@@ -216,7 +216,7 @@ class Worker:
         return result
 
     def failed(self, error: BaseException, number: int) -> Item:
-        """Return the item with its exception. StopIteration, which would end the iterator, is replaced."""
+        """Return an item with the exception. StopIteration, which would end the iterator, is replaced."""
         note = self.note(number)
         if isinstance(error, StopIteration):
             named = RuntimeError(f"{note}: StopIteration was raised, which would end the iterator")

@@ -109,7 +109,7 @@ def check_framework(
 
     Args:
         framework: The name of the framework, or an instance. An instance is registered while the suite runs.
-        make: A function that creates an array of the framework from a C-contiguous NumPy array, by the
+        make: A function that creates an array of the framework from a C-contiguous NumPy array, with the
             framework's own calls. Defaults to the framework's ``from_host``.
         only: The name or names of the promises to check. Defaults to None: all promises.
 
@@ -119,7 +119,7 @@ def check_framework(
     Raises:
         FrameworkNotInstalledError: If the framework is not installed.
         ValueError: If ``only`` contains an unknown name.
-        TypeError: If ``framework`` or ``only`` is of another type.
+        TypeError: If ``framework`` or ``only`` is of the wrong type.
 
     Example:
         >>> check_framework("numpy", only="dtypes").ok
@@ -234,7 +234,7 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
         limits = np.iinfo(dtype)
         return np.array([limits.min, limits.max, 1, 0, 7, 100], dtype)
     numbers = [0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan, 6e-5, 0.1]
-    if dtype.name == "float8_e4m3fn":  # has no infinity
+    if dtype.name == "float8_e4m3fn":  # this dtype has no infinity
         numbers = [0.0, -0.0, 1.5, -2.0, 448.0, 0.0625, np.nan]
     if dtype.kind == "c":
         return np.array([complex(a, b) for a, b in zip(numbers, reversed(numbers), strict=True)], dtype)
@@ -332,7 +332,7 @@ PROMISES: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {}
 
 
 def _promise(**each: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a check as a promise, with the values of each of its arguments."""
+    """Return a decorator that registers a check as a promise, with the values of each of its arguments."""
 
     def register_check(check: Callable[..., None]) -> Callable[..., None]:
         PROMISES[check.__name__] = check, each
@@ -350,7 +350,7 @@ def _is_available(dtype: str) -> bool:
 
 
 def _check(condition: object, otherwise: str) -> None:
-    # Not `assert`, which `python -O` removes.
+    # This is not an `assert` statement, because `python -O` removes those.
     if not condition:
         raise FrameworkCheckError(otherwise)
 

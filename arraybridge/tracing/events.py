@@ -98,7 +98,7 @@ class Event(NamedTuple):
         """The file and line, such as ``"train.py:12"``; relative if the file is in the working directory."""
         if not self.file:
             return "?"
-        from pathlib import Path  # imported here, since it takes 3 ms
+        from pathlib import Path  # imported here, since importing it takes 3 ms
 
         path = Path(self.file)
         with suppress(ValueError, OSError):  # the file is elsewhere, or the working directory was deleted
@@ -120,12 +120,12 @@ def began(event: Event) -> tuple[float, float]:
 # -- the converted array -------------------------------------------------------------------------------
 
 _numbers = count()
-# For the id() of each live array: a weak reference to the array, and its number.
+# The id() of each live array → a weak reference to the array, and its number.
 _seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def same_array(x: Any) -> int | None:
-    """Return a number that identifies an array during its lifetime; None if it has no weakref support."""
+    """Return a number that identifies an array during its lifetime; None if it has no weak references."""
     key = id(x)
     seen = _seen.get(key)
     if seen is None or seen[0]() is not x:

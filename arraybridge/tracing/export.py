@@ -137,7 +137,7 @@ def _names(tracks: _Tracks) -> list[Json]:
 
 # -- HTML page and plot ------------------------------------------------------------------------------
 
-#: The maximum number of bars per thread. The longest are drawn; of equally long ones, the larger copies.
+#: The maximum number of bars per thread. The longest bars are drawn, and among equals those that copy most.
 _BARS = 1500
 _ROW, _WIDTH, _LABEL = 22, 1000, 130
 #: The height of the bars of each kind, as a fraction of a row; outer bars are higher.

@@ -143,7 +143,7 @@ def _rows(spot: HotSpot, width: int, place_width: int) -> list[tuple[str, ...]]:
 
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
-    """Group events by line, the hottest first; see `TraceLog.hotspots`."""
+    """Group events by line, with the hottest line first; see `TraceLog.hotspots`."""
     if top is not None:
         whole_number("top", top, least=1, type_error=ValueError)
     counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]

@@ -57,8 +57,8 @@ _SHORT = {
     "numpy": "np", "tensorflow": "tf", "pyclesperanto": "cle", "pyclesperanto_prototype": "cle",
     "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
 }  # fmt: skip
-#: The compiler of PyTorch, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it. It
-#: is active from the first `torch.compile`. If it was imported before the trace, it is treated as active.
+#: The PyTorch compiler, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it. It is
+#: active from the first `torch.compile` call. If it was imported before the trace, it is treated as active.
 _COMPILER = "torch._dynamo"
 # Types of common arguments that are not arrays. Calls with such an argument are passed on after one lookup.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
@@ -192,14 +192,14 @@ _thread = _Thread()
 _lock = RLock()
 _open_traces = 0
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
-# Returns False until PyTorch is imported, and is then replaced by `torch.compiler.is_compiling`.
+# This returns False until PyTorch is imported, and is then replaced by `torch.compiler.is_compiling`.
 _is_compiling: Callable[[], bool] = bool
 _compiles = False
 _active_logs: Callable[[], Iterable[Any]] = tuple  # the logs that record calls made by this thread
 
 
 class _Call:
-    """A wrapper that records the conversions by a function.
+    """A wrapper of a framework function that records the conversions that the function performs.
 
     The wrapper compares equal to the function, because PyTorch looks functions up in dicts.
     """
@@ -257,7 +257,7 @@ class _Call:
         seconds: float,
     ) -> None:
         frame: Any = currentframe()
-        frame = frame.f_back.f_back  # the frame of the caller
+        frame = frame.f_back.f_back  # the caller's frame
         at = user_lines.site(frame, foreign=True)
         if at is None:  # a step of a conversion by arraybridge
             return
@@ -340,7 +340,7 @@ class _Observer:
         #: Packages whose calls are not conversions by the user.
         self._own_callers: set[str] = set()
         for one in frameworks:
-            # Calls by NumPy are conversions if the array is another framework's: NumPy reads it for the user.
+            # Calls by NumPy are conversions if another framework owns the array: NumPy reads it for the user.
             if one is source or not one.devices.has_only_host:
                 self._own_callers.update(registry.metadata_of(one.name).packages)
         #: The `Observation` of a framework whose arrays may run the program's code when read; otherwise None.
@@ -417,7 +417,7 @@ class _Observer:
 def _obstacle(
     source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
 ) -> Cause | None:
-    """Return the reason why no function could have shared the memory of ``x``, or None."""
+    """Return the reason why no function could have shared the memory of ``x``, or None if one could."""
     obstacle = _RESHARDED if spread else as_cause(source.interchange.copy_reason(x))
     if obstacle is not None:
         return obstacle
@@ -441,7 +441,7 @@ def _observer(source: Framework | None, target: Framework | None) -> _Observer |
 
 @contextmanager
 def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
-    """Wrap the functions in `_CALLS` within a block; ``active`` returns the logs of the calling thread."""
+    """Wrap the functions in `_CALLS` in a ``with`` block. ``active`` returns the logs of this thread."""
     global _open_traces, _active_logs, _compiles
     with _lock:
         _active_logs = active
@@ -466,7 +466,7 @@ def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
 
 def _detach(package: str) -> None:
     for holder, name, call, own in _patches.pop(package, ()):
-        if vars(holder).get(name) is call:  # other code has not replaced it in the meantime
+        if vars(holder).get(name) is call:  # other code has not replaced the wrapper
             setattr(holder, name, call._original) if own else delattr(holder, name)  # noqa: SLF001
 
 
@@ -492,7 +492,7 @@ def _attach(package: str) -> None:
 
 
 def _patch_targets(owner: Any, name: str) -> Iterator[Any]:
-    """Yield the objects to patch; for abstract classes of JAX and TensorFlow, their subclasses."""
+    """Yield the objects to patch: ``owner``, or the subclasses of an abstract JAX or TensorFlow class."""
     if isinstance(owner, type) and owner.__module__.startswith(("jax", "tensorflow")):
         yield from filter(lambda cls: name in vars(cls), type.__subclasses__(owner))
     elif hasattr(owner, name):
@@ -524,7 +524,7 @@ class _LaterImports:
             finally:
                 with _lock:
                     if _open_traces and name == _COMPILER:
-                        _attach("numpy")  # even if the import has failed
+                        _attach("numpy")  # also after a failed import, since NumPy was unwrapped for it
                     elif _open_traces and completed:
                         _attach(name)
 

@@ -69,7 +69,7 @@ class ConversionRecord(Record):
         steps: Steps | None,
         array: int | None,
     ) -> None:
-        # Not super().__init__(), which takes 0.2 µs longer.
+        # Calling super().__init__() instead would take 0.2 µs longer.
         self.began = began
         self.seconds = seconds
         self.thread = thread

@@ -32,7 +32,8 @@ _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "
 #: The number of conversions at each end of a long log that its table shows.
 _SHOWN = 20
 
-# Shared by all logs. Reentrant, since the garbage collector may run a finalizer that converts an array.
+# All logs share this lock. It is reentrant, since the garbage collector may run a finalizer that converts an
+# array.
 _adding = RLock()
 
 
@@ -263,7 +264,7 @@ def record_in_context(context: Context) -> None:
 def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
     """Open a log or annotation for this thread or task; the blocks may end in other threads, in any order."""
     _opened_here.set((*_still_open(_opened_here.get()), one))
-    open_logs[id(one)] = one  # atomic
+    open_logs[id(one)] = one  # this assignment is atomic
     try:
         yield
     finally:
@@ -275,9 +276,9 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
 def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """Record the conversions and related events of this thread or task.
 
-    This includes the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators. The events are
-    conversions, calls to decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
-    decisions of `gpu`, and the steps of out-of-memory recoveries.
+    Events in the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators are included. The
+    events are conversions, calls to decorated functions, stages of pipelines, items of `device_map` and
+    `prefetch`, decisions of `gpu`, and the steps of out-of-memory recoveries.
 
     Args:
         limit: The maximum number of events in the log; the oldest are dropped and counted in

@@ -40,7 +40,7 @@ handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", defau
 _OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
 #: The library name for threads of Python's standard library.
 _STANDARD = "Python"
-_PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
+_PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # importing pathlib costs 3 ms
 # The owner of each file: `_OURS`, `_USERS`, `_PYTHON` (also for frameworks), or the name of another library.
 _owners: dict[str, str] = new_cache()
 # Folders of installed packages that count as the user's code, as in `arraybridge trace -m package`.
@@ -71,7 +71,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
         foreign: Whether the frame called a framework. The result is then None for calls by arraybridge
             itself, which are steps of its own conversions.
     """
-    # Not this function's own frame: a frame that refers to itself keeps the objects of its callers alive.
+    # Start at the caller's frame: a frame that refers to itself keeps the objects of its callers alive.
     frame = frame or getattr(currentframe(), "f_back", None)
     first = frame
     library = ""
@@ -91,7 +91,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
 
 def _rank(owner: str, installed: str) -> int:
-    """Return how well a frame describes a thread that runs none of the user's code; 0 is best."""
+    """Rank how well a frame describes a thread that runs none of the user's code; 0 is best."""
     if owner == _OURS:
         return 2
     return 0 if installed else 1
@@ -114,7 +114,7 @@ def _site_in_library(frame: FrameType | None) -> Site:
 
 
 def _user_line() -> tuple[str, int]:
-    """Return the file and line of the user's code, for warnings."""
+    """Return the file and number of the innermost line of the user's code, for warnings."""
     here = site()
     return _cells.get(here[0], here[0]), line_of(here)
 
@@ -123,7 +123,7 @@ hooks.user_line = _user_line
 
 
 def as_own(folder: str) -> None:
-    """Count files in the folder as the user's code, even if they are installed like a library."""
+    """Treat files in the folder as the user's code, even if they are installed like a library."""
     _own_folders.append(folder)
     _owners.clear()
 
