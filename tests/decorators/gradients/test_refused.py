@@ -203,7 +203,7 @@ def test_the_error_for_a_captured_tensor_names_fixes_that_work() -> None:
         jax.grad(arraybridge.torch(grad="flow")(lambda x: (x * w).sum()))(x)
     assert str(caught.value) == (
         "test_the_error_for_a_captured_tensor_names_fixes_that_work.<locals>.<lambda>():"
-        " The result depends on a trainable tensor, called w here, that is not an argument and would get no"
+        " The result depends on a trainable tensor, called w here, which is not an argument and would get no"
         " gradient. If w is a constant, use w.detach() in the function (for a module, call"
         ' module.requires_grad_(False)). Otherwise, pass it as an argument: to_jax(w, grad="detach"), and'
         " list its position in argnums= of jax.grad. For the parameters of a module, use"
