@@ -327,7 +327,7 @@ def test_captured_arrays_under_jit_raise(callee: str) -> None:
     w: Any = tf.Variable(X) if callee == "tensorflow" else tensor()
     f = flowing(callee, lambda x: x * w)
     for run in (jax.jit(jax.grad(lambda x: f(x).sum())), jax.grad(jax.jit(lambda x: f(x).sum()))):
-        with pytest.raises((GradientError, ValueError, RuntimeError), match="that is not an argument"):
+        with pytest.raises((GradientError, ValueError, RuntimeError), match="which is not an argument"):
             jax.block_until_ready(run(jnp.asarray(X)))
 
 
