@@ -21,7 +21,7 @@ class Copy:
         target: The framework of the result.
         device: The device of the result, such as ``"gpu:0"``.
         layout: The layout of the array, as in `Event.layout`.
-        call: The framework's own call that copied; ``""`` for a conversion by arraybridge.
+        call: The framework's own call that made the copy; ``""`` for a conversion by arraybridge.
         once: When or where to change the array, such as ``"once, before the loop"``.
     """
 

@@ -26,10 +26,10 @@ class Device:
     """A device that holds arrays: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
 
     ``kind`` is ``"cpu"``, ``"gpu"`` (any accelerator: CUDA, ROCm, XPU, MPS, TPU) or ``"opencl"``.
-    Devices are equal if kind and index are equal. A device also equals its device string.
+    Devices are equal if their kinds and indices are equal. A device also equals its device string.
 
     Raises:
-        ValueError: ``kind`` is not one of these, or ``index`` is negative or not an int.
+        ValueError: If ``kind`` is not one of these, or ``index`` is negative or not an int.
 
     >>> Device.parse("cuda:1"), Device.parse("cpu")
     (Device('gpu:1'), Device('cpu'))
@@ -67,7 +67,7 @@ class Device:
                 framework, such as ``torch.device("cuda:1")``, is accepted as well.
 
         Raises:
-            ValueError: ``device`` is not a device.
+            ValueError: If ``device`` is not a device.
         """
         if isinstance(device, Device):
             return device
@@ -80,7 +80,7 @@ class Device:
         )
 
     def native(self, framework: FrameworkLike) -> Any:
-        """Return the framework's own object for this device, as in ``model.to(device.native("torch"))``.
+        """Return a framework's own object for this device, as in ``model.to(device.native("torch"))``.
 
         Args:
             framework: The name of an installed framework.
@@ -90,10 +90,10 @@ class Device:
             TensorFlow's device name; the device string for a framework without device objects.
 
         Raises:
-            DeviceNotFoundError: The framework does not have this device. Within
+            DeviceNotFoundError: If the framework does not have this device. Within
                 ``settings(missing_gpu="host")``, the framework's CPU is returned instead, with a warning.
-            UnknownFrameworkError: No framework has that name.
-            FrameworkNotInstalledError: The framework is not installed.
+            UnknownFrameworkError: If no framework has that name.
+            FrameworkNotInstalledError: If the framework is not installed.
 
         >>> Device("cpu").native("torch")
         device(type='cpu')

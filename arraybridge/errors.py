@@ -1,7 +1,7 @@
 """Errors and warnings of the package.
 
 Each message states the problem, the cause and the fix. Each class also derives from the built-in exception
-that a user of NumPy would expect, so that existing handlers keep working.
+that a NumPy user would expect, so that existing handlers keep working.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 class MemoryConversionError(Exception):
-    """The base class of the errors that this package defines: an array cannot be converted.
+    """The base class of the errors that this package raises if an array cannot be converted.
 
     ``str(error)`` consists of ``place``, ``problem`` and ``advice``.
 
@@ -77,7 +77,8 @@ class MemoryConversionError(Exception):
         code: The cause as a `Reason`, or None.
         advice: A sentence that states what to do instead; ``""`` if there is no advice.
         expressions: The expressions in the advice. Each is Python code in which ``x`` is the object that was
-            passed, or the result of the function that ``place`` names. The value of each can be converted.
+            passed, or the result of the function that ``place`` names. Each evaluates to an object that can
+            be converted.
         place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or the path of
             the array in a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
         cast: A cast with which the conversion succeeds, or None.
@@ -153,7 +154,7 @@ class MemoryConversionError(Exception):
         self._advice = advice
 
     def advise_cast(self, cast: Cast | None) -> None:
-        """Replace the advice with the advice to request another cast; None removes it."""
+        """Replace the advice with the advice to request another cast; None removes the advice."""
         self.cast = cast
         self._advice = Advice("") if cast is None else cast.by_option()
 

@@ -77,8 +77,8 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
 
     Args:
         head: The headings.
-        rows: One string per column. In a shorter row, the last cell extends over the remaining columns and
-            may have several lines.
+        rows: The rows, with one string per column. In a shorter row, the last cell extends over the
+            remaining columns and may have several lines.
         right: The headings of right-aligned columns.
 
     >>> print(text_table(("what", "size"), [("one", "4 B"), ("three", "12 B")], right=("size",)))
@@ -110,8 +110,8 @@ def html_table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], caption: st
 
     Args:
         head: The headings.
-        rows: One cell per column. The first cell is the heading of the row. In a shorter row, the last cell
-            extends over the remaining columns.
+        rows: The rows, with one cell per column. The first cell is the heading of the row. In a shorter row,
+            the last cell extends over the remaining columns.
         caption: The caption, or ``""`` for none.
     """
     body = []
@@ -165,7 +165,7 @@ def page(title: str, *parts: str) -> str:
     >>> "<h1>a &lt; b</h1>" in page("a < b", "<p>Hello.</p>")
     True
     """
-    from importlib.resources import files  # import on use: it takes 10 ms
+    from importlib.resources import files  # imported on use, because this takes 10 ms
     from string import Template
 
     template = files("arraybridge").joinpath("page.html").read_text(encoding="utf-8")
@@ -173,6 +173,6 @@ def page(title: str, *parts: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    from html import escape  # import on use: it takes 2 ms
+    from html import escape  # imported on use, because this takes 2 ms
 
     return escape(text)

@@ -52,7 +52,7 @@ class _Part:
 
 
 class SparseConversion:
-    """The conversion of sparse arrays to another framework, device or dtype, or to a copy.
+    """The conversion of sparse arrays to another framework, device or dtype, including plain copies.
 
     Args:
         source: The framework of the arrays.
@@ -210,7 +210,7 @@ class SparseConversion:
         if source is not target and source.autodiff.requires_grad(x):
             x = source.autodiff.detach(x)  # `decision` has checked that ``grad`` allows this
         parts = self._check_supported(x, source.sparse.take_apart(x))
-        if source is not target and parts.padding:  # the framework allows indices out of bounds
+        if source is not target and parts.padding:  # the source framework allows out-of-bounds indices
             self._check_padding(parts, convert_part)
         work = self._work(parts, only_route=False)
         values, *indices = [convert_part(part.array, part.request) for part in work]
@@ -233,7 +233,7 @@ class SparseConversion:
         return is_coo and self.source.sparse.separates_axes and not self.target.sparse.separates_axes
 
     def _axes(self, matrix: Any, dtype: str) -> list[Any]:
-        """Split a matrix of entries × axes, an array of the target, into one new array per axis."""
+        """Split an entries × axes matrix of the target framework into one new array per axis."""
         target = self.target
         axes = [matrix[:, i] for i in range(matrix.shape[1])]
         if dtype:
@@ -258,7 +258,7 @@ class SparseConversion:
             return [values, _Part(matrix, request, None, cause, dtype)]
         indices = [self._part(array, parts.count, self._for_indices) for array in parts.indices]
         if parts.count is not None:
-            # Only compressed layouts have a count. Their last array, the pointers, has no spare entries.
+            # Only compressed layouts have an entry count. Their last array, the pointers, has no spares.
             indices[-1] = self._part(parts.indices[-1], None, self._for_indices)
         if dtype:
             for part in indices:
@@ -277,7 +277,7 @@ class SparseConversion:
         part.index_dtype = dtype
 
     def _part(self, array: Any, count: int | None, request: Request) -> _Part:
-        """Return the part for an array; with only its first ``count`` entries if ``count`` is not None."""
+        """Return the part for an array, or for its first ``count`` entries if ``count`` is not None."""
         source = self.source
         if count is None or source is self.target:
             return _Part(array, request)
@@ -306,7 +306,7 @@ class SparseConversion:
         return dtype
 
     def _joined_axes(self, axes: tuple[Any, ...], dtype: str, *, only_route: bool) -> _Part:
-        """Join COO indices, one array per axis, into a matrix of entries × axes in new memory."""
+        """Join COO indices, one array per axis, into a new entries × axes matrix."""
         source = self.source
         names = [source.dtype_name(axis) for axis in axes]
         dtype = dtype or (names[0] if len(set(names)) == 1 else _INT64)
@@ -356,7 +356,7 @@ class SparseConversion:
         return parts
 
     def _only_dense_error(self, x: Any, name: str, expressions: Expressions) -> ArrayNotSupportedError:
-        """Return the error for a target without sparse arrays, with advice for dense ones of its dtypes."""
+        """Return the error for a target without sparse arrays, with advice to pass a dense array."""
         size = format_bytes(int(np.prod(x.shape, dtype=object)) * self._itemsize(x))
         text = f"Pass its stored values, {{}}, or convert it to a dense array ({size}): {{}}."
         dtype = self.request.dtype or self.source.dtype_name(x)
@@ -416,7 +416,7 @@ class SparseConversion:
         )
 
     def _check_padding(self, parts: SparseParts, convert_part: ConvertPart) -> None:
-        """Raise for indices and pointers out of bounds, which JAX ignores, unlike other frameworks."""
+        """Raise an error for out-of-bounds indices and pointers, which only JAX ignores."""
         indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
         if parts.layout is Layout.COO:
             is_inside = _are_inside(indices, parts.shape[: parts.sparse_axes])
@@ -463,7 +463,7 @@ def _unchanged(x: Any, convert_part: ConvertPart) -> Any:
 
 
 def _are_inside(indices: np.ndarray, shape: tuple[int, ...]) -> bool:
-    """Return whether all indices (a matrix of entries × axes, or those of one axis) are within a shape."""
+    """Return whether all indices (an entries × axes matrix, or those of one axis) are within a shape."""
     if not indices.size:
         return True
     # Negative indices are large as unsigned integers, so the maximum also reveals them.

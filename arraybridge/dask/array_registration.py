@@ -1,7 +1,8 @@
 """Register arrays of all frameworks with Dask: their sizes, tokens and serialization.
 
-Without this, Dask counts a PyTorch tensor of 40 MB as 80 bytes and does not know when to spill it to disk. No
-framework is imported: the classes of a framework are registered when Dask encounters its first array.
+Without this registration, Dask counts a PyTorch tensor of 40 MB as 80 bytes and does not know when to spill
+it to disk. No framework is imported: the classes of a framework are registered when Dask encounters its first
+array.
 
 Sizes are registered through the entry point ``dask.sizeof`` in every process that imports Dask. Tokens are
 registered when a name from `arraybridge.dask` is first used, and serialization is registered by `prepare`.

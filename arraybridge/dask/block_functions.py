@@ -52,7 +52,7 @@ _WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
 
 
 class Block:
-    """A callable that runs a function on blocks, converts results to arrays like the chunks, and checks them.
+    """A callable that runs a function on blocks, converts results to the type of the chunks, and checks them.
 
     The function is pickled separately and is only unpickled by the workers, so that the scheduler does not
     import a framework. A process unpickles it once, so that caches of the function, such as code compiled by
@@ -70,14 +70,14 @@ class Block:
         self.expected = expected
         self.target = target
         placed = placement(fn)
-        #: The function's framework, whose x64 context is used, if JAX would narrow the dtype; otherwise None.
+        #: The function's framework if JAX would narrow the dtype without its x64 context; otherwise None.
         self.x64_framework = placed.framework if placed is not None and dtype.name in _WIDE_DTYPES else None
         #: Whether a result must have the shape of its block. This is checked in the task itself.
         self.keeps_shape = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The function, whose parameters Dask inspects for ``block_id`` and ``block_info``."""
+        """The wrapped function. Dask inspects its parameters for ``block_id`` and ``block_info``."""
         return self._fn or _unpickled(self._pickled)
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
@@ -226,7 +226,7 @@ def map_blocks(
 def _check_block_counts(arrays: list[Any]) -> None:
     """Raise `ValueError` if arrays have different numbers of blocks, which Dask detects only when computing.
 
-    Axes are aligned from the last one, and an axis with a single block fits any number.
+    Axes are aligned from the last one, and an axis with a single block matches any number of blocks.
     """
     ndim = max(x.ndim for x in arrays)
     for axis in range(-ndim, 0):
@@ -305,7 +305,7 @@ def map_overlap(
     ranks = [one.ndim for one in (array, *arrays)]
     check_depth(depth, ranks)
     check_boundary(boundary, ranks)
-    # Not passed to Dask, which would use the name for the blocks with their margins.
+    # The name is not passed to Dask, which would use it for the blocks with their margins.
     name = kwargs.pop("name", None)
     token = kwargs.pop("token", block.__name__)
     out = da.map_overlap(
@@ -341,7 +341,7 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
 
 
 def _framework_of_meta(meta: Any) -> str | None:
-    """Return the framework of ``meta=``, which must be an array of NumPy or CuPy; None if it is omitted."""
+    """Return the framework of ``meta=``, which must be a NumPy or CuPy array; None if it is omitted."""
     if meta is None:
         return None
     if not is_array(meta):

@@ -64,7 +64,7 @@ def cluster(
         share_memory: Whether PyTorch and CuPy allocate from one pool; see `share_gpu_memory`. Requires a GPU.
         fraction: As for `coexist`.
         env: More environment variables for the workers. They are set after a worker has imported the script
-            that started it. Set variables that a package reads on import in ``os.environ`` instead.
+            that calls this function. Set variables that a package reads on import in ``os.environ`` instead.
         **options: Options of ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``, such as
             ``threads_per_worker``.
 
@@ -109,7 +109,7 @@ def _cuda_cluster() -> Any:
     """Return the cluster class of dask-cuda."""
     try:
         from dask_cuda import LocalCUDACluster
-    except ImportError as error:  # even if only the bindings from its extras cu12 and cu13 are missing
+    except ImportError as error:  # raised even if only the bindings from its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
             "cluster() needs dask-cuda to start workers on NVIDIA GPUs.",
             reason=str(error),
@@ -128,8 +128,8 @@ def prepare(
 ) -> None:
     """Prepare the workers of a cluster that was not started by `cluster`.
 
-    Call it before sending data: from then on, this process serializes arrays for prepared workers. Other
-    clients of the cluster must call `prepare` too.
+    Call this function before sending data. From then on, this process serializes arrays for prepared workers.
+    Other clients of the cluster must call `prepare` too.
 
     Args:
         client: A ``distributed.Client``. Workers that join later are prepared as well.

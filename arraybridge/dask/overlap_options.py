@@ -57,7 +57,8 @@ def check_boundary(boundary: Any, ranks: Sequence[int]) -> None:
 def _entries(option: Any, ranks: Sequence[int], text: str, advice: str) -> Iterator[Any]:
     """Yield the values of an option for all arrays and axes, except for values that are None.
 
-    An option that is not a list applies to all arrays, so it has entries for the largest number of axes.
+    An option that is not a list applies to all arrays, so it has one entry per axis of the array with the
+    most axes.
     """
     options = option if isinstance(option, list) else [option]
     if isinstance(option, list):

@@ -83,7 +83,7 @@ def export(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any
     from distributed.utils import ensure_memoryview
 
     header, frames = serialize(x, context=context)
-    if "compression" in header:  # a GPU array, or one that chooses its compression
+    if "compression" in header:  # a GPU array, or an array that chooses its own compression
         raise NotImplementedError
     frames = [ensure_memoryview(frame) for frame in frames]
     if sum(map(len, frames)) > _MIN_NBYTES:

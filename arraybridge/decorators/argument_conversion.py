@@ -171,7 +171,7 @@ def describe_argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place:
 
 
 def advise_by_options(error: MemoryConversionError, name: str) -> None:
-    """Replace the advice of an error with a change to the options of the decorator ``name``, if one helps."""
+    """Replace the advice of an error with advice to change options of decorator ``name``, if that helps."""
     if error.cast is not None:
         error.advise(error.cast.by_decorator(name))
     elif isinstance(error, SourceMismatchError):

@@ -110,7 +110,7 @@ class DecoratedCall:
             # torch.compile cannot trace conversions, because traced tensors have no memory.
             return call_untraced(DecoratedCall.__call__, self, args, kwargs)
         if not open_logs:
-            # The body of `run`, inlined.
+            # This is the body of `run`, inlined.
             result = self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
             if type(result) in self.native_results:
                 return result
@@ -133,7 +133,7 @@ class DecoratedCall:
         return self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
 
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
-        """Call the function once, with the arguments of the caller."""
+        """Call the function once, with the arguments that the caller passed."""
         return self.fn(*args, **kwargs)
 
     def restore_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -174,7 +174,7 @@ class DecoratedCall:
             gpu = gpu_index_of(options.gpu_id)
         if splits and self.count_own(args):
             args = (fixed(args[0]), *args[1:])  # `self` is never split
-        # Positional arguments, because keywords cost 0.4 µs per call here.
+        # The arguments are positional, because keywords cost 0.4 µs per call here.
         result = recovered(
             self.attempt,
             (args, kwargs),
@@ -265,7 +265,7 @@ class ConvertingCall(DecoratedCall):
         """Convert the arguments and call the function once."""
         converted, named = self.convert_arguments(args, kwargs)
         try:
-            # The same as `call` for most arguments, but 0.05 µs faster.
+            # This does the same as `call` for most arguments, but is 0.05 µs faster.
             if self.is_direct or (converted and type(converted[0]) in self.direct_types):
                 return self.body(*converted, **named) if named else self.body(*converted)
             return self.call(converted, named)
@@ -323,7 +323,7 @@ class ConvertingCall(DecoratedCall):
                     has_other = True
                     original = plain(value) if self.splits else value
                     converted = map_arrays(original, convert)
-                    # A new container has a converted array. An unchanged one may have arrays that can stay.
+                    # A new container has a converted array. An unchanged one may have unconverted arrays.
                     has_array = has_array or converted is not original
                     values.append(converted)
         except MemoryConversionError as error:
@@ -433,7 +433,7 @@ class ConvertingCall(DecoratedCall):
         return result if self.options.contract is None else self.checked(result, self.options.contract)
 
     def _restored(self, result: Any, first: Any) -> Any:
-        """Convert a result array for the caller, whose first array argument is ``first`` (None if none)."""
+        """Convert a result array for the caller, whose first array argument is ``first`` (or None)."""
         if type(result) is type(first) and _are_together(result, first):
             return result
         return self._deliver_to(first)(result)

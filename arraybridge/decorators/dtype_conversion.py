@@ -51,7 +51,7 @@ DtypeConversionName: TypeAlias = Literal[
 
 
 class DtypeConversion(Enum):
-    """The dtype of the arrays in a result. By default, they keep the dtype that the function returns.
+    """The dtype of the arrays in the result of a decorated function. By default, they keep their dtype.
 
     The docstring of `arraybridge.decorators.dtype_conversion` states how the values are converted.
 
@@ -61,7 +61,7 @@ class DtypeConversion(Enum):
 
     #: The dtype of the first array argument.
     PRESERVE_INPUT = "preserve"
-    #: The dtype that the function returns. This is the default.
+    #: The dtype that the decorated function returns. This is the default.
     NATIVE_OUTPUT = "native"
     UINT8 = "uint8"
     UINT16 = "uint16"

@@ -1,6 +1,6 @@
-"""The decorators of the frameworks, which run a function in one framework and accept arrays of any framework.
+"""One decorator per framework. Each runs a function in its framework and accepts arrays of any framework.
 
-Each decorator is assigned to a name by hand, so that editors and type checkers see it.
+Each decorator is explicitly assigned to a name, so that editors and type checkers see it.
 """
 
 from __future__ import annotations
@@ -196,7 +196,9 @@ def memory_types(
 
 @cache
 def decorator_of(name: str) -> FrameworkDecorator:
-    """Return the decorator of a framework, including frameworks of plugins; always the same object.
+    """Return the decorator of a framework. Repeated calls return the same object.
+
+    Frameworks that plugins add have decorators as well.
 
     Args:
         name: The name of the framework, such as ``"torch"``.

@@ -1,8 +1,9 @@
 """Functions with ``grad="flow"``, which other frameworks can differentiate.
 
-The function must be pure in its array arguments, and may run more than once. Each call is an `Operation`
-on arrays of the caller. Its pullback is an `Operation` on the same arrays and the cotangents, and has a
-pullback itself. This is sufficient for derivatives of any order and for all transformations of the caller.
+The decorated function must be pure in its array arguments, and may run more than once. Each call is an
+`Operation` on arrays of the caller's framework, which is the framework that differentiates. The pullback of
+an operation is an `Operation` on the same arrays and the cotangents, and has a pullback itself. This is
+sufficient for derivatives of any order and for all transformations of the caller's framework.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class Flow(autodiff.Function):
         )
         #: Converts arrays of any framework to the framework of the function.
         self.arguments = argument_conversion.ArrayConverter(self.name, replace(bare, strict=False))
-        #: Maps call signatures and constants to the programs that the callee has compiled.
+        #: Maps call signatures and constants to the programs that the function's framework has compiled.
         self.programs: dict[Any, Any] = {}
-        #: Maps each call signature to flags: whether each value is a constant of the program.
+        #: Maps each call signature to one flag per value: whether the value is a constant of the program.
         self.constants: dict[Any, list[bool]] = {}
 
     def called(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
@@ -87,7 +88,8 @@ class Flow(autodiff.Function):
         The result is restored for the caller.
 
         Raises:
-            GradientError: If arrays of several frameworks, or sparse arrays of another, are differentiated.
+            GradientError: If arrays of several frameworks are differentiated, or sparse arrays of a framework
+                other than that of the function.
         """
         skip = 0 if self.self_argument is None else self.self_argument.count(args)
         values, structure = flattened([args[skip:], kwargs])
@@ -112,7 +114,7 @@ class Flow(autodiff.Function):
         Args:
             caller: The framework whose arrays are differentiated.
             given: The values in the arguments, with containers flattened.
-            own: ``self`` of a method, otherwise empty.
+            own: A sequence with ``self`` if the function is a method; otherwise an empty sequence.
             structure: The containers of the arguments, without their values.
         """
         enter = self.arguments.current()
@@ -124,8 +126,8 @@ class Flow(autodiff.Function):
         try:
             # Raises if strict=True excludes the framework of the caller.
             find_source(arrays[0], self.options.required_source, self.name)
-            # If a conversion raises, `leaves` has only the leaves of the values before, and its length is the
-            # number of the value that cannot be converted.
+            # If a conversion raises, `leaves` has only the leaves of the preceding values, so its length is
+            # the index of the value that cannot be converted.
             leaves.extend(self._leaf(one, caller, enter) for one in given)
             differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
@@ -185,7 +187,7 @@ class Flow(autodiff.Function):
         )
 
     def run(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
-        """Call the function, return the arrays in its result, and set ``call.refill``, which rebuilds it."""
+        """Call the function, set ``call.refill`` to rebuild its result, and return the arrays in it."""
         framework = registry.framework(self.name)
         positional, kwargs = filled(call.structure, iter(values))
         args = (*call.own, *positional)
@@ -206,7 +208,7 @@ class Flow(autodiff.Function):
         return arrays
 
     def _converted_result(self, x: Any) -> Any:
-        """Return an array of another framework in the result as an array of the function's own framework."""
+        """Convert a result array of another framework to the function's own framework, and return it."""
         with blaming_result(self.label):
             return convert_memory(x, self.name)
 
@@ -234,7 +236,7 @@ class Flow(autodiff.Function):
         return autodiff.Leaf(self._argument_value(given.value, enter))
 
     def _argument_value(self, x: Any, enter: argument_conversion.Change) -> Any:
-        """Return the value that the function receives for a value that is not a dense array of the caller.
+        """Return what the function receives for a value that is not a dense array of the caller's framework.
 
         Mutable arrays of other frameworks are copied, so that their values are the same in the backward pass.
         """
@@ -250,7 +252,10 @@ class Flow(autodiff.Function):
 
 
 class FlowingCall(decorated_call.DecoratedCall):
-    """A decorated function that other frameworks can differentiate. Its results are arrays of the caller."""
+    """A decorated function that other frameworks can differentiate.
+
+    Its results are arrays of the caller's framework.
+    """
 
     __slots__ = ("flow",)
 

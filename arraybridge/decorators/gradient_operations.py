@@ -24,26 +24,28 @@ from arraybridge.trees import arrays_of
 
 @contextmanager
 def blaming_result(label: str) -> Iterator[None]:
-    """Make errors of a conversion state that the result of a function cannot be converted."""
+    """Make conversion errors state that the result of the function ``label`` cannot be converted."""
     try:
         yield
     except MemoryConversionError as error:
-        if not error.is_in(f"{label}()"):  # such as JAX without x64, which gets advice for the call
+        if not error.is_in(f"{label}()"):  # errors such as JAX without x64 are about the call
             error.blame_result(label)
         raise
 
 
 class CallOperation(autodiff.Operation):
-    """A call of a pure function that is written in the callee, as an operation on arrays of the caller.
+    """A call of a pure function, as an operation on arrays of another framework.
+
+    The *caller* is the framework that differentiates. The *callee* is the framework of the function.
 
     Args:
         call: The function, with its other arguments, which have no gradient and must not be modified.
         caller: The framework that differentiates the function.
-        enter: A function that converts an array to the callee, on the device on which the function runs.
+        enter: Converts an array to the callee, on the device on which the function runs.
         active: For each argument, whether it is differentiated.
     """
 
-    #: The random state of the callee before the first run.
+    #: The random state of the function's framework before the first run.
     state: Any = autodiff.NO_STATE
 
     def __init__(
@@ -61,7 +63,7 @@ class CallOperation(autodiff.Operation):
         self.settings = callee.runtime.thread_settings()
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
-        """Run the function; return its results as arrays of the caller, and its derivative."""
+        """Run the function; return its results as arrays of the caller's framework, and its derivative."""
         callee = self.callee.autodiff
         self.state = callee.random_state()
         results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
@@ -74,7 +76,7 @@ class CallOperation(autodiff.Operation):
         return results, linear
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Return the results as NumPy arrays, for a callback of a compiled program of the caller.
+        """Return the results as NumPy arrays, for a callback from a compiled program of another framework.
 
         ``states`` contains the random state before the first run. It is empty for the first run, and for
         functions that draw no random numbers.
@@ -94,7 +96,7 @@ class CallOperation(autodiff.Operation):
             return [convert_memory(y, "numpy", grad="detach") for y in results]
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
-        """Run the function again on arrays of the callee, with the random numbers of the first run."""
+        """Run the function again on arrays of its own framework, with the random numbers of the first run."""
         callee = self.callee.autodiff
         self._check_unmodified()
         if self.draws is None:
@@ -109,7 +111,7 @@ class CallOperation(autodiff.Operation):
         return operation
 
     def random_state(self) -> np.ndarray:
-        """Return the current random state of the callee."""
+        """Return the current random state of the function's framework."""
         return self.callee.autodiff.random_state()
 
     def predict(self, shapes: list[Shape]) -> list[Shape]:
@@ -139,7 +141,7 @@ class CallOperation(autodiff.Operation):
         return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
 
     def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Return the gradients as arrays that the caller can differentiate; None for inactive arguments."""
+        """Return gradients that the caller's framework can differentiate; None for inactive arguments."""
         pullback, operands = self.pullback(arrays, cotangents, linear)
         if any(pullback.active):
             results = iter(self.caller.autodiff.apply(pullback, operands))
@@ -173,7 +175,7 @@ class CallOperation(autodiff.Operation):
         return entered
 
     def _to_caller(self, results: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
-        """Return the results as arrays of the caller, each on the device of its example."""
+        """Return the results as arrays of the caller's framework, each on the device of its example."""
         pairs = zip(results, examples, strict=True)
         arrays = [Restoration(example, "detach").array(x) for x, example in pairs]
         for x in arrays:
@@ -205,7 +207,7 @@ class CallOperation(autodiff.Operation):
         if self.callee.name == "torch":
             advice += " For the parameters of a module, use torch.func.functional_call."
         raise GradientError(
-            f"The result depends on {what}, called w here, that is not an argument and would get no"
+            f"The result depends on {what}, called w here, which is not an argument and would get no"
             " gradient.",
             reason="captured",
             advice=advice,
@@ -219,7 +221,7 @@ class Pullback(CallOperation):
     Args:
         forward: The operation whose pullback this is.
         present: For each result of ``forward``, whether it has a cotangent.
-        arrays: The arrays to which it will be applied.
+        arrays: The arrays to which the pullback will be applied.
         linear: The derivative from a forward run. If it is None, the function runs again.
     """
 
@@ -242,7 +244,7 @@ class Pullback(CallOperation):
         self.label = forward.label
 
     def body(self, arrays: list[Any]) -> list[Any]:
-        """Run the function again to compute the gradients, and return them as arrays of the callee."""
+        """Run the function again to compute the gradients, as arrays of the function's framework."""
         count = len(self.forward.active)
         _, linear = self.forward.replaying(self.state).again(arrays[:count])
         return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
@@ -269,7 +271,7 @@ class Pullback(CallOperation):
         return gradients
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
-        """Run the pullback again on arrays of the callee."""
+        """Run the pullback again on arrays of the function's framework."""
         return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
 
     def predict(self, shapes: list[Shape]) -> list[Shape]:

@@ -40,8 +40,8 @@ class DecoratorKeywords(TypedDict, total=False):
     input_type: FrameworkLike | None
     #: Whether arrays of frameworks other than ``input_type`` raise an error. Defaults to ``False``.
     strict: bool
-    #: ``True`` frees memory and retries when memory runs out; ``"split"`` also halves the batch. For plain
-    #: functions only. Defaults to ``False``.
+    #: ``True`` frees memory and retries when memory runs out; ``"split"`` also halves the batch. Requires a
+    #: plain function. Defaults to ``False``.
     oom_recovery: bool | Literal["split"]
     #: The maximum number of retries when memory runs out. Defaults to ``2``.
     max_retries: int
@@ -57,7 +57,7 @@ class DecoratorKeywords(TypedDict, total=False):
     dtype_conversion: DtypeConversion | DtypeConversionName
     #: Whether to call the function for each plane of its 3-D array arguments and stack the resulting arrays.
     #: Results that are not arrays, such as NumPy scalars, are returned in a list. Arrays in containers of
-    #: arguments are not split. For plain functions only. Defaults to ``False``.
+    #: arguments are not split. Requires a plain function. Defaults to ``False``.
     slice_by_slice: bool
     #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
     #: ``None``.

@@ -54,7 +54,7 @@ class Restoration:
             x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
             if framework.sparse.has_matrices and not is_there:
                 x = self._as_matrix(x)
-        # Not isinstance, which reads the __class__ of tensors.
+        # issubclass, because isinstance would read the __class__ of tensors.
         if self.writable and issubclass(type(x), np.ndarray) and not x.flags.writeable:
             x = x.copy()
         if self.carrier is None or x.shape != self.shape:

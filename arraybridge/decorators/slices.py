@@ -32,7 +32,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
     Raises:
         ValueError: If there are no slices, their shapes differ, or they do not have two axes.
         TypeError: If their dtypes differ, or ``slices`` is not iterable.
-        MemoryConversionError: If ``memory_type`` cannot represent them exactly.
+        MemoryConversionError: If ``memory_type`` cannot represent the slices exactly.
 
     >>> import numpy as np
     >>> stack_slices([np.zeros((2, 3)), np.ones((2, 3))], "torch").shape

@@ -40,7 +40,7 @@ class Decorated(Protocol[P, R_co]):
     """
 
     gpu_id: GpuId
-    # Set by the decorators of frameworks, not by `gpu`.
+    # The framework decorators set these attributes; `gpu` does not.
     input_memory_type: str
     output_memory_type: str
     execution_memory_type: str
@@ -134,7 +134,7 @@ class SelfArgument:
     def of(cls, fn: Any) -> SelfArgument | None:
         """Return the rule for a function, or None if it is not defined in a class body."""
         if not inspect.isfunction(fn):
-            return None  # bound methods, partials and objects already have their self
+            return None  # bound methods, partials and callable objects already have their `self`
         class_name = fn.__qualname__.rpartition(".")[0]
         # The scope is "" in a module, "f.<locals>" in a function, and "<dictcomp>" in a dict comprehension
         # (Python 3.11).
@@ -201,8 +201,8 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
             " that computes one item, and call it in the generator."
         )
 
-    # The only free variable is an object, so that cloudpickle can serialize the wrapper by value. It is not a
-    # function, because dill with recurse=True would serialize the globals of its module.
+    # The only free variable is an object, so that cloudpickle can serialize the wrapper by value. The object
+    # is not a function, because dill with recurse=True would serialize the globals of its module.
     def called(*args: Any, **kwargs: Any) -> Any:
         return run.__call__(args, kwargs)  # faster than run(args, kwargs)
 

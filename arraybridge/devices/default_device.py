@@ -37,9 +37,9 @@ def set_device(device: DeviceLike | None) -> None:
 def get_device() -> Device:
     """Return the default device of this thread or task.
 
-    It is the first of these that applies:
+    The default device is the first of these that applies:
 
-    1. the device of `set_device` or `use_device`;
+    1. the device that `set_device` or `use_device` set;
     2. in a worker of `device_map`, the device of that worker;
     3. the environment variable ``ARRAYBRIDGE_DEVICE``, which applies to all threads of the process;
     4. ``gpu:0`` if there is a GPU, otherwise ``cpu``.

@@ -26,15 +26,15 @@ def array_namespace(*xs: Any) -> Any:
         *xs: Arrays of one framework. Python scalars and None are ignored.
 
     Returns:
-        A module. Without arrays, it is the namespace of NumPy if the default device is the CPU. If it is a
-        GPU, it is that of the first of CuPy, PyTorch and JAX that is installed and has the device. If none of
-        them has it, and no device was chosen, it is that of NumPy.
+        A module. Without arrays, it depends on the default device. For the CPU, it is the NumPy namespace.
+        For a GPU, it is the namespace of the first of CuPy, PyTorch and JAX that is installed and has the
+        GPU. If none of them has the GPU, and no device was chosen, it is the NumPy namespace.
 
     Raises:
         TypeError: If the arrays belong to several frameworks.
         ArrayNotSupportedError: If their framework has no namespace (pyclesperanto).
         UnknownArrayError: If an argument is not an array.
-        DeviceNotFoundError: If none of these frameworks has a default device that was chosen.
+        DeviceNotFoundError: If a default device was chosen, but none of these frameworks has it.
 
     Example:
         >>> import numpy as np

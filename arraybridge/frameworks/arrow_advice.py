@@ -19,7 +19,7 @@ class _Step(NamedTuple):
 
     Attributes:
         text: The advice, with ``{}`` in place of the expression.
-        code: The code of the step, which is appended to the expression of the values.
+        code: The code of the step, which is appended to the expression for the values.
         values: The result of the step.
     """
 
@@ -77,7 +77,7 @@ def _is_boolean(kind: Any) -> bool:
 
 
 def converts(x: Any) -> bool:
-    """Return whether values can be converted: a NumPy array, or numbers without nulls or fixed-size lists."""
+    """Return whether values are a NumPy array, or numbers without nulls, possibly in fixed-size lists."""
     if isinstance(x, np.ndarray):
         return True
     types = sys.modules["pyarrow"].types

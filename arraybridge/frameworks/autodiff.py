@@ -36,7 +36,7 @@ __all__ = [
     "substitute",
 ]
 
-#: A function that takes and returns a flat list of the callee's arrays.
+#: A function that takes and returns a flat list of arrays of its own framework.
 Body = Callable[[list[Any]], list[Any]]
 
 #: The memory range of an array: the address of its first byte and the address after its last byte.
@@ -50,12 +50,12 @@ Shape = tuple[tuple[int, ...], str]
 # The data classes in this module are plain classes, because dataclasses would take 3 % of the time of
 # `import arraybridge`.
 class Linear:
-    """The derivative, at a point, of a function that is written in the callee.
+    """The derivative of a function at a point, computed by the framework of the function.
 
     Attributes:
         pull: The pullback. It takes one cotangent per result, or None, and returns the gradients of the
-            active arguments. For complex numbers, it follows PyTorch's convention: the conjugates of JAX's
-            gradients.
+            active arguments. Complex gradients follow PyTorch's convention: they are the conjugates of the
+            gradients that JAX returns.
         captured: A description of a differentiable value that the results depend on and that is not an
             argument, such as ``"a trainable tensor"``; ``""`` if there is none.
         residuals: The arrays that `pull` reads; None if they are unknown.
@@ -73,7 +73,9 @@ class Linear:
 
 
 class Operation(ABC):
-    """A pure function of the callee on arrays of the caller, or the pullback of such a function.
+    """A pure function as an operation on arrays of another framework, or the pullback of such a function.
+
+    The *caller* is the framework that differentiates.
 
     Attributes:
         active: For each argument, whether it is differentiated.
@@ -81,7 +83,7 @@ class Operation(ABC):
         differentiated: Whether the caller differentiates the results. A caller that traces sets it to True
             only when it computes derivatives.
         draws: Whether the function draws random numbers without a seed; None if that was not predicted.
-        enter: A function that converts an array to the callee, on the device where the function runs.
+        enter: Converts an array to the function's framework, on the device where the function runs.
     """
 
     active: tuple[bool, ...]
@@ -104,7 +106,7 @@ class Operation(ABC):
 
     @abstractmethod
     def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
-        """Return the gradients with respect to the arguments, as arrays that the caller can differentiate.
+        """Return the gradients of the arguments, as arrays that the caller's framework can differentiate.
 
         Args:
             arrays: The arguments.
@@ -160,7 +162,7 @@ class Operation(ABC):
 
     @abstractmethod
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Run the operation on NumPy arrays, in a callback from a compiled program of the caller.
+        """Run the operation on NumPy arrays, in a callback from a compiled program of the caller's framework.
 
         Args:
             arrays: The arguments.
@@ -184,11 +186,14 @@ class Operation(ABC):
 
     @abstractmethod
     def random_state(self) -> np.ndarray:
-        """Return the current random state of the callee."""
+        """Return the current random state of the function's framework."""
 
 
 class Autodiff:
-    """The automatic differentiation of a framework, in both roles. This base class does not support any.
+    """The automatic differentiation of a framework. This base class supports neither of two roles.
+
+    As the *caller*, the framework differentiates a function that is written in another framework. As the
+    *callee*, it is the framework in which the function is written.
 
     Attributes:
         constant_advice: For the callee: how to use a captured array ``w`` as a constant in the function.
@@ -198,7 +203,7 @@ class Autodiff:
     constant_advice = "use a copy of its values in the function"
     argument_advice = "convert it to the framework that differentiates the function"
 
-    # -- its arrays --------------------------------------------------------------------------------
+    # -- arrays of the framework -------------------------------------------------------------------
 
     def requires_grad(self, x: Any) -> bool:
         """Return whether converting an array to another framework would drop the array's graph.
@@ -333,7 +338,7 @@ class Autodiff:
             Its results.
 
         Raises:
-            GradientError: If it modifies an argument, and the framework counts modifications.
+            GradientError: If the function modifies an argument, and the framework counts modifications.
         """
         versions = list(map(self.version, arrays))
         results = body(arrays)
@@ -425,7 +430,7 @@ class Autodiff:
             label: The name of the function in messages.
 
         Raises:
-            GradientError: If it draws random numbers that cannot be replayed.
+            GradientError: If the function draws random numbers that cannot be replayed.
         """
 
 
@@ -443,7 +448,7 @@ NOT_DIFFERENTIABLE = Autodiff()
 
 
 class Function(ABC):
-    """A decorated function of one framework, which callers of other frameworks differentiate.
+    """A decorated function of one framework, which other frameworks can differentiate.
 
     Attributes:
         fn: The user's function.
@@ -485,13 +490,15 @@ class Function(ABC):
 
 
 class Leaf:
-    """One of the values in the arguments of a call, whose containers are flattened.
+    """One value in the flattened arguments of a call.
 
     Attributes:
-        value: An array of the callee or any other object; None for an array of the caller.
-        is_argument: Whether it is an array of the caller, and so an argument of the operation.
-        is_passed: For callees that compile: whether it is an argument of the program. If not, its value is a
-            constant of the program.
+        value: An array of the function's framework or any other object; None for an array of the caller's
+            framework.
+        is_argument: Whether the value is an array of the caller's framework, and therefore an argument of the
+            operation.
+        is_passed: For frameworks that compile the function: whether the value is an argument of the program
+            rather than a constant of it.
     """
 
     __slots__ = ("is_argument", "is_passed", "value")
@@ -507,7 +514,7 @@ class Leaf:
 
 
 class Call:
-    """One call to the user's function, as a function of the caller's arrays.
+    """A call to the user's function, as a function of the arrays of the caller's framework.
 
     Attributes:
         function: The decorated function.
@@ -529,7 +536,7 @@ class Call:
         return Call(self.function, self.own, self.structure, leaves)
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
-        """Run the function with these arrays as the caller's arrays, and return the arrays of its result."""
+        """Run the function with ``arrays`` as its array arguments, and return the arrays of its result."""
         following = iter(arrays)
         values = [next(following) if leaf.is_argument else leaf.value for leaf in self.leaves]
         return self.function.run(self, values)

@@ -203,7 +203,7 @@ def test_the_error_for_a_captured_tensor_names_fixes_that_work() -> None:
         jax.grad(arraybridge.torch(grad="flow")(lambda x: (x * w).sum()))(x)
     assert str(caught.value) == (
         "test_the_error_for_a_captured_tensor_names_fixes_that_work.<locals>.<lambda>():"
-        " The result depends on a trainable tensor, called w here, that is not an argument and would get no"
+        " The result depends on a trainable tensor, called w here, which is not an argument and would get no"
         " gradient. If w is a constant, use w.detach() in the function (for a module, call"
         ' module.requires_grad_(False)). Otherwise, pass it as an argument: to_jax(w, grad="detach"), and'
         " list its position in argnums= of jax.grad. For the parameters of a module, use"
@@ -327,7 +327,7 @@ def test_captured_arrays_under_jit_raise(callee: str) -> None:
     w: Any = tf.Variable(X) if callee == "tensorflow" else tensor()
     f = flowing(callee, lambda x: x * w)
     for run in (jax.jit(jax.grad(lambda x: f(x).sum())), jax.grad(jax.jit(lambda x: f(x).sum()))):
-        with pytest.raises((GradientError, ValueError, RuntimeError), match="that is not an argument"):
+        with pytest.raises((GradientError, ValueError, RuntimeError), match="which is not an argument"):
             jax.block_until_ready(run(jnp.asarray(X)))
 
 
