@@ -14,7 +14,7 @@ __all__ = ["DEPENDS_ON_LAYOUT", "Cause", "Reason", "as_cause"]
 
 
 class Reason(StrEnum):
-    """A kind of reason why a conversion shares memory, copies, or raises an error."""
+    """A reason for which a conversion shares memory, copies, or raises an error."""
 
     # -- nothing is copied
     SAME_OBJECT = auto()

@@ -43,7 +43,8 @@ class Findings(NamedTuple):
     Attributes:
         driver: The NVIDIA driver.
         gpus: The GPUs that are visible to CUDA.
-        probes: The findings of `arraybridge.cli.probe` by framework. ``"state"`` is a key of `STATES`.
+        probes: The findings of `arraybridge.cli.probe` by framework. The value of each
+            finding's ``"state"`` is a key of `STATES`.
         trials: The result of each import order; see `arraybridge.cli.import_trials`.
         versions: The installed versions of arraybridge and of distributions that contain CuPy.
         environ: The environment variables.

@@ -131,7 +131,8 @@ class Block:
         named = [f"{name}=" for name in kwargs if name not in ("block_id", "block_info")]
         arguments = f"{counted(len(blocks), 'block')} of shape {' and '.join(shapes)}"
         options = f", and the options {', '.join(named)}" if named else ""
-        return f"arraybridge: {self.__name__}() got {arguments}{options}."
+        advice = " If they should be equal, rechunk one of the arrays." if len(set(shapes)) > 1 else ""
+        return f"arraybridge: {self.__name__}() got {arguments}{options}.{advice}"
 
 
 _unpickled = lru_cache(maxsize=64)(cloudpickle.loads)

@@ -81,7 +81,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
         if owner == _OURS:
             if foreign:
                 return None
-            library = ""  # arraybridge made the call, not the libraries between its frames
+            library = ""  # arraybridge made the call, not a library
         elif owner == _USERS:
             return _notebook_cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
