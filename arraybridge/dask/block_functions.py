@@ -128,9 +128,9 @@ class Block:
     def _note_on_call(self, blocks: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return a note on a failed call, with the shapes of the blocks and the names of the options."""
         shapes = [str(getattr(x, "shape", ())) for x in blocks]
-        named = [f"{name}=" for name in kwargs if name not in ("block_id", "block_info")]
+        named = [name for name in kwargs if name not in ("block_id", "block_info")]
         arguments = f"{counted(len(blocks), 'block')} of shape {' and '.join(shapes)}"
-        options = f", and the options {', '.join(named)}" if named else ""
+        options = f", and {', '.join(named)} by keyword" if named else ""
         advice = " If they should be equal, rechunk one of the arrays." if len(set(shapes)) > 1 else ""
         return f"arraybridge: {self.__name__}() got {arguments}{options}.{advice}"
 

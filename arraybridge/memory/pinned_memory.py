@@ -51,7 +51,8 @@ def pinned(x: Any) -> Any:
         try:
             detect_memory_type(x)
         except UnknownArrayError as error:
-            if isinstance(x, (int, tuple)):
+            lengths = x if type(x) is tuple else (x,)
+            if all(type(length) is int for length in lengths):
                 error.advise(Advice("pinned takes an array, not a shape; pass {}", ("np.empty({x})",)))
             raise
         return x

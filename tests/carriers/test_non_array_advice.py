@@ -742,3 +742,5 @@ def test_pinned_takes_no_shape() -> None:
         with pytest.raises(ab.UnknownArrayError, match="pinned takes an array, not a shape") as caught:
             ab.pinned(shape)
         assert caught.value.expressions == ("np.empty(x)",)
+    with pytest.raises(ab.UnknownArrayError, match="convert_tree"):
+        ab.pinned((np.ones(2), np.ones(3)))

@@ -565,5 +565,5 @@ def test_an_error_of_the_function_notes_the_blocks_and_options_that_it_got() -> 
     assert note.endswith("rechunk one of the arrays.")
     with pytest.raises(TypeError) as caught_type:
         map_blocks(np.sin, y, depth=2).compute()
-    expected = "arraybridge: sin() got 1 block of shape (4,), and the options depth=."
+    expected = "arraybridge: sin() got 1 block of shape (4,), and depth by keyword."
     assert caught_type.value.__notes__ == [expected]
