@@ -122,8 +122,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
 ) -> Any:
     """Convert an array to another framework, exactly, and without a copy if memory can be shared.
 
-    Values, shape and dtype are preserved bit for bit. If that is impossible, an exception states the reason
-    and what to pass instead.
+    Shape and dtype are preserved, and values bit for bit, unless ``dtype`` requests a cast. If that is
+    impossible, an exception states the reason and what to pass instead.
 
     ``gpu_id`` may be passed as the third positional argument. A source may precede the target, as in
     ``convert_memory(data, source, target, gpu_id)``; then the array must be from that source. Source and
@@ -177,7 +177,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
         >>> convert_memory(labels, "torch")
         tensor([[            0, 1099511627776]])
     """
-    # Most calls pass only a target, as the first positional argument, which is named source_type here.
+    # Most calls pass only a target, by position; the parameter is named source_type here.
     if (
         target_type is None
         and gpu_id is None
@@ -210,7 +210,7 @@ convert = break_graph_before(convert_memory)
 
 
 def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs: Any) -> Any:
-    """Make a decision and convert an array; cache the decision if there is a signature and no active log."""
+    """Convert an array by a new decision, which is cached if there is a signature and no active log."""
     if is_compiling():
         return call_untraced(_decide_and_convert, data, request, signature, active_logs)
     decision = decide(data, request)

@@ -1,4 +1,4 @@
-"""Graph breaks for torch.compile, which cannot trace conversions, because traced tensors have no memory."""
+"""Graph breaks for torch.compile. It cannot trace conversions, because traced tensors have no memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_FULL_GRAPH = (
     "arraybridge converts between frameworks outside of a graph. Do not pass fullgraph=True. To compile a"
     " decorated function, write @torch.compile below its decorator."
 )
-# After the first use, this list holds `_call`, wrapped so that torch.compile does not trace it.
+# `_call`, wrapped so that torch.compile does not trace it. The list is empty until the first use.
 _untraced: list[Callable[..., Any]] = []
 
 
@@ -31,19 +31,20 @@ def call_untraced(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     Neither ``fn`` nor the functions that it calls are traced.
     """
     if not _untraced:
-        with suppress(TypeError):  # early PyTorch releases have no msg=
+        # PyTorch releases whose graph_break has no msg= break the graph, and then raise TypeError.
+        with suppress(TypeError):
             sys.modules["torch._dynamo"].graph_break(msg=NO_FULL_GRAPH)
-        # This line runs outside of the graph.
+        # After the break, this line runs as ordinary Python. torch.compile cannot trace it.
         _untraced.append(_disable_tracing(_call))
     result: T = _untraced[0](fn, args, kwargs)
     return result
 
 
 def break_graph_before(fn: F) -> F:
-    """Return ``fn`` itself, marked so that torch.compile does not trace it as part of its caller.
+    """Mark ``fn`` so that torch.compile breaks the graph before each call to it, and return ``fn`` itself.
 
-    The mark costs no time in other calls. It is the attribute that ``torch.compiler.disable`` sets. A PyTorch
-    release that does not use this attribute traces ``fn`` until ``fn`` calls `call_untraced`.
+    The marks are the attributes that ``torch.compiler.disable`` sets; they cost no time in other calls. After
+    the break, torch.compile may trace ``fn`` separately, so ``fn`` also has to call `call_untraced`.
     """
     vars(fn).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NO_FULL_GRAPH)
     return fn
