@@ -58,9 +58,9 @@ def fail_next_push() -> None:
 
 
 def empty_pools() -> None:
-    """Release CuPy's cached memory on both GPUs."""
+    """Release CuPy's cached memory on every GPU that is open."""
     gc.collect()
-    for gpu in range(2):
+    for gpu in filter(is_open, range(cupy.cuda.runtime.getDeviceCount())):
         with cupy.cuda.Device(gpu):
             cupy.cuda.Device(gpu).synchronize()
             cupy.get_default_memory_pool().free_all_blocks()

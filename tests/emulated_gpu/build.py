@@ -89,7 +89,9 @@ def build(folder: Path) -> None:
     for alias in ALIASES:
         (folder / alias).unlink(missing_ok=True)
         (folder / alias).symlink_to(LIBRARY)
-    (folder / "kernels").mkdir(exist_ok=True)
+    for cache in ("kernels", "cupy"):  # kernels of an older version of the emulation
+        shutil.rmtree(folder / cache, ignore_errors=True)
+    (folder / "kernels").mkdir()
     header = Path(shutil.copy(HERE / "emulator" / "device_code.h", folder))
     run("g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch")
 

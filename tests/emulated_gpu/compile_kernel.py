@@ -11,6 +11,8 @@ from pathlib import Path
 #: build.py compiles the precompiled header with these options, as the compiler requires.
 FLAGS = (
     *("-std=gnu++17", "-O1", "-fno-strict-aliasing", "-fpermissive", "-w", "-fPIC", "-shared"),
+    # A GPU rejects misaligned addresses. Here, each access is checked, and executes an illegal instruction.
+    *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
     # _FORTIFY_SOURCE rejects the long jump out of a fiber that faulted.
     *("-U_FORTIFY_SOURCE", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"),
 )

@@ -1,4 +1,4 @@
-"""Run a command on two emulated GPUs: ``python tests/emulated_gpu/run.py FOLDER [options] -- command ...``.
+"""Run a command on emulated GPUs: ``python tests/emulated_gpu/run.py FOLDER [options] -- command ...``.
 
 FOLDER is the output folder of build.py.
 """
@@ -22,7 +22,7 @@ WAYS = {
 }
 
 
-def environment(folder: Path, way: str, memory: int = 384 << 20) -> dict[str, str]:
+def environment(folder: Path, way: str, gpus: int = 2, memory: int = 384 << 20) -> dict[str, str]:
     """Return the environment in which a program finds the emulated GPUs and no others."""
     folder = folder.resolve()
     (folder / "kernels").mkdir(exist_ok=True)
@@ -32,6 +32,7 @@ def environment(folder: Path, way: str, memory: int = 384 << 20) -> dict[str, st
         **os.environ,
         **WAYS[way],
         "ARRAYBRIDGE_EMULATED_GPU": way,
+        "GPU_COUNT": str(gpus),
         "GPU_MEMORY": str(memory),
         "GPU_PYTHON": sys.executable,
         "GPU_COMPILER": str(HERE / "compile_kernel.py"),
@@ -49,10 +50,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--way", choices=list(WAYS), default="lazy")
+    parser.add_argument("--gpus", type=int, default=2, metavar="COUNT")
     parser.add_argument("--memory", type=int, default=384 << 20, metavar="BYTES", help="of each GPU")
     parser.add_argument("command", nargs="+")
     chosen = parser.parse_args()
-    found = environment(chosen.folder, chosen.way, chosen.memory)
+    found = environment(chosen.folder, chosen.way, chosen.gpus, chosen.memory)
     os.execvpe(chosen.command[0], chosen.command, found)  # noqa: S606 - running a command is the purpose
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from tests.helpers import output_of, require
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_two_gpus")]
 
 IMPORTS = (
     "import os, threading, numpy as np, cupy, arraybridge as ab",
     "from arraybridge import hardware",
-    "from arraybridge.frameworks import cuda_driver",
+    "from arraybridge import cuda_driver",
     "from tests.emulated_gpu import accounting",
     "opened = lambda: map(accounting.is_open, range(2))",
 )

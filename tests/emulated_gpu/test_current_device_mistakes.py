@@ -15,18 +15,17 @@ from tests.helpers import require
 pytestmark = pytest.mark.gpu
 
 #: Methods of `CupyFramework` that must select the device. All others work with any current device.
+#: For imports by DLPack, see `stay_on_the_current_device` in test_mistakes.py.
 SELECTING = (
     *("cast", "copy", "from_host", "to_host"),
     *("batching.concatenate", "batching.empty", "batching.output_buffer", "batching.stack"),
-    *("devices.default_device", "devices.selected", "devices.to_device", "runtime.device_guard"),
-    *("interchange.import_from, from CuPy", "interchange.import_from, from a framework without streams"),
-    "interchange.import_from, from an unknown library by DLPack",
+    *("devices.default_device", "devices.select", "devices.to_device", "runtime.device_guard"),
     "interchange.import_from, from an unknown library by the CUDA array interface",
     *("interchange.copy_reason", "interchange.block_until_ready"),
     *(
         "memory.device_memory",
         "memory.free_cache",
-        "memory.pinned_bytes",
+        "memory.allocate_pinned",
         "memory.synchronize",
         "memory.usage",
     ),

@@ -18,19 +18,19 @@ import pytest
 
 import arraybridge
 from arraybridge.device import Device
-from arraybridge.frameworks.streams import StreamEvent
+from arraybridge.interface.streams import StreamEvent
 from tests.emulated_gpu import accounting
 from tests.gpu import test_memory as memory
 from tests.gpu import test_ordering as ordering
 from tests.gpu.test_ordering import _restore_streams  # noqa: F401  # fixture: restores streams after each test
-from tests.helpers import EMULATED
+from tests.helpers import EMULATED, require_two_gpus
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(EMULATED == "at-once", reason="in eager mode, no work is ever late"),
 ]
 
-CUPY, TORCH = "frameworks.cupy", "frameworks.torch"
+CUPY, TORCH = "frameworks.cupy.framework", "frameworks.torch"
 Function = Callable[..., Any]
 MISTAKES: list[Any] = []
 
@@ -53,8 +53,11 @@ def mistake(target: str, noticed: Function, *arguments: Any) -> Callable[[Functi
 
 @pytest.mark.parametrize(("target", "wrong", "noticed"), MISTAKES)
 def test_mistake_is_detected(
-    target: str, wrong: Function, noticed: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    target: str, wrong: Function, noticed: functools.partial[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    marks = getattr(noticed.func, "pytestmark", ())
+    if any("_two_gpus" in mark.args for mark in marks if mark.name == "usefixtures"):
+        require_two_gpus()
     noticed()  # skips if its frameworks are not installed
     arraybridge.free_memory()
     accounting.empty_pools()  # so that memory does not already hold the expected values
@@ -78,7 +81,7 @@ def test_mistake_is_detected(
 def skip_the_wait_for_a_copy_from_pinned_memory(
     _: Function, self: Any, view: np.ndarray, device: Device
 ) -> Any:
-    with self.devices.selected(device):
+    with self.devices.select(device):
         x = cupy.empty(view.shape, view.dtype)
         x.set(view)
         return x
@@ -117,7 +120,7 @@ def skip_the_wait_for_an_event(right: Function, self: Any, device: Device) -> St
 )
 def reuse_a_source_before_it_was_copied(_: Function, self: Any, x: Any, device: Device) -> Any:
     ready = cupy.cuda.get_current_stream().record()
-    with self.selected(device):
+    with self.select(device):
         cupy.cuda.get_current_stream().wait_event(ready)
         return x.copy()
 
@@ -170,14 +173,26 @@ def leave_a_result_on_the_stream_that_made_it(_: Function, self: Any, x: Any) ->
     return x
 
 
+@mistake(f"{CUPY}.on_gpu", ordering.test_arrays_on_another_gpu_are_imported_in_order, "cupy", "dlpack")
 @mistake(
-    "frameworks.keep_alives._release_in_order",
+    f"{CUPY}.on_gpu",
+    ordering.test_arrays_on_another_gpu_are_imported_in_order,
+    "cupy",
+    "interface",
+)
+@contextmanager
+def stay_on_the_current_device(right: Function, index: int) -> Iterator[None]:
+    yield
+
+
+@mistake(
+    "interface.keep_alives._release_in_order",
     ordering.test_exported_memory_is_read_before_its_owner_reuses_it,
     "torch",
     "shared",
 )
 @mistake(
-    "frameworks.keep_alives._release_in_order",
+    "interface.keep_alives._release_in_order",
     ordering.test_exports_of_a_framework_without_streams_stay_alive_until_read,
     "cupy",
 )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import output_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_two_gpus")]
 
 SETUP = (
     "import sys",

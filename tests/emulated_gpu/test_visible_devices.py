@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import output_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_two_gpus")]
 
 UUID = "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedee"
 #: The variable → the physical numbers of the GPUs that CUDA shows, in its order.
@@ -82,6 +82,15 @@ def test_a_hidden_gpu_is_missing() -> None:
     assert printed == f'{problem} Pass one of these, such as device="gpu:0".'
 
 
+def test_an_empty_variable_hides_every_gpu() -> None:
+    printed = output_of(
+        "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''",
+        *PROGRAM,
+        "print(hardware.gpus(), ab.devices('cupy'), ab.least_used_gpu())",
+    )
+    assert printed == "() [] None"
+
+
 def test_driver_stays_uninitialized_without_visible_gpus() -> None:
     printed = output_of(
         *PROGRAM,
@@ -96,3 +105,23 @@ def test_driver_stays_uninitialized_without_visible_gpus() -> None:
         f"{reason}. CuPy needs an NVIDIA GPU and its driver.",
         "False",
     ]
+
+
+@pytest.mark.parametrize(("at_start", "later"), [(None, "1"), ("1,0", "0"), ("0", "1,0"), (None, "")])
+def test_numbers_stay_if_the_variable_changes_later(at_start: str | None, later: str) -> None:
+    printed = output_of(
+        *PROGRAM,
+        "import os",
+        "numbers = lambda: [int(gpu.pci[5:7], 16) - 16 for gpu in hardware.gpus()]",
+        "runtime.getDeviceCount()",
+        "before = numbers(), [str(device) for device in ab.devices('cupy')]",
+        f"os.environ['CUDA_VISIBLE_DEVICES'] = {later!r}",
+        "print((numbers(), [str(device) for device in ab.devices('cupy')]) == before, numbers())",
+        "x = cupy.empty(1 << 20)",  # GPU 0 is fuller from here on
+        "last = runtime.getDeviceCount() - 1",
+        "print(ab.device_of(ab.convert_memory(np.ones(3), 'cupy', 'auto')) == f'gpu:{last}')",
+        "print(ab.least_used_gpu() == last, hardware.free_memory(0) < hardware.gpus()[0].total)",
+        env={} if at_start is None else {"CUDA_VISIBLE_DEVICES": at_start},
+    )
+    order = [0, 1] if at_start is None else [int(number) for number in at_start.split(",")]
+    assert printed.splitlines() == [f"True {order}", "True", "True True"]

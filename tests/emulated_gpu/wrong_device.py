@@ -9,7 +9,7 @@ from tests.gpu import device_calls
 
 def stay_on_the_current_device() -> None:
     """Replace the device guard with a context that does nothing."""
-    import arraybridge.frameworks.cupy as module
+    import arraybridge.frameworks.cupy.framework as module
 
     module.on_gpu = lambda index: nullcontext()  # type: ignore[assignment]
 

@@ -8,9 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-Settings settings = {.gpus = 2, .capacity = (size_t)256 << 20, .lazy = 1};
+Settings settings = {.gpus = 2, .capacity = (size_t)256 << 20, .lazy = 1, .peers = 1, .context = (size_t)16 << 20};
 pthread_mutex_t gpu_lock;
-__thread int current_gpu;
 
 static int is_gpu(int gpu) { return gpu >= 0 && gpu < settings.gpus; }
 
@@ -41,6 +40,8 @@ __attribute__((constructor)) static void start(void) {
     if ((text = getenv("GPU_STREAMS"))) settings.lazy = strcmp(text, "at-once") != 0;
     if ((text = getenv("GPU_GUARDED"))) settings.guarded = atoi(text);
     if ((text = getenv("GPU_TRACE"))) settings.trace = atoi(text);
+    if ((text = getenv("GPU_PEERS"))) settings.peers = atoi(text);
+    if ((text = getenv("GPU_CONTEXT"))) settings.context = strtoull(text, NULL, 0);
     if (settings.gpus > MAX_GPUS) settings.gpus = MAX_GPUS;
     physical_gpus = settings.gpus;
     for (int gpu = 0; gpu < MAX_GPUS; gpu++) physical[gpu] = gpu;
@@ -155,7 +156,9 @@ static Status check_gpu(int gpu) {
 Status open_gpu(int gpu) {
     Status error = check_gpu(gpu);
     if (error) return error;
-    if (!opened[gpu]) trace_line("context opened on gpu %d", gpu);
+    if (opened[gpu]) return cudaSuccess;
+    if (used_bytes(gpu) + settings.context > settings.capacity) return fail(cudaErrorMemoryAllocation);
+    trace_line("context opened on gpu %d", gpu);
     opened[gpu] = 1;
     return cudaSuccess;
 }
@@ -163,11 +166,34 @@ Status open_gpu(int gpu) {
 int is_open(int gpu) { return opened[gpu]; }
 int is_awake(void) { return awake; }
 
-/* The result of the generated stubs for calls that are not emulated. */
+/* The result of the generated stubs for calls that are not emulated. Only the runtime records errors. */
 int gpu_unimplemented(const char *name) {
     trace_line("not emulated: %s", name);
-    last_error = cudaErrorNotSupported;
+    if (!strncmp(name, "cuda", 4)) last_error = cudaErrorNotSupported;
     return cudaErrorNotSupported;
+}
+
+/* ---- the current context ------------------------------------------------------------------------------- */
+
+enum { MOST_CONTEXTS = 64 };
+static __thread int selected_gpu; /* by the runtime */
+static __thread int contexts[MOST_CONTEXTS], depth;
+
+int current_gpu(void) { return depth ? contexts[depth - 1] : selected_gpu; }
+int context_depth(void) { return depth; }
+int top_context(void) { return depth ? contexts[depth - 1] : -1; }
+
+Status push_context(int gpu) {
+    if (depth == MOST_CONTEXTS) return cudaErrorInvalidValue;
+    contexts[depth++] = gpu;
+    return cudaSuccess;
+}
+
+int pop_context(void) { return depth ? contexts[--depth] : -1; }
+
+void replace_context(int gpu) {
+    if (!depth) depth = 1;
+    contexts[depth - 1] = gpu;
 }
 
 /* ---- the runtime's calls ----------------------------------------------------------------------------- */
@@ -181,14 +207,25 @@ Status cudaGetDeviceCount(int *count) {
 }
 
 Status cudaGetDevice(int *gpu) {
-    *gpu = current_gpu;
+    *gpu = current_gpu();
     return wake_driver();
 }
 
-/* Since CUDA 12, this call opens the GPU, and not only the first call that needs it. */
+/* Since CUDA 12, this call opens the GPU, and not only the first call that needs it. It replaces a context that the
+ * driver API has pushed. */
 Status cudaSetDevice(int gpu) {
     Status error = open_gpu(gpu);
-    if (!error) current_gpu = gpu;
+    if (error) return error;
+    trace_line("gpu %d selected", gpu);
+    selected_gpu = gpu;
+    replace_context(gpu);
+    return cudaSuccess;
+}
+
+Status open_current(void) {
+    int gpu = current_gpu();
+    Status error = open_gpu(gpu);
+    if (!error && !depth) replace_context(gpu);
     return error;
 }
 
@@ -201,11 +238,14 @@ Status cudaGetDeviceFlags(unsigned *flags) {
 
 Status cudaSetDeviceFlags(unsigned flags) { return cudaSuccess; }
 
-Status cudaDeviceSynchronize(void) { return finish_gpu(current_gpu); }
+Status cudaDeviceSynchronize(void) {
+    Status error = check_captures();
+    return error ? error : finish_gpu(current_gpu());
+}
 
 Status cudaDeviceReset(void) {
-    Status error = finish_gpu(current_gpu);
-    opened[current_gpu] = 0;
+    Status error = finish_gpu(current_gpu());
+    opened[current_gpu()] = 0;
     return error;
 }
 
@@ -231,20 +271,23 @@ static unsigned char peers[MAX_GPUS][MAX_GPUS];
 
 Status cudaDeviceCanAccessPeer(int *can, int gpu, int peer) {
     if (check_gpu(gpu) || check_gpu(peer)) return cudaErrorInvalidDevice;
-    *can = gpu != peer;
+    *can = gpu != peer && settings.peers;
     return cudaSuccess;
 }
 
 Status cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-    if (check_gpu(peer) || peer == current_gpu) return fail(cudaErrorInvalidDevice);
-    if (peers[current_gpu][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
-    peers[current_gpu][peer] = 1;
-    return open_gpu(current_gpu);
+    if (check_gpu(peer) || peer == current_gpu()) return fail(cudaErrorInvalidDevice);
+    if (!settings.peers) return fail(cudaErrorPeerAccessUnsupported);
+    if (peers[current_gpu()][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
+    peers[current_gpu()][peer] = 1;
+    return open_current();
 }
 
+int is_peer(int gpu, int other) { return gpu == other || peers[gpu][other]; }
+
 Status cudaDeviceDisablePeerAccess(int peer) {
-    if (!is_gpu(peer) || !peers[current_gpu][peer]) return fail(cudaErrorPeerAccessNotEnabled);
-    peers[current_gpu][peer] = 0;
+    if (!is_gpu(peer) || !peers[current_gpu()][peer]) return fail(cudaErrorPeerAccessNotEnabled);
+    peers[current_gpu()][peer] = 0;
     return cudaSuccess;
 }
 
@@ -362,6 +405,21 @@ static const struct {
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
+    {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported",
+     "peer access is not supported between these two devices"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
+     "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorPeerAccessAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
     {cudaErrorPeerAccessNotEnabled, "cudaErrorPeerAccessNotEnabled", "peer access has not been enabled"},

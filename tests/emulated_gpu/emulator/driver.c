@@ -36,6 +36,7 @@ int cuDeviceGetUuid(char *out, int gpu) {
 }
 
 int cuDeviceGetUuid_v2(char *out, int gpu) { return cuDeviceGetUuid(out, gpu); }
+int cuDeviceCanAccessPeer(int *can, int gpu, int peer) { return cudaDeviceCanAccessPeer(can, gpu, peer); }
 int cuDeviceGetPCIBusId(char *out, int length, int gpu) { return cudaDeviceGetPCIBusId(out, length, gpu); }
 
 int cuDeviceGetName(char *out, int length, int gpu) {
@@ -78,35 +79,46 @@ int cuDevicePrimaryCtxRelease_v2(int gpu) {
 
 int cuDevicePrimaryCtxRelease(int gpu) { return cuDevicePrimaryCtxRelease_v2(gpu); }
 
+enum { DRIVER_INVALID_CONTEXT = 201 };
+
+static void *context_of(int gpu) { return gpu < 0 ? NULL : &contexts[gpu]; }
+
 int cuCtxGetCurrent(void **context) {
-    *context = is_open(current_gpu) ? &contexts[current_gpu] : NULL;
+    *context = context_of(top_context());
     return 0;
 }
 
+/* Replaces the context on top; NULL pops it. */
 int cuCtxSetCurrent(void *context) {
-    if (context) current_gpu = (int)((int *)context - contexts);
+    if (context) replace_context((int)((int *)context - contexts));
+    else pop_context();
     return 0;
 }
 
-static __thread int before[64], depth; /* GPUs that were current when a context was pushed */
 static int failing_pushes;
+static __thread int pushed; /* contexts that were pushed and not popped */
 
 int cuCtxPushCurrent_v2(void *context) {
     if (failing_pushes && failing_pushes--) return cudaErrorInvalidValue;
-    if (depth == 64) return cudaErrorInvalidValue;
-    before[depth++] = current_gpu;
-    return cuCtxSetCurrent(context);
+    int error = push_context((int)((int *)context - contexts));
+    pushed += !error;
+    return error;
 }
 
 int cuCtxPopCurrent_v2(void **context) {
-    if (!depth) return cudaErrorInvalidValue;
-    *context = &contexts[current_gpu];
-    current_gpu = before[--depth];
+    if (!context_depth()) return DRIVER_INVALID_CONTEXT;
+    *context = context_of(pop_context());
+    pushed--;
     return 0;
 }
 
 int cuCtxGetDevice(int *gpu) {
-    *gpu = current_gpu;
+    *gpu = top_context();
+    return *gpu < 0 ? DRIVER_INVALID_CONTEXT : 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    *mode = exchange_capture_mode(*mode);
     return 0;
 }
 
@@ -223,7 +235,7 @@ int nvmlDeviceGetPciInfo_v3(void *handle, PciInfo *out) {
 
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *out) {
     int gpu = gpu_of(handle);
-    unsigned long long taken = gpu < 0 ? 0 : used_bytes(gpu);
+    unsigned long long taken = gpu < 0 ? 0 : occupied_bytes(gpu);
     out[0] = settings.capacity;
     out[1] = settings.capacity - taken;
     out[2] = taken;
@@ -237,6 +249,11 @@ int nvmlDeviceGetUtilizationRates(void *handle, unsigned *out) {
 
 int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *out) {
     *out = 20;
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(void *handle, int *mode) {
+    *mode = 0; /* any number of processes */
     return NVML_SUCCESS;
 }
 
@@ -280,7 +297,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Proce
     *count = gpu >= 0 && is_open(gpu);
     if (!*count) return NVML_SUCCESS;
     if (!room || !out) return NVML_TOO_SMALL;
-    out[0] = (Process){(unsigned)getpid(), used_bytes(gpu), 0, 0};
+    out[0] = (Process){(unsigned)getpid(), occupied_bytes(gpu), 0, 0};
     return NVML_SUCCESS;
 }
 
@@ -294,6 +311,6 @@ int gpu_is_lazy(void) { return settings.lazy; }
 uint64_t gpu_launched_kernels(void) { return launched_kernels(); }
 int gpu_is_awake(void) { return is_awake(); }
 int gpu_retained_contexts(int gpu) { return retained[gpu]; }
-int gpu_pushed_contexts(void) { return depth; } /* of this thread, not popped so far */
+int gpu_pushed_contexts(void) { return pushed; } /* of this thread, not popped so far */
 void gpu_fail_next_push(void) { failing_pushes = 1; }
 size_t gpu_pinned_blocks(void) { return count_blocks(cudaMemoryTypeHost); }

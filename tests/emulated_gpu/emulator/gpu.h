@@ -21,11 +21,21 @@ typedef struct Settings {
     int lazy;        /* GPU_STREAMS=lazy or at-once: whether queued work waits until something forces it */
     int guarded;     /* GPU_GUARDED=1: the host must not access a GPU's memory */
     int trace;       /* GPU_TRACE=1: operations are written to stderr */
+    int peers;       /* GPU_PEERS=0: no GPU can access the memory of another one */
+    size_t context;  /* GPU_CONTEXT: bytes that a context occupies on its GPU, 16 MiB */
 } Settings;
 
 extern Settings settings;
 extern pthread_mutex_t gpu_lock;
-extern __thread int current_gpu;
+
+/* The GPU of the thread's current context, or the one that the runtime selected last if there is no context. */
+int current_gpu(void);
+/* A thread has a stack of contexts, which the driver API pushes and pops. The runtime replaces the context on top. */
+int context_depth(void);
+int top_context(void); /* -1 if the stack is empty */
+Status push_context(int gpu);
+int pop_context(void); /* the GPU of the context that was on top, or -1 */
+void replace_context(int gpu);
 
 #define LOCK() pthread_mutex_lock(&gpu_lock)
 #define UNLOCK() pthread_mutex_unlock(&gpu_lock)
@@ -44,7 +54,11 @@ Status wake_driver(void);
 int is_awake(void);
 /* Also opens the GPU's primary context, as calls that allocate, queue or select do. */
 Status open_gpu(int gpu);
+/* As calls of the runtime do that need a context: opens the current GPU, and makes its context current. */
+Status open_current(void);
 int is_open(int gpu);
+/* Whether a kernel on a GPU may access the memory of another one. */
+int is_peer(int gpu, int other);
 
 /* CUDA numbers the visible GPUs from 0 in the order of CUDA_VISIBLE_DEVICES, which it reads once, when the driver
  * is initialized. All tables of the emulation are indexed by CUDA's number. NVML, nvidia-smi, UUIDs and PCI
@@ -77,10 +91,12 @@ typedef struct Block {
 
 Block *find_block(const void *address);
 char *host_side(const void *address);
-void make_memory_reachable(int reachable); /* for kernels, which use the addresses that programs use */
+/* Before and after a kernel, which uses the addresses that programs use. It must not reach unconnected GPUs. */
+void make_memory_reachable(int reachable, int gpu);
 Status free_block(void *address, enum cudaMemoryType kind);
 void trim_pools(int gpu);
-size_t used_bytes(int gpu);
+size_t used_bytes(int gpu);     /* by allocations */
+size_t occupied_bytes(int gpu); /* in blocks of 2 MiB, with the context */
 size_t count_blocks(enum cudaMemoryType kind);
 
 /* ---- streams ---------------------------------------------------------------------------------------- */
@@ -104,18 +120,24 @@ typedef struct Work {
     void *argument;
     cudaStreamCallback_t status_call;
     Launch *launch;
+    int owns_argument; /* of `call`, which is freed with the work */
+    int is_replayed; /* work of a graph, which may run again */
 } Work;
 
 Queue *queue_of(cudaStream_t stream);
 int gpu_of_queue(const Queue *queue);
 Status submit(cudaStream_t stream, Work work);
+/* The error of a call that is prohibited while a graph is captured, and which invalidates the capture. */
+Status check_captures(void);
+int exchange_capture_mode(int mode);
 Status finish_queue(cudaStream_t stream);
 Status finish_gpu(int gpu);
 size_t queued_work(int gpu);
 
 /* ---- kernels ---------------------------------------------------------------------------------------- */
 
-Status run_kernel(Launch *launch);
+Status run_kernel(Launch *launch, int gpu);
+void drop_launch(Launch *launch);
 uint64_t launched_kernels(void);
 
 #endif

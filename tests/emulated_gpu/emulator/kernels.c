@@ -205,36 +205,44 @@ int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *function, void
 static sigjmp_buf out_of_kernel;
 static pthread_t runs_kernel;
 static volatile sig_atomic_t is_running;
-static struct sigaction before;
+static struct sigaction before, before_illegal;
 static uint64_t launched;
 
 uint64_t launched_kernels(void) { return launched; }
 
 /* A kernel that accesses invalid memory causes an error, as on a GPU, and does not crash the process. */
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
-    if (is_running && pthread_equal(runs_kernel, pthread_self())) siglongjmp(out_of_kernel, 1);
-    sigaction(signal_number, &before, NULL); /* a third-party fault: it is raised again with the previous handler */
+    if (is_running && pthread_equal(runs_kernel, pthread_self())) siglongjmp(out_of_kernel, signal_number);
+    /* a third-party fault: it is raised again with the previous handler */
+    sigaction(signal_number, signal_number == SIGILL ? &before_illegal : &before, NULL);
 }
 
-Status run_kernel(Launch *launch) {
+void drop_launch(Launch *launch) {
+    launch->function->drop(launch->bound);
+    free(launch);
+}
+
+/* compile_kernel.py compiles a check of each address, which ends in an illegal instruction if it is misaligned. */
+Status run_kernel(Launch *launch, int gpu) {
     Function *function = launch->function;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
     trace_line("run %s, grid %u, block %u", function->name, launch->sizes[0], launch->sizes[3]);
-    make_memory_reachable(1);
+    make_memory_reachable(1, gpu);
     runs_kernel = pthread_self();
     sigaction(SIGSEGV, &action, &before);
-    if (!sigsetjmp(out_of_kernel, 1)) {
+    sigaction(SIGILL, &action, &before_illegal);
+    int fault = sigsetjmp(out_of_kernel, 1);
+    if (!fault) {
         is_running = 1;
         function->run(launch->bound, launch->sizes, launch->shared, function->with_barriers);
     } else {
-        set_ruin(cudaErrorIllegalAddress);
+        set_ruin(fault == SIGILL ? cudaErrorMisalignedAddress : cudaErrorIllegalAddress);
     }
     is_running = 0;
     sigaction(SIGSEGV, &before, NULL);
-    make_memory_reachable(0);
+    sigaction(SIGILL, &before_illegal, NULL);
+    make_memory_reachable(0, gpu);
     launched++;
-    function->drop(launch->bound);
-    free(launch);
     return ruin();
 }
 
@@ -318,8 +326,8 @@ typedef struct Fill {
 static void fill(void *argument) {
     Fill *job = argument;
     char *to = host_side(job->to);
+    if ((uintptr_t)job->to % job->width) set_ruin(cudaErrorMisalignedAddress);
     for (size_t i = 0; i < job->count; i++) memcpy(to + i * job->width, job->value, job->width);
-    free(job);
 }
 
 /* The size of the type at the start of a mangled template argument, or 0 if it is unknown. */
@@ -342,7 +350,7 @@ Status cudaLaunchKernel(const void *address, dim3 grid, dim3 block, void **argum
         Fill *job = calloc(1, sizeof *job);
         *job = (Fill){.to = *(char **)arguments[2], .width = width, .count = (size_t)*(int *)arguments[0]};
         memcpy(job->value, arguments[1], width);
-        return submit(stream, (Work){.kind = CALL, .call = fill, .argument = job});
+        return submit(stream, (Work){.kind = CALL, .call = fill, .argument = job, .owns_argument = 1});
     }
     trace_line("machine code, which is not emulated: %s", name);
     return fail(cudaErrorNoKernelImageForDevice);

@@ -12,6 +12,7 @@
 static Block *blocks;
 static size_t block_count, block_room;
 static size_t used[MAX_GPUS];
+static size_t reserved_bytes(int gpu);
 
 static size_t rank(const void *address) {
     size_t low = 0, high = block_count;
@@ -52,14 +53,34 @@ char *host_side(const void *address) {
     return block ? block->host + ((char *)address - block->address) : (char *)address;
 }
 
-void make_memory_reachable(int reachable) {
-    if (!settings.guarded) return;
-    for (size_t i = 0; i < block_count; i++)
-        if (blocks[i].host != blocks[i].address)
-            mprotect(blocks[i].address, blocks[i].mapped, reachable ? PROT_READ | PROT_WRITE : PROT_NONE);
+void make_memory_reachable(int reachable, int gpu) {
+    for (size_t i = 0; i < block_count; i++) {
+        Block *block = &blocks[i];
+        if (block->kind != cudaMemoryTypeDevice) continue;
+        int is_far = !is_peer(gpu, block->gpu), is_guarded = block->host != block->address;
+        if (is_guarded ? !is_far : is_far)
+            mprotect(block->address, block->mapped, reachable == is_guarded ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
 }
 
 size_t used_bytes(int gpu) { return used[gpu]; }
+
+/* The driver takes memory from the GPU in blocks of 2 MiB. Small allocations share them. */
+#define CHUNK ((size_t)2 << 20)
+
+static size_t occupied_with(int gpu, size_t more) {
+    size_t small = more < CHUNK ? more : 0, large = more < CHUNK ? 0 : (more + CHUNK - 1) / CHUNK * CHUNK;
+    for (size_t i = 0; i < block_count; i++) {
+        Block *block = &blocks[i];
+        if (block->gpu != gpu || block->kind != cudaMemoryTypeDevice || block->pool) continue;
+        if (block->size < CHUNK) small += (block->size + 511) / 512 * 512;
+        else large += (block->size + CHUNK - 1) / CHUNK * CHUNK;
+    }
+    size_t pools = reserved_bytes(gpu);
+    return (small + CHUNK - 1) / CHUNK * CHUNK + large + pools + (is_open(gpu) ? settings.context : 0);
+}
+
+size_t occupied_bytes(int gpu) { return occupied_with(gpu, 0); }
 
 size_t count_blocks(enum cudaMemoryType kind) {
     size_t count = 0;
@@ -101,13 +122,14 @@ static Status map_block(Block *block) {
 static Status allocate(void **out, size_t size, int gpu, enum cudaMemoryType kind, unsigned flags, Pool *pool) {
     if (!out) return fail(cudaErrorInvalidValue);
     *out = NULL;
-    Status error = open_gpu(gpu);
+    Status error = check_captures();
+    if (!error) error = gpu == current_gpu() ? open_current() : open_gpu(gpu);
     if (error || !size) return error;
     LOCK();
     size_t taken = rounded(size, GRAIN);
     Block block = {.size = size, .gpu = gpu, .kind = kind, .flags = flags, .pool = pool};
     if (kind == cudaMemoryTypeDevice && !pool) {
-        if (used[gpu] + taken > settings.capacity) error = cudaErrorMemoryAllocation;
+        if (occupied_with(gpu, taken) > settings.capacity) error = cudaErrorMemoryAllocation;
     }
     if (!error) error = map_block(&block);
     if (error) {
@@ -143,22 +165,24 @@ Status free_block(void *address, enum cudaMemoryType kind) {
 }
 
 Status cudaMalloc(void **out, size_t size) {
-    return allocate(out, size, current_gpu, cudaMemoryTypeDevice, 0, NULL);
+    return allocate(out, size, current_gpu(), cudaMemoryTypeDevice, 0, NULL);
 }
 
 Status cudaMallocManaged(void **out, size_t size, unsigned flags) {
-    return allocate(out, size, current_gpu, cudaMemoryTypeManaged, flags, NULL);
+    return allocate(out, size, current_gpu(), cudaMemoryTypeManaged, flags, NULL);
 }
 
 Status cudaHostAlloc(void **out, size_t size, unsigned flags) {
-    return allocate(out, size, current_gpu, cudaMemoryTypeHost, flags, NULL);
+    return allocate(out, size, current_gpu(), cudaMemoryTypeHost, flags, NULL);
 }
 
 Status cudaMallocHost(void **out, size_t size) { return cudaHostAlloc(out, size, 0); }
 
 /* A free waits for the whole GPU, and programs may rely only on this. */
 Status cudaFree(void *address) {
-    if (!address) return open_gpu(current_gpu);
+    if (!address) return open_current();
+    Status prohibited = check_captures();
+    if (prohibited) return prohibited;
     LOCK();
     Block *block = find_block(address);
     Status error = block ? finish_gpu(block->gpu) : fail(cudaErrorInvalidValue);
@@ -179,11 +203,11 @@ Status cudaFreeHost(void *address) {
 }
 
 Status cudaHostRegister(void *address, size_t size, unsigned flags) {
-    Status error = open_gpu(current_gpu);
+    Status error = open_current();
     if (error) return error;
     LOCK();
     if (find_block(address) || find_block((char *)address + size - 1)) error = fail(cudaErrorHostMemoryAlreadyRegistered);
-    else insert((Block){.address = address, .host = address, .size = size, .gpu = current_gpu,
+    else insert((Block){.address = address, .host = address, .size = size, .gpu = current_gpu(),
                         .kind = cudaMemoryTypeHost, .flags = flags, .registered = 1});
     UNLOCK();
     return error;
@@ -212,15 +236,15 @@ Status cudaHostGetFlags(unsigned *flags, void *address) {
 }
 
 Status cudaMemGetInfo(size_t *available, size_t *total) {
-    Status error = open_gpu(current_gpu);
+    Status error = open_current();
     *total = settings.capacity;
-    *available = settings.capacity - used[current_gpu];
+    *available = settings.capacity - occupied_bytes(current_gpu());
     return error;
 }
 
 /* Opens the current GPU: a query of an address is not free. */
 Status cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address) {
-    Status error = open_gpu(current_gpu);
+    Status error = open_current();
     if (error) return error;
     memset(out, 0, sizeof *out);
     LOCK();
@@ -250,6 +274,7 @@ Status cudaMemPrefetchAsync(const void *p, size_t n, struct cudaMemLocation wher
 /* ---- pools: memory that is allocated and freed in the order of a stream ------------------------------- */
 
 static Pool default_pools[MAX_GPUS];
+static size_t pooled[MAX_GPUS];
 static Pool *current_pools[MAX_GPUS];
 
 static Pool *default_pool(int gpu) {
@@ -259,10 +284,14 @@ static Pool *default_pool(int gpu) {
 
 static Pool *current_pool(int gpu) { return current_pools[gpu] ? current_pools[gpu] : default_pool(gpu); }
 
+/* Bytes that the pools of a GPU hold. */
+static size_t reserved_bytes(int gpu) { return pooled[gpu]; }
+
 static void trim(Pool *pool, size_t keep) {
     size_t wanted = pool->used > keep ? pool->used : keep;
     if (pool->reserved <= wanted) return;
     used[pool->gpu] -= pool->reserved - wanted;
+    pooled[pool->gpu] -= pool->reserved - wanted;
     pool->reserved = wanted;
 }
 
@@ -277,16 +306,17 @@ Status cudaMallocFromPoolAsync(void **out, size_t size, cudaMemPool_t handle, cu
     LOCK();
     if (pool->used + taken > pool->reserved) {
         size_t more = pool->used + taken - pool->reserved;
-        if (used[pool->gpu] + more > settings.capacity) { /* freed memory becomes available when its stream runs */
+        if (occupied_bytes(pool->gpu) + more > settings.capacity) { /* freed memory becomes available when its stream runs */
             finish_gpu(pool->gpu);
             more = pool->used + taken > pool->reserved ? pool->used + taken - pool->reserved : 0;
         }
-        if (used[pool->gpu] + more > settings.capacity) {
+        if (occupied_bytes(pool->gpu) + more > settings.capacity) {
             UNLOCK();
             return fail(cudaErrorMemoryAllocation);
         }
         pool->reserved += more;
         used[pool->gpu] += more;
+        pooled[pool->gpu] += more;
         if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
     }
     Status error = allocate(out, size, pool->gpu, cudaMemoryTypeDevice, 0, pool);
