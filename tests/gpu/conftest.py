@@ -13,7 +13,7 @@ from tests.helpers import EMULATED
 @pytest.fixture(autouse=True)
 def _current_device_is_restored() -> Iterator[None]:
     """Fail if a device is still selected after the test, or if a pushed context was not popped."""
-    from arraybridge.frameworks import cuda_driver
+    from arraybridge import cuda_driver
 
     yield
     cupy = sys.modules.get("cupy")

@@ -17,18 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import arraybridge as ab
-from arraybridge.frameworks import (
-    accelerator_memory,
-    base,
-    batching,
-    component,
-    cuda_driver,
-    device_access,
-    interchange,
-    runtime,
-)
-from arraybridge.frameworks.streams import Streams
-from arraybridge.frameworks.third_party_arrays import FOREIGN_HOST
+from arraybridge import cuda_driver
+from arraybridge.carriers.third_party_arrays import FOREIGN_HOST
+from arraybridge.interface import batching, component, interchange, runtime
+from arraybridge.interface import devices as device_access
+from arraybridge.interface import framework as base
+from arraybridge.interface import memory as accelerator_memory
+from arraybridge.interface.streams import Streams
 from tests.gpu.forked import print_results_of_each
 
 FIRST, SECOND = ab.Device("gpu", 0), ab.Device("gpu", 1)
@@ -87,7 +82,7 @@ class StreamlessFramework(ab.Framework):
 
     name = "lender"
     modules = ("tests",)
-    interchange = component.component(StreamlessInterchange)
+    interchange = component(StreamlessInterchange)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, OfferedByDlpack)
@@ -124,7 +119,7 @@ class Setup:
 
     def new_stream(self) -> Any:
         """Return a stream of the second GPU."""
-        with self.devices.selected(SECOND):
+        with self.devices.select(SECOND):
             cuda = self.module.cuda
             return cuda.Stream() if self.own.name == "torch" else cuda.Stream(non_blocking=True)
 
@@ -138,7 +133,7 @@ Call = Callable[[Setup], Any]
 def _default_devices(s: Setup) -> list[str]:
     """Return the default device outside and inside of a device guard."""
     outside = str(s.devices.default_device())
-    with s.devices.selected(SECOND):
+    with s.devices.select(SECOND):
         return [outside, str(s.devices.default_device())]
 
 
@@ -179,7 +174,7 @@ def _wait_for(s: Setup) -> None:
 def _handle_is_of_the_second(s: Setup) -> bool:
     """Return whether the handle is that of the stream chosen on the second GPU."""
     stream = s.new_stream()
-    with s.devices.selected(SECOND):
+    with s.devices.select(SECOND):
         if s.own.name == "torch":
             s.module.cuda.set_stream(stream)
         else:
@@ -202,9 +197,22 @@ def _import_from(s: Setup, name: str) -> Any:
     """Import an array of the other framework."""
     other = ab.framework(name)
     # PyTorch leaves CUDA's current device, which CuPy shares, on the device of its last tensor.
-    with s.devices.selected(SECOND):
+    with s.devices.select(SECOND):
         x = other.from_host(VALUES, SECOND)
     return s.interchange.import_from(x, other, SECOND)
+
+
+def _write(s: Any, x: Any) -> Any:
+    out = s.own.from_host(np.zeros_like(VALUES), SECOND)
+    s.own.write(out, x)
+    return out
+
+
+def _read_into(s: Any) -> list[Any]:
+    view = np.zeros_like(VALUES)
+    assert s.interchange.can_read_into(s.x, view)
+    s.interchange.read_into(s.x, view)
+    return view.tolist()
 
 
 ARRAY: Any = ["gpu:1", VALUES.tolist()]
@@ -262,23 +270,29 @@ CALLS: dict[str, tuple[Call, Any]] = {
     "memory.free_cache, of all devices": (lambda s: _free_cache(s, None), True),
     "memory.free_memory_of": (lambda s: s.memory.free_memory_of(SECOND) > 0, True),
     "from_host": (lambda s: s.own.from_host(VALUES, SECOND), ARRAY),
+    "write": (lambda s: _write(s, s.x), ARRAY),
+    "write, from the host": (lambda s: _write(s, VALUES), ARRAY),
+    "interchange.can_read_into": (lambda s: s.interchange.can_read_into(s.x, np.zeros_like(VALUES)), True),
+    "interchange.read_into": (_read_into, VALUES.tolist()),
     "interchange.is_plain": (lambda s: s.interchange.is_plain(s.x), True),
+    "interchange.normalize_bools": (lambda s: s.interchange.normalize_bools(s.x) is s.x, True),
     "devices.is_scattered": (lambda s: s.devices.is_scattered(s.x), False),
     "devices.is_started": (lambda s: s.devices.is_started(), True),
+    "devices.starts_with_next_array": (lambda s: s.devices.starts_with_next_array(), False),
     "interchange.copy_reason": (lambda s: s.interchange.copy_reason(s.x), None),
     "devices.native_device": (_native_device, "gpu:1"),
     "nbytes": (lambda s: s.own.nbytes(s.x), 24),
     "owns": (lambda s: s.own.owns(s.x), True),
     "batching.slice_axis": (lambda s: s.batching.slice_axis(s.x, 0, 0, 1), ROWS),
-    "memory.pinned_bytes": (lambda s: s.memory.pinned_bytes(64).shape, [64]),  # type: ignore[union-attr]
+    "memory.allocate_pinned": (lambda s: s.memory.allocate_pinned(64).shape, [64]),  # type: ignore[union-attr]
     "devices.read_device": (_native_device, "gpu:1"),
     "devices.replica": (lambda s: s.devices.replica(s.x, SECOND), None),
     "memory.reset_peak": (lambda s: s.memory.reset_peak(), None),
     "batching.reinterpret": (lambda s: s.batching.reinterpret(s.x, (6,), "float32"), FLAT),
     "batching.output_buffer": (lambda s: s.batching.output_buffer(s.x, (4, 3)), ANY_VALUES),
-    "devices.selected": (lambda s: s.inside(s.devices.selected(SECOND)), 1),
-    "devices.selected, left by an error": (
-        lambda s: _error_inside(s.devices.selected(SECOND)),
+    "devices.select": (lambda s: s.inside(s.devices.select(SECOND)), 1),
+    "devices.select, left by an error": (
+        lambda s: _error_inside(s.devices.select(SECOND)),
         "raised inside",
     ),
     "interchange.block_until_ready": (lambda s: s.interchange.block_until_ready(s.x), None),
@@ -375,15 +389,33 @@ ERRORS: dict[str, tuple[Call, Any]] = {
 }
 
 
+#: Calls in which CuPy's from_dlpack calls cudaSetDevice (CuPy 14.2). To make the first GPU the current one
+#: again, it has to be opened.
+THROUGH_FROM_DLPACK = frozenset(
+    {
+        *("interchange.import_from, from CuPy", "interchange.import_from, from PyTorch"),
+        "interchange.import_from, from a framework without streams",
+        "interchange.import_from, from an unknown library by DLPack",
+        *("a producer refuses", "an unknown producer refuses", "a foreign array cannot be read"),
+    }
+)
+
 #: Methods that take neither a device nor an array on a device.
 WITHOUT_DEVICE = frozenset(
     {
         *("cannot_view", "host_view", "supports"),
         *("devices.accelerators", "devices.has_accelerator", "devices.missing_device_reason"),
         *("fast_path.fast_types", "interchange.cannot_stride", "interchange.check_cast"),
+        *(
+            "batching.common_dtype",
+            "interchange.fill",
+            "interchange.nearest_shape",
+            "interchange.record_write",
+        ),
         *("memory.is_oom", "memory.is_oom_text", "memory.oom_error"),
         *("runtime.annotation", "runtime.array_classes", "runtime.array_namespace", "runtime.late_errors"),
-        *("runtime.open_pytree", "runtime.thread_settings", "runtime.x64_context"),
+        *("runtime.isolate", "runtime.narrows", "runtime.open_pytree", "runtime.thread_settings"),
+        "runtime.x64_context",
     }
 )
 
@@ -400,7 +432,7 @@ COMPONENTS = {
 
 
 def methods() -> set[str]:
-    """Return the names of all public methods of `Framework`, such as ``copy`` and ``devices.selected``."""
+    """Return the names of all public methods of `Framework`, such as ``copy`` and ``devices.select``."""
     names = set(_methods_of(ab.Framework))
     for component_name, cls in COMPONENTS.items():
         names |= {f"{component_name}.{name}" for name in _methods_of(cls)}
@@ -413,7 +445,7 @@ def _methods_of(cls: type) -> list[str]:
 
 def component_names() -> set[str]:
     """Return the names of the components that `Framework` has."""
-    own = {name for name in dir(ab.Framework) if isinstance(getattr(ab.Framework, name), component.component)}
+    own = {name for name in dir(ab.Framework) if isinstance(getattr(ab.Framework, name), component)}
     return own | {"streams"}
 
 

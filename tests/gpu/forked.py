@@ -30,7 +30,7 @@ def print_results_of_each(functions: Mapping[str, Callable[[], Any]]) -> None:
     The result of a function that raises is its traceback; the result of a process that crashes is its exit
     status.
     """
-    from arraybridge.frameworks import cuda_driver
+    from arraybridge import cuda_driver
 
     assert not cuda_driver.is_driver_initialized(), "a fork of this process cannot use CUDA"
     # Importing NumPy starts threads of its BLAS, which are not used here.

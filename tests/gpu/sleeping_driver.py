@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 import arraybridge as ab
-from arraybridge import hardware
-from arraybridge.frameworks import cuda_driver
+from arraybridge import cuda_driver, hardware
 from tests.gpu.forked import print_results_of_each
 
 LAST = ab.Device("gpu", max(0, len(hardware.gpus()) - 1))

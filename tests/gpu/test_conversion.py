@@ -12,9 +12,10 @@ import pytest
 
 import arraybridge
 from arraybridge import hardware
-from arraybridge.frameworks.dtype_names import PLAIN
+from arraybridge.host.dtype_names import PLAIN
+from arraybridge.memory import serialization
 from tests.gpu.test_ordering import ForeignInterface
-from tests.helpers import needs_kernels_of, require
+from tests.helpers import needs_kernels_of, require, require_two_gpus
 from tests.matrix_data import random_bits
 
 pytestmark = pytest.mark.gpu
@@ -185,3 +186,44 @@ def test_missing_gpu_raises_and_auto_selects_a_gpu(target: str) -> None:
         arraybridge.convert_memory(values("float32"), target, gpu_id=99)
     result = arraybridge.convert_memory(values("float32"), target, gpu_id="auto")
     assert arraybridge.device_of(result).kind == "gpu"
+
+
+def test_transposed_arrays_are_cast_by_value() -> None:
+    x = require("cupy").asarray(values("float32")).T
+    y = arraybridge.convert_memory(x, "cupy", dtype="float64")
+    np.testing.assert_array_equal(y.get(), values("float32").T.astype("float64"))
+
+
+@pytest.mark.parametrize("layout", ["compact", "transposed", "strided", "0-d", "empty"])
+def test_copies_are_new_compact_arrays_of_equal_values(layout: str) -> None:
+    whole = require("cupy").asarray(values("float32"))
+    views = {"transposed": whole.T, "strided": whole[::2, 1::3], "0-d": whole[0, 0], "empty": whole[:0]}
+    x = views.get(layout, whole)
+    expected = x.get()
+    y = arraybridge.convert_memory(x, "cupy", copy=True)
+    assert y.flags.c_contiguous
+    whole[...] = -1
+    np.testing.assert_array_equal(y.get(), expected, strict=True)
+
+
+def test_strided_arrays_keep_their_strides_in_torch() -> None:
+    cupy, _ = require("cupy"), require("torch")
+    x = cupy.arange(24.0).reshape(4, 6)[:, ::2]
+    y = arraybridge.to_torch(x)
+    assert (y.stride(), address(y)) == ((6, 2), address(x))
+
+
+def test_cupy_has_no_host_arrays_that_could_replace_a_gpu() -> None:
+    require("cupy")
+    with arraybridge.settings(missing_gpu="host"), pytest.raises(arraybridge.DeviceNotFoundError):
+        arraybridge.convert_memory(values("float32"), "cupy", 99)
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_serialized_arrays_are_restored_on_their_gpu(name: str) -> None:
+    require_two_gpus()
+    require(name)
+    x = arraybridge.convert_memory(values("float32"), name, 1)
+    y = serialization.load(*serialization.save(x))
+    assert str(arraybridge.device_of(y)) == "gpu:1"
+    np.testing.assert_array_equal(off_gpu(y), values("float32"))

@@ -14,7 +14,7 @@ import pytest
 
 import arraybridge
 from arraybridge import detect_memory_type, device_of, hardware
-from tests.helpers import require
+from tests.helpers import output_of, require, require_two_gpus
 
 # Importing dask-cuda and its dependencies emits warnings that do not concern arraybridge.
 pytestmark = [
@@ -70,6 +70,27 @@ def test_cupy_chunks_stay_on_the_gpu(name: str) -> None:
         assert isinstance(result, cupy.ndarray)
         np.testing.assert_array_equal(result.get(), WHOLE * 2, strict=True)
     assert seen == [(name, "gpu:0")] * 4
+
+
+@pytest.mark.parametrize("loaded_first", [True, False], ids=["after CuPy", "before CuPy"])
+def test_blocks_are_joined_on_their_gpu(loaded_first: bool) -> None:
+    """Check blocks of the second GPU, and of both, while the first one is current."""
+    require_two_gpus()
+    said = output_of(
+        "import numpy as np, arraybridge as ab" + (", cupy" if loaded_first else ""),
+        "from arraybridge.dask import from_dask, map_blocks, to_dask",
+        "import dask.array as da",
+        "host = np.arange(48.0).reshape(8, 6)",
+        "x = to_dask(ab.to_cupy(host, 1), chunks=(4, 3))",
+        "y = map_blocks(ab.cupy(lambda block: block + 1), x)",
+        "z = da.concatenate([x, to_dask(ab.to_cupy(host + 2, 0), chunks=(4, 3))])",
+        "da.dispatch.take_lookup.dispatch(type(x._meta))  # by which Dask registers all its functions",
+        "for lazy, expected in ((x, host), (y, host + 1), (z, [*host, *(host + 2)])):",
+        "    for whole in (lazy.compute(scheduler='threads'), from_dask(lazy, 'cupy')):",
+        "        print(ab.device_of(whole), (whole.get() == expected).all())",
+        "block = from_dask(y.blocks[0, 0], 'cupy'); print(ab.device_of(block), block.get().sum() == 132)",
+    )
+    assert said.splitlines() == ["gpu:1 True"] * 7
 
 
 # -- LocalCUDACluster ----------------------------------------------------------------------------------

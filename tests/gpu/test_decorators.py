@@ -5,7 +5,9 @@ With `ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu`, a missing GPU or fr
 
 from __future__ import annotations
 
+import gc
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import array_namespace, detect_memory_type, device_of, to_numpy
-from tests.helpers import require
+from tests.helpers import require, require_two_gpus
 
 pytestmark = pytest.mark.gpu
 
@@ -44,6 +46,30 @@ def test_each_thread_uses_a_separate_stream_and_the_callers_is_restored(name: st
     assert current() == before
 
 
+def test_threads_reuse_idle_streams_only() -> None:
+    """Check three threads at the same time, after two that have ended and left a stream."""
+    module = require("cupy")
+    f = arraybridge.cupy(gpu_id=0)(lambda x: module.cuda.get_current_stream().ptr)
+    for _ in range(2):
+        thread = threading.Thread(target=f, args=(np.zeros(3),))
+        thread.start()
+        thread.join()
+    del thread
+    gc.collect()
+    barrier, seen = threading.Barrier(3), []
+
+    def run() -> None:
+        seen.append(f(np.zeros(3)))
+        barrier.wait(60)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(seen)) == 3
+
+
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
 def test_gpu_id_and_original_device_of_results(name: str) -> None:
     require(name)
@@ -62,10 +88,27 @@ def test_gpu_id_and_original_device_of_results(name: str) -> None:
     assert seen == [(name, "gpu:0")] * 2
 
 
+@pytest.mark.parametrize("options", [{}, {"gpu_id": 1}, {"stream": False}, {"stream": False, "gpu_id": 1}])
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_functions_run_on_the_gpu_of_their_input(name: str, options: dict[str, Any]) -> None:
+    """Check new arrays, and operations, which CuPy warns about if they run on another GPU."""
+    require_two_gpus()
+    module = require(name)
+
+    @arraybridge.framework(name).decorator(**options)
+    def create(x: Any) -> list[Any]:
+        new = module.empty(3) if name == "cupy" else module.empty(3, device="cuda")
+        return [new, x * 2 if name == "cupy" else x]
+
+    x = arraybridge.convert_memory(np.arange(6.0), name, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [create(x), create(x)]
+    assert [str(device_of(y)) for result in results for y in result] == ["gpu:1"] * 4
+
+
 def test_function_that_changes_the_current_gpu_returns_its_result() -> None:
-    cupy = require("cupy")
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two GPUs")
+    cupy = require_two_gpus()
     before = cupy.cuda.runtime.getDevice()
 
     @arraybridge.cupy(gpu_id=1)

@@ -16,7 +16,8 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map, pinned, prefetch
-from arraybridge.frameworks import keep_alives
+from arraybridge.interface import keep_alives
+from arraybridge.interface.streams import Streams
 from tests.gpu import test_ordering
 from tests.gpu.test_ordering import (
     GPU,
@@ -34,7 +35,7 @@ from tests.gpu.test_ordering import (
     own_stream,
     side_stream,
 )
-from tests.helpers import registry_kept, require
+from tests.helpers import EMULATED, registry_kept, require
 
 pytestmark = pytest.mark.gpu
 
@@ -124,6 +125,37 @@ def test_a_stage_waits_for_its_input_on_each_device() -> None:
 
     pairs = list(Pipeline(make_on_own_streams, copy_each).map(VALUES))
     assert are_all(pairs, VALUES) == [(True, True)] * len(VALUES)
+
+
+@needs_two_gpus
+def test_a_received_tensor_on_the_second_gpu_is_read_before_reuse() -> None:
+    torch = require("torch")
+    arraybridge.free_memory("torch")
+    made, reader = torch.cuda.Stream(1), torch.cuda.Stream(1)
+    with torch.cuda.stream(made):
+        x = torch.empty(N, device="cuda:1")
+        x.copy_(torch.full((N,), 3.0).pin_memory(), non_blocking=True)
+    address = x.data_ptr()
+    with torch.cuda.device(1):
+        torch.cuda.set_stream(reader)
+    torch.cuda.set_device(0)
+    reader.wait_event(made.record_event())
+    try:
+        y = arraybridge.framework("torch").streams.take_over(x)
+        with torch.cuda.stream(reader):
+            z = y.clone()
+        del x, y
+        gc.collect()
+        torch.cuda.default_stream(0).synchronize()  # a wrong stream that is done
+        with torch.cuda.stream(made):
+            again = torch.empty(N, device="cuda:1")
+        assert EMULATED in ("", "at-once") or again.data_ptr() != address, "memory was reused before the read"
+    finally:
+        with torch.cuda.device(1):
+            torch.cuda.set_stream(torch.cuda.default_stream(1))
+        torch.cuda.set_device(0)
+    torch.cuda.synchronize(1)
+    assert z.cpu().tolist() == [3.0] * N
 
 
 # -- arrays that threads read ---------------------------------------------------------------------------
@@ -290,7 +322,7 @@ def test_caller_waits_for_a_function_that_raises(name: str) -> None:
 
     device = arraybridge.Device("gpu", 1)
     own = arraybridge.framework(name)
-    with own.devices.selected(device), own_stream(name, 1):
+    with own.devices.select(device), own_stream(name, 1):
         if name == "cupy":
             side_stream()  # a stream that was selected without a context manager
         caller = own.streams.handle(device)
@@ -300,3 +332,69 @@ def test_caller_waits_for_a_function_that_raises(name: str) -> None:
             write_and_raise(x)
         assert own.streams.handle(device) == caller
         assert is_all(x, 4)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_pinned_memory_is_not_reused_before_pytorch_has_copied_it(kind: str) -> None:
+    """Check an asynchronous copy by PyTorch while CuPy is loaded, which does not wait for such copies."""
+    torch = require("torch")
+    require("cupy")
+    arraybridge.free_memory()
+    host = np.full(N, 3, np.float32)
+    x = pinned(torch.from_numpy(host) if kind == "tensor" else host)
+    with own_stream("torch") as stream:
+        y = torch.as_tensor(x).to("cuda:0", non_blocking=True)
+        del x
+        gc.collect()
+        others = [pinned(np.full(N, -1, np.float32)) for _ in range(4)]
+        stream.synchronize()
+        assert is_all(y, 3)
+    assert len(others) == 4
+
+
+# -- graphs that are captured ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["in the capture", "in another thread"])
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_imports_that_are_dropped_during_a_capture_do_not_disturb_it(name: str, where: str) -> None:
+    """Check an import that is dropped, and the next import, which checks whether earlier ones were read."""
+    module = require(name)
+    cupy = test_ordering.cupy
+    importer = arraybridge.framework(name).streams
+    keep_alives.block_until_ready()
+    # An event that the next import queries, and memory whose exporter waits for the importer in the end.
+    keep_alives.keep_alive(late(1), Streams(), importer, GPU)
+    exporter = test_ordering.Exporter(cupy.cuda.Stream(non_blocking=True))
+    dropped = [keep_alives.keep_alive(late(2), exporter, importer, GPU)]
+    x = late(3)
+    cupy.cuda.Device().synchronize()
+
+    def drop() -> None:
+        dropped.clear()
+        gc.collect()
+        keep_alives.release()
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=drop)
+        thread.start()
+        thread.join()
+
+    with own_stream(name) as stream:
+        if name == "cupy":
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+            x += 1
+            (drop if where == "in the capture" else elsewhere)()
+            graph = stream.end_capture()
+            graph.launch(stream)
+        else:
+            graph = module.cuda.CUDAGraph()
+            y = arraybridge.to_torch(x)
+            graph.capture_begin(capture_error_mode="global")
+            y.fill_(4.0)
+            (drop if where == "in the capture" else elsewhere)()
+            graph.capture_end()
+            graph.replay()
+        stream.synchronize()
+        assert is_all(x, 4)
+    keep_alives.block_until_ready()  # raises for an event that was recorded during the capture

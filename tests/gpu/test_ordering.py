@@ -6,10 +6,11 @@ queued work does not run until something forces it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map, prefetch
+from arraybridge.carriers.third_party_arrays import FOREIGN_HOST
 from arraybridge.device import Device
-from arraybridge.frameworks import keep_alives
-from arraybridge.frameworks.component import component
-from arraybridge.frameworks.interchange import Interchange
-from arraybridge.frameworks.third_party_arrays import FOREIGN_HOST
-from tests.helpers import EMULATED, needs_kernels_of, require
+from arraybridge.interface import keep_alives
+from arraybridge.interface.component import component
+from arraybridge.interface.interchange import Interchange
+from arraybridge.interface.streams import Streams
+from arraybridge.reasons import Reason
+from tests.helpers import EMULATED, needs_kernels_of, output_of, registry_kept, require, require_two_gpus
 
 pytestmark = pytest.mark.gpu
 
@@ -50,8 +53,7 @@ def _restore_streams() -> Iterator[None]:
 
 @pytest.fixture
 def _two_gpus() -> None:
-    if require("cupy").cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("requires two GPUs")
+    require_two_gpus()
 
 
 needs_two_gpus = pytest.mark.usefixtures("_two_gpus")
@@ -172,10 +174,10 @@ def test_handles_and_events_belong_to_the_given_gpu(name: str) -> None:
     require(name)
     queues = arraybridge.framework(name).streams
     other = Device("gpu", 1)
-    with own_stream(name), arraybridge.framework(name).devices.selected(other), own_stream(name, 1) as there:
+    with own_stream(name), arraybridge.framework(name).devices.select(other), own_stream(name, 1) as there:
         expected = there.ptr if name == "cupy" else there.cuda_stream
         x = late_array_of(name, 3, 1)
-        with arraybridge.framework(name).devices.selected(GPU):
+        with arraybridge.framework(name).devices.select(GPU):
             assert queues.handle(other) == expected != queues.handle(GPU)
             event = queues.record_event(other)
         assert event is not None
@@ -333,8 +335,8 @@ def test_result_is_read_before_its_stream_reuses_the_memory(shape: str) -> None:
 def test_exported_memory_is_read_before_its_owner_reuses_it(target: str, how: str) -> None:
     """Use a separate stream per framework, drop the source immediately, and reuse its memory."""
     torch = require("torch")
-    if how == "to the other GPU" and cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("requires two GPUs")
+    if how == "to the other GPU":
+        require_two_gpus()
     owner = "torch" if target == "cupy" else "cupy"
     bring = {
         "shared": lambda x: arraybridge.convert_memory(x, target, copy=False),
@@ -407,28 +409,47 @@ def test_jax_exports_and_imports_are_read_before_a_write(source: str, target: st
 
 
 class Foreign:
-    """An array of an unknown library that exports through one of two protocols. CuPy allocates the memory."""
+    """An array of an unknown library that exports through one of two protocols. CuPy allocates the memory.
+
+    Attributes:
+        read_only: Whether the memory must not be written to.
+        stream: The stream of the library; None for CuPy's current stream.
+    """
+
+    read_only = False
+    stream: Any = None
 
     def __init__(self, array: Any) -> None:
         self.array = array
 
 
 class ForeignInterface(Foreign):
-    read_only = False
-
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         interface = dict(self.array.__cuda_array_interface__)
-        stream = int(cupy.cuda.get_current_stream().ptr) if cupy else 0
+        own = self.stream or (cupy.cuda.get_current_stream() if cupy else None)
+        stream = own.ptr if own else 0
         return {**interface, "data": (interface["data"][0], self.read_only), "stream": stream or 1}
 
 
 class ForeignDlpack(Foreign):
     def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
+        with self.stream or nullcontext():
+            exported = self.array.__dlpack__(**options)
+        if self.read_only and "max_version" in options:
+            set_read_only(exported)
+        return exported
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.array.device.id  # CuPy's own method opens the current GPU
+
+
+def set_read_only(capsule: Any) -> None:
+    """Set the flag of a versioned capsule, which follows the version, the context and the deleter."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    flags = ctypes.c_uint64.from_address(pointer(capsule, b"dltensor_versioned") + 24)
+    flags.value |= 1
 
 
 class StreamlessInterchange(Interchange):
@@ -444,6 +465,28 @@ class StreamlessFramework(arraybridge.Framework):
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, ForeignDlpack)
+
+
+@needs_two_gpus
+@pytest.mark.parametrize("protocol", ["interface", "dlpack", "framework"])
+@of_each_framework
+def test_arrays_on_another_gpu_are_imported_in_order(name: str, protocol: str) -> None:
+    """Check unknown libraries, and a framework without streams, while the first GPU is current."""
+    require(name)
+    second = Device("gpu", 1)
+    with cupy.cuda.Device(1):
+        made = cupy.cuda.Stream(non_blocking=True)
+        with made:
+            x = (ForeignInterface if protocol == "interface" else ForeignDlpack)(late(3))
+        if protocol != "framework":
+            x.stream = made
+    source = StreamlessFramework() if protocol == "framework" else FOREIGN_HOST
+    if protocol == "framework":  # it exports after its work is done
+        made.synchronize()
+    y = arraybridge.framework(name).interchange.import_from(x, source, second)
+    with arraybridge.framework(name).devices.select(second):
+        z = copy_of(y)
+    assert (str(arraybridge.device_of(z)), is_all(z, 3)) == ("gpu:1", True)
 
 
 @pytest.mark.parametrize("target", ["cupy", "torch"])
@@ -475,6 +518,115 @@ def test_exports_of_a_framework_without_streams_stay_alive_until_read(target: st
     assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "memory is still allocated"
 
 
+class Exporter(Streams):
+    """The streams of a framework whose current stream may change after an export."""
+
+    def __init__(self, stream: Any, *, refuses: bool = False) -> None:
+        self.stream = stream
+        self.refuses = refuses
+
+    def handle(self, device: Device) -> int:
+        return int(self.stream.ptr)
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        if self.refuses:
+            raise RuntimeError("invalid resource handle")
+        event = cupy.cuda.Event(disable_timing=True)
+        cupy.cuda.runtime.eventRecord(event.ptr, handle)
+        self.stream.wait_event(event)
+
+
+@pytest.mark.parametrize("case", ["same stream", "another stream", "no order"])
+def test_exported_memory_is_read_before_its_exporter_reuses_it(case: str) -> None:
+    """Check exporters in the stream of the export, in another one, and without any order."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    made = side_stream()
+    x = late(3)
+    address = address_of(x)
+    used = cupy.get_default_memory_pool().used_bytes()
+    exporter = Exporter(made, refuses=case == "no order")
+    with cupy.cuda.Stream(non_blocking=True) as reader:
+        reader.wait_event(made.record())
+        owner = keep_alives.keep_alive(x, exporter, arraybridge.framework("cupy").streams, GPU)
+        z = x + 0
+        if case == "another stream":
+            exporter.stream = cupy.cuda.Stream(non_blocking=True)
+        del x, owner
+        gc.collect()
+    if case == "same stream":
+        assert cupy.get_default_memory_pool().used_bytes() == used, "the export was not released at once"
+    with made:
+        overwrite(address)
+    made.synchronize()
+    reader.synchronize()
+    assert is_all(z, 3)
+
+
+def test_a_per_thread_default_stream_is_waited_for() -> None:
+    require("cupy")
+    said = output_of(
+        "import numpy as np, cupy, arraybridge as ab",
+        "from tests.gpu.twin import TwinFramework, TwinArray",
+        "own = TwinFramework(); ab.register(own); gpu = ab.Device('gpu', 0)",
+        "stream = own.streams.of(gpu); buffer = TwinArray(cupy.empty(4096, np.float32), stream)",
+        "def items():",
+        "    for value in range(6): buffer.fill(value); stream.synchronize(); yield buffer",
+        "results = list(ab.prefetch(items(), 'cupy', dtype='float64', depth=9))",
+        "print([bool((ab.to_numpy(y) == i).all()) for i, y in enumerate(results)] == [True] * 6)",
+        env={"CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": "1"},
+    )
+    assert said == "True"
+
+
+def test_a_stream_that_the_function_selects_is_waited_for() -> None:
+    other = cupy.cuda.Stream(non_blocking=True)
+
+    @arraybridge.cupy
+    def f(x: Any) -> Any:
+        mine = cupy.cuda.get_current_stream()
+        other.use()
+        other.wait_event(mine.record())
+        return late(1) + x
+
+    side_stream()
+    assert is_all(f(late(2)), 3)
+
+
+def test_memory_of_a_finished_pipeline_is_freed_after_the_read() -> None:
+    (y,) = Pipeline(lambda x: x + 0).map([cupy.zeros(1 << 20)])
+    z = y + 0  # still queued
+    del y
+    arraybridge.free_memory()
+    assert cupy.get_default_memory_pool().total_bytes() <= z.nbytes
+
+
+def test_results_of_threads_keep_their_strides() -> None:
+    host = np.arange(12.0).reshape(3, 4)
+    (y,) = Pipeline(lambda x: x.T).map([cupy.asarray(host)])
+    assert y.get().tolist() == host.T.tolist()
+
+
+@needs_two_gpus
+def test_an_array_of_another_framework_moves_to_another_gpu_in_order() -> None:
+    from tests.gpu.twin import TwinArray, TwinFramework
+
+    with registry_kept():
+        twin = TwinFramework()
+        arraybridge.register(twin)
+        with cupy.cuda.Device(1):
+            stream = twin.streams.of(Device("gpu", 1))
+            with stream:
+                x = TwinArray(late(3), stream)
+        y = arraybridge.convert_memory(x, "cupy", 0)
+        assert (str(arraybridge.device_of(y)), is_all(y, 3)) == ("gpu:0", True)
+
+
+@needs_two_gpus
+def test_plain_functions_run_on_the_gpu_of_their_worker() -> None:
+    (y,) = device_map(lambda n: cupy.zeros(n), [3], ["gpu:1"])
+    assert str(arraybridge.device_of(y)) == "gpu:1"
+
+
 def test_views_keep_exported_memory_alive() -> None:
     require("torch")
     side_stream()
@@ -488,18 +640,30 @@ def test_views_keep_exported_memory_alive() -> None:
         assert part.cpu().tolist() == [3.0] * 4
 
 
-def test_foreign_and_read_only_arrays_enter_torch_in_order() -> None:
-    require("torch")
-    import_from = arraybridge.framework("torch").interchange.import_from
-    stream = side_stream()
-    for read_only in (False, True):
-        x = ForeignInterface(late(3))
-        x.read_only = read_only
-        with own_stream("torch"):
-            y = import_from(x, FOREIGN_HOST, GPU)
-            assert (address_of(y) == address_of(x.array)) is not read_only
-            assert y.cpu().tolist() == [3.0] * N
-    assert cupy.cuda.get_current_stream() == stream
+@pytest.mark.parametrize("default", [False, True], ids=["own stream", "default stream"])
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
+@pytest.mark.parametrize("protocol", ["interface", "dlpack"])
+@of_each_framework
+def test_arrays_of_unknown_libraries_enter_in_order(
+    name: str, protocol: str, read_only: bool, default: bool
+) -> None:
+    """Check that read-only memory is copied, and that `explain` and the conversion agree."""
+    require(name)
+    made = cupy.cuda.Stream.null if default else cupy.cuda.Stream(non_blocking=True)
+    with made:
+        x = (ForeignInterface if protocol == "interface" else ForeignDlpack)(late(3))
+    x.read_only = read_only
+    x.stream = made
+    with own_stream(name):
+        route = arraybridge.explain(x, name, device="gpu:0")
+        y = arraybridge.convert_memory(x, name, device="gpu:0")
+        assert is_all(y, 3)
+        shared = arraybridge.convert_memory(x, name, device="gpu:0", copy=False)
+        assert arraybridge.explain(x, name, device="gpu:0", copy=True).code is Reason.COPY_REQUESTED
+    assert (address_of(y) == address_of(x.array)) is not read_only
+    assert address_of(shared) == address_of(x.array)
+    expected = Reason.READ_ONLY if read_only else Reason.SHARED_DEVICE_MEMORY
+    assert (route.code, route.shares_memory, route.copies) == (expected, not read_only, int(read_only))
 
 
 # -- prefetch, device_map and Pipeline --------------------------------------------------------------------

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import pinned, prefetch
+from arraybridge import cuda_driver, pinned, prefetch
 from arraybridge.device import Device
-from arraybridge.frameworks import cuda_driver
-from tests.helpers import EMULATED, require
+from tests.helpers import EMULATED, output_of, require, require_two_gpus
 
 pytestmark = pytest.mark.gpu
 
@@ -161,20 +160,20 @@ def test_items_are_sent_even_if_no_memory_can_be_page_locked(
     name: str, sent: list[Sent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = arraybridge.framework(name).memory
-    right = memory.pinned_bytes
+    right = memory.allocate_pinned
 
     def fail(self: Any, nbytes: int) -> Any:
         if nbytes > 1:
             raise memory.oom_error()
         return right(nbytes)
 
-    monkeypatch.setattr(type(memory), "pinned_bytes", fail)
+    monkeypatch.setattr(type(memory), "allocate_pinned", fail)
     results = list(prefetch([np.full(N, i) for i in range(3)], name, 0))
     assert [one.is_page_locked for one in sent] == [False] * 3
     assert [arraybridge.to_numpy(x)[-1] for x in results] == [0, 1, 2]
 
 
-@pytest.mark.skipif(not EMULATED, reason="CUDA does not count blocks of page-locked memory")
+@pytest.mark.skipif(not EMULATED, reason="not applicable: CUDA does not count blocks of page-locked memory")
 def test_page_locked_memory_is_bounded_and_freed() -> None:
     from tests.emulated_gpu import accounting
 
@@ -192,3 +191,32 @@ def test_page_locked_memory_is_bounded_and_freed() -> None:
     assert accounting.pinned_blocks() == before + 2
     accounting.empty_pools()
     assert accounting.pinned_blocks() == before
+
+
+def test_only_the_freest_gpu_is_opened() -> None:
+    """Check that no memory is pinned before a GPU is chosen for each item."""
+    require_two_gpus()
+    said = output_of(
+        "import numpy as np, cupy, arraybridge as ab",
+        "from arraybridge import cuda_driver, hardware",
+        "hardware.free_memory = lambda index: (1 << 20, 1 << 28)[index]",
+        "results = list(ab.prefetch([np.ones(3)] * 4, 'cupy', 'auto'))",
+        "print([ab.device_of(y).index for y in results], [cuda_driver.has_context(i) for i in range(2)])",
+    )
+    assert said == "[1, 1, 1, 1] [False, True]"
+
+
+def test_errors_other_than_a_lack_of_pinned_memory_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = require("cupy")
+    memory = arraybridge.framework("cupy").memory
+    right = memory.allocate_pinned
+    cupy.empty(1)
+
+    def fail(self: Any, nbytes: int) -> Any:
+        if nbytes > 1:
+            raise cupy.cuda.runtime.CUDARuntimeError(700)  # an illegal address
+        return right(nbytes)
+
+    monkeypatch.setattr(type(memory), "allocate_pinned", fail)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+        list(prefetch([np.ones(N)], "cupy", 0))

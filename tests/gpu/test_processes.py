@@ -7,7 +7,7 @@ import pytest
 
 import arraybridge
 from arraybridge import device_map
-from tests.helpers import EMULATED, require
+from tests.helpers import EMULATED, require, require_two_gpus
 from tests.parallel import functions
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +26,17 @@ def test_arrays_sent_to_a_process_stay_on_their_gpu(name: str) -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(y), float(name != "jax"))
     if name != "torch":
         assert arraybridge.to_numpy(x).max() == 0
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_processes_without_torch_get_and_return_arrays_of_a_gpu(gpu: int) -> None:
+    """Check that the processes are not forked, since CUDA is initialized, and that both ends use one GPU."""
+    require("cupy")
+    if gpu:
+        require_two_gpus()
+    x = arraybridge.convert_memory(np.arange(6.0), "cupy", gpu)
+    (y,) = device_map(functions.same, [x], [f"gpu:{gpu}"], processes=True)
+    assert (str(arraybridge.device_of(y)), y.get().tolist()) == (f"gpu:{gpu}", list(range(6)))
 
 
 def test_tensors_share_memory_with_the_process() -> None:

@@ -98,13 +98,20 @@ def test_matrices_move_between_gpus() -> None:
 def test_a_matrix_for_the_second_gpu_does_not_open_the_first() -> None:
     lines = (
         "import numpy as np, scipy.sparse, arraybridge as ab",
-        "from arraybridge.frameworks import cuda_driver",
+        "from arraybridge import cuda_driver",
         "x = scipy.sparse.coo_array(([1.0, 2.0], ([0, 1], [1, 0])))",
         "y = ab.convert_memory(x, 'cupy', 1)",
         "z = ab.convert_memory(y, 'cupy', copy=True)",
         "print(ab.to_numpy(z).toarray().tolist(), [cuda_driver.has_context(i) for i in range(2)])",
     )
     assert output_of(*lines) == "[[0.0, 1.0], [2.0, 0.0]] [False, True]"
+
+
+def test_duplicates_are_not_claimed_to_be_canonical() -> None:
+    require("cupy")
+    y = convert_memory(matrix("coo", "int32"), "cupy")
+    assert not y.has_canonical_format
+    assert not convert_memory(y, "numpy").has_canonical_format
 
 
 def test_decorated_functions_receive_and_restore_matrices() -> None:

@@ -13,9 +13,10 @@ import numpy as np
 
 import arraybridge
 from arraybridge.device import Device
-from arraybridge.frameworks import component, device_access, interchange
-from arraybridge.frameworks.cupy import CupyStreams, on_gpu
-from arraybridge.frameworks.streams import StreamEvent
+from arraybridge.frameworks.cupy.framework import CupyStreams, on_gpu
+from arraybridge.interface import component, interchange
+from arraybridge.interface import devices as device_access
+from arraybridge.interface.streams import StreamEvent
 
 
 class TwinArray:
@@ -111,8 +112,8 @@ class TwinFramework(arraybridge.Framework):
     name = "twin"
     modules = (__name__,)
     has_host = False
-    interchange = component.component(TwinInterchange)
-    devices = component.component(TwinDevices)
+    interchange = component(TwinInterchange)
+    devices = component(TwinDevices)
 
     def __init__(self) -> None:
         self.streams = TwinStreams()
