@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from arraybridge.device import Device
-from arraybridge.frameworks.registry import framework
-from arraybridge.offload.call_arguments import Arguments
-from arraybridge.offload.device_choice import DeviceChooser
+from arraybridge.interface.registry import framework
+from arraybridge.offload.call_signature import Call
+from arraybridge.offload.decision import DeviceChooser
 from arraybridge.offload.gpu_decorator import gpu
 from arraybridge.offload.gpu_search import BackendGpu, found_gpus
-from arraybridge.offload.timing_history import CPU, GPU
+from arraybridge.offload.records import CPU, GPU
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 
 TARGET_US = 20.0
@@ -38,21 +38,21 @@ def decisions() -> dict[str, float]:
     """Return the microseconds per decision for known and new call signatures, by case."""
     simulated = BackendGpu(framework("numpy"), Device("gpu", 0))
     found_gpus[None, 0] = simulated
-    chooser = DeviceChooser(lambda *xs: xs[0], backend=None, gpu_id=None)
+    chooser = DeviceChooser(lambda *xs: xs[0])
     measured = {}
 
     def decide(args: tuple[Any, ...]) -> object:
-        call = Arguments((), args, {}).inspect()
-        return chooser.decide(call, chooser.history[call.signature], chooser.proofs.get)
+        call = Call((), args, {}).inspect()
+        return chooser.decide(call, chooser.history.record(call))
 
     one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
-        call = Arguments((), args, {}).inspect()
-        timings = chooser.history[call.signature]
-        chooser.proofs.get(chooser.proof_key(call, simulated)).is_verified = True
+        call = Call((), args, {}).inspect()
+        record = chooser.history.record(call)
+        record.verified.add(simulated.name)
         for place, seconds in ((CPU, 1e-3), (GPU, 1e-4)):
             for _ in range(7):
-                timings.add(place, seconds)
+                record.add(place, seconds)
         measured[f"{name}, measured before"] = microseconds(lambda args=args: decide(args))  # type: ignore[misc]
     fresh = [np.zeros((4, n)) for n in range(1, 4000)]
     turn = iter(fresh * 1000)

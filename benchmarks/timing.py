@@ -7,6 +7,7 @@ all of them equally.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import platform
 import statistics
@@ -117,6 +118,32 @@ def versions(*names: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def target_us(claim: str, limit: float, measured: float) -> dict[str, object]:
+    """Return the entry of the JSON file for a time in microseconds that should not exceed a limit."""
+    return {
+        "claim": claim,
+        "target": f"<= {limit:.0f}",
+        "unit": "µs",
+        "measured": measured,
+        "met": measured <= limit,
+    }
+
+
+def write_report(
+    path: Path, distributions: Iterable[str], rounds: int, results: object, targets: list[dict[str, object]]
+) -> None:
+    """Write the results of a benchmark to a JSON file, with the machine and the versions."""
+    report = {
+        "machine": machine(),
+        "versions": versions(*distributions),
+        "rounds": rounds,
+        "results": results,
+        "targets": targets,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def pyplot() -> Any:
