@@ -7,16 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.device_resolution import check_gpu_id
 from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError
-from arraybridge.frameworks import keep_alives, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface import keep_alives, registry
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
 from arraybridge.types import FrameworkLike, GpuId
-from arraybridge.validation import bool_option
+from arraybridge.validation import add_hints, bool_option
 
 __all__ = [
     "cleanup_all_gpu_frameworks",
@@ -33,6 +34,8 @@ __all__ = [
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
+@run_eagerly
+@add_hints
 def free_memory(
     framework: FrameworkLike | None = None, gpu_id: int | None = None, *, compiled: bool = False
 ) -> int:
@@ -46,8 +49,8 @@ def free_memory(
     Args:
         framework: The only framework whose caches are freed. It is not imported. Defaults to None: all
             loaded frameworks.
-        gpu_id: The number of the accelerator, as each framework numbers its accelerators. Defaults to
-            None: all accelerators.
+        gpu_id: The number of the accelerator, as each framework numbers its accelerators. PyTorch can only
+            free the caches of all GPUs at once. Defaults to None: all accelerators.
         compiled: Whether to drop compiled programs as well: those of JAX, and CuPy's plans for Fourier
             transforms. The next calls compile them again. Defaults to False.
 
@@ -73,27 +76,23 @@ def free_memory(
     return release_caches(frameworks, index, compiled=compiled)
 
 
-def _freed(framework: str | None, gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """Call `free_memory` as in arraybridge 0.2 to 0.5: return 0 if no device has the ``device_id``."""
-    if device_id is None:
-        return free_memory(framework, gpu_id)
-    try:
-        return free_memory(framework, device_id)
-    except DeviceNotFoundError:
-        return 0
-
-
-cleanup_all_gpu_frameworks = partial(_freed, None)
-cleanup_cupy_gpu = partial(_freed, "cupy")
-cleanup_jax_gpu = partial(_freed, "jax")
-cleanup_pyclesperanto_gpu = partial(_freed, "pyclesperanto")
-cleanup_tensorflow_gpu = partial(_freed, "tensorflow")
-cleanup_torch_gpu = partial(_freed, "torch")
+# Older names.
+cleanup_all_gpu_frameworks = partial(free_memory, None)
+cleanup_cupy_gpu = partial(free_memory, "cupy")
+cleanup_jax_gpu = partial(free_memory, "jax")
+cleanup_pyclesperanto_gpu = partial(free_memory, "pyclesperanto")
+cleanup_tensorflow_gpu = partial(free_memory, "tensorflow")
+cleanup_torch_gpu = partial(free_memory, "torch")
 
 
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
     """Collect garbage, free the caches of these frameworks, and return the number of bytes freed."""
     gc.collect()
+    return empty_caches(frameworks, index, compiled=compiled)
+
+
+def empty_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
+    """Free the caches of these frameworks without a garbage collection, and return the bytes freed."""
     keep_alives.block_until_ready()  # memory shared between frameworks may still be in use by a stream
     freed = 0
     for one in frameworks:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from arraybridge.frameworks.registry import loaded
+from arraybridge.compilers import run_eagerly
+from arraybridge.interface.registry import loaded
 from arraybridge.memory.cleanup import frameworks_with_gpu, gpu_number, release_caches
 
 __all__ = ["gpu_context"]
 
 
-@contextmanager
-def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
+@run_eagerly
+def gpu_context(gpu_id: int | None) -> AbstractContextManager[int | None]:
     """Make accelerator ``gpu_id`` the current device of every loaded framework, inside a ``with`` block.
 
     When the block ends, even with an exception, the previous accelerator of each framework is restored and
@@ -23,8 +24,8 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
         gpu_id: The number of the accelerator. None selects no accelerator, and frees the caches of all
             accelerators when the block ends.
 
-    Yields:
-        The number as an int, or None.
+    Returns:
+        A context manager, whose value is the number as an int, or None.
 
     Raises:
         DeviceNotFoundError: If no loaded framework has the accelerator.
@@ -35,11 +36,15 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
         ...     gpu_id is None
         True
     """
-    index = gpu_number("gpu_context", gpu_id)
+    return _select_gpu(gpu_number("gpu_context", gpu_id))
+
+
+@contextmanager
+def _select_gpu(index: int | None) -> Iterator[int | None]:
     frameworks = loaded()
     with ExitStack() as stack:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
             for one in frameworks_with_gpu(index, frameworks):
-                stack.enter_context(one.devices.selected(one.devices.accelerator(index)))
+                stack.enter_context(one.devices.select(one.devices.accelerator(index)))
         yield index

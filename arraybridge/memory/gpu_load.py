@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from arraybridge import hardware
+from arraybridge.compilers import run_eagerly
 
 __all__ = ["gpu_utilization"]
 
@@ -29,6 +30,7 @@ class GpuLoad(NamedTuple):
     temperature: int | None
 
 
+@run_eagerly
 def gpu_utilization() -> tuple[GpuLoad, ...]:
     """Return the load, memory and temperature of each NVIDIA GPU.
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import warnings
 from numbers import Real
 from typing import Any, NamedTuple
 
 from arraybridge import hardware
 from arraybridge.advice import Advice
+from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.registry import loaded
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, warn
+from arraybridge.interface import registry
+from arraybridge.interface.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.types import FrameworkLike
+from arraybridge.validation import add_hints
 
 __all__ = ["Coexistence", "SharedPoolError", "coexist", "coexistence", "share_gpu_memory"]
 
@@ -29,6 +30,8 @@ class SharedPoolError(MemoryConversionError, RuntimeError):
     """
 
 
+@run_eagerly
+@add_hints
 def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
     """Make CuPy allocate from PyTorch's pool, so that each can use the memory that the other frees.
 
@@ -108,6 +111,8 @@ def coexistence(fraction: float | None = None) -> dict[str, str]:
     return chosen
 
 
+@run_eagerly
+@add_hints
 def coexist(fraction: float | None = None) -> Coexistence:
     """Stop JAX and TensorFlow from reserving a whole GPU, so that several frameworks can use it.
 
@@ -134,7 +139,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
         false
     """
     chosen = coexistence(fraction)
-    if fraction is not None:  # JAX raises an error at startup if both names are set
+    if fraction is not None:  # JAX raises an error at startup if both names are set, openxla/xla#16457
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
     readers = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "jax",
@@ -149,11 +154,10 @@ def coexist(fraction: float | None = None) -> Coexistence:
     )
     os.environ.update(chosen)
     if latecomers:
-        warnings.warn(
+        warn(
             f"coexist() came too late for {' and '.join(latecomers)}: the devices are already initialized,"
             " and the whole GPU may be reserved. Call it at the start of the program, before you use any"
             " framework.",
             RuntimeWarning,
-            stacklevel=2,
         )
     return Coexistence(chosen, latecomers)

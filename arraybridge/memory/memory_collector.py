@@ -5,37 +5,20 @@ from __future__ import annotations
 import numbers
 import os
 import time
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
-from arraybridge.memory.memory_peak import repeated
-from arraybridge.memory.stats import memory_stats
-from arraybridge.validation import file_path
-
-if TYPE_CHECKING:
-    from arraybridge.memory.stats import MemoryStats
+from arraybridge.memory.memory_peak import repeat
+from arraybridge.memory.stats import MemoryStats, memory_stats
+from arraybridge.validation import add_hints, file_path
 
 __all__ = ["MemoryCollector"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of the file: the memory of a framework or process on a device at one moment."""
-
-    time: float  # seconds since 1970
-    device: str
-    holder: str
-    used: int | None
-    cached: int | None
-    peak: int | None
-    free: int | None
-    total: int | None
-    load: int | None
-    temperature: int | None
-
-
-#: The columns of the file.
-COLUMNS = tuple(field.name for field in fields(_Line))
+#: The columns of the file; see `MemoryCollector`.
+COLUMNS = (
+    *("time", "device", "holder", "used", "cached", "peak"),
+    *("free", "total", "load", "temperature"),
+)
 
 
 class MemoryCollector:
@@ -64,6 +47,7 @@ class MemoryCollector:
         'time,device,holder,used,cached,peak,free,total,load,temperature'
     """
 
+    @add_hints
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
         self._path = file_path("path", path)
         if self._path.suffix not in (".csv", ".jsonl"):
@@ -76,7 +60,7 @@ class MemoryCollector:
 
     def __enter__(self) -> Self:
         self.write()  # raises an error here if the file cannot be written
-        self._writing = repeated(self.write, self._interval)
+        self._writing = repeat(self.write, self._interval)
         self._writing.__enter__()
         return self
 
@@ -95,30 +79,20 @@ class MemoryCollector:
         lines = _lines_of(stats or memory_stats())
         with self._path.open("a", newline="", encoding="utf-8") as file:
             if self._path.suffix == ".jsonl":
-                file.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
+                file.writelines(json.dumps(line) + "\n" for line in lines)
             else:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 if not file.tell():
                     writer.writeheader()
-                writer.writerows(asdict(one) for one in lines)
+                writer.writerows(lines)
 
 
-def _lines_of(stats: MemoryStats) -> list[_Line]:
-    """Return the lines that record a reading."""
+def _lines_of(stats: MemoryStats) -> list[dict[str, Any]]:
+    """Return the lines that record a reading: the memory of each holder on each device, by column."""
     now = round(time.time(), 3)
-    return [
-        _Line(
-            time=now,
-            device=device.device,
-            holder=holding.holder,
-            used=holding.used,
-            cached=holding.cached,
-            peak=holding.peak,
-            free=device.free,
-            total=device.total,
-            load=device.load,
-            temperature=device.temperature,
-        )
-        for device in stats.devices
-        for holding in device.holdings
-    ]
+    lines = []
+    for device in stats.devices:
+        for holding in device.holdings:
+            values = device._asdict() | holding._asdict() | {"time": now}
+            lines.append({column: values[column] for column in COLUMNS})
+    return lines

@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import nearest
 from arraybridge.formatting import Contents, Table, format_bytes, one_of
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface import registry
+from arraybridge.interface.registry import loaded
 from arraybridge.memory.stats import holdings
 
 __all__ = ["memory_peak"]
 
 
 @contextmanager
-def repeated(probe: Callable[[], object], interval: float) -> Iterator[None]:
+def repeat(probe: Callable[[], object], interval: float) -> Iterator[None]:
     """Call ``probe`` every ``interval`` seconds in a thread during a ``with`` block, and once at its end."""
     ended = threading.Event()
 
@@ -109,11 +110,11 @@ class MemoryPeak(Table):
             if row.holder == holder:
                 return row
         holders = list(dict.fromkeys(row.holder for row in self.rows))
-        known = registry.framework_names()
-        if holder in known:
+        names = registry.framework_names()
+        if holder in names:
             cause = f"{holder} has not initialized a device, or does not report its memory use."
         else:
-            cause = f"it is not the name of a framework{nearest(str(holder), [*known, *holders])}."
+            cause = f"it is not the name of a framework{nearest(str(holder), [*names, *holders])}."
         raise KeyError(f"no row for {holder!r}: {cause} Pass {one_of(holders)}.")
 
     def _table(self) -> Contents:
@@ -131,6 +132,7 @@ class MemoryPeak(Table):
                         watched.peak = max(watched.peak, one.peak)
 
 
+@run_eagerly
 @contextmanager
 def memory_peak() -> Iterator[MemoryPeak]:
     """Measure the peak memory of each framework, and of this process on the host, in a ``with`` block.
@@ -156,7 +158,7 @@ def memory_peak() -> Iterator[MemoryPeak]:
         measured = MemoryPeak()
         _open_peaks.append(measured)
     try:
-        with repeated(measured.probe, 0.002):
+        with repeat(measured.probe, 0.002):
             yield measured
     finally:
         _open_peaks.remove(measured)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import text_of
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface.registry import list_loaded_cached
+from arraybridge.outcome import ask
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# Keras 3: "Exception encountered when calling Big.call().", Keras 2: "… calling layer 'big' (type Big).".
+# Keras 3 (utils/traceback_utils.py): "Exception encountered when calling Big.call().", Keras 2: "… calling
+# layer 'big' (type Big).".
 _KERAS = re.compile(r"\s*Exception encountered when calling [^\n]*\n\s*")
 _TRACEBACK_WRAPPERS = re.compile(
     r"The following operation failed in the TorchScript interpreter\."
@@ -35,7 +37,8 @@ _CALLBACK_OR_FUNCTION = re.compile(
 _TRACEBACK = re.compile(r"Traceback [^\n:]*: *")
 _EXCEPTION_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>(?s:.*))|$)", re.MULTILINE)
 
-# Class names in printed tracebacks that mean out of memory, regardless of the message.
+# Class names in printed tracebacks that mean out of memory, regardless of the message. NumPy's is private
+# (numpy/numpy#13225).
 _MEMORY_ERRORS = frozenset({"MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "OutOfMemoryError"})
 # Class names of errors that mean out of memory only if the message matches.
 _GENERAL_ERRORS = frozenset(
@@ -55,6 +58,7 @@ class _Report(NamedTuple):
     text: str
 
 
+@run_eagerly
 def is_oom_error(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on the host or on a device of any framework.
 
@@ -90,7 +94,7 @@ def is_oom(error: BaseException, before: BaseException | None) -> bool:
 
     ``before`` is an error that was already being handled when the failed call began, or None.
     """
-    return any(_is_oom_itself(one) for one in chain(error, before))
+    return any(map(_is_oom_itself, chain(error, before)))
 
 
 def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
@@ -116,12 +120,10 @@ def chain(error: BaseException, before: BaseException | None = None) -> Iterator
 
 def _ray_cause(error: BaseException) -> BaseException | None:
     """Return the original error of a Ray task error, recognized without importing Ray."""
-    if not any(cls.__name__.startswith("RayTaskError") for cls in type(error).__mro__):
-        return None
-    with suppress(Exception):  # `cause` may be a property that raises
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, BaseException):
-            return cause
+    for cls in type(error).__mro__:
+        if cls.__name__.startswith("RayTaskError"):
+            cause = ask(getattr, error, "cause", None)
+            return cause if isinstance(cause, BaseException) else None
     return None
 
 
@@ -133,28 +135,27 @@ def _is_oom_itself(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     text = text_of(error)
     if text is not None and _may_wrap(error):
-        reports = _unwrapped(text)
+        reports = _unwrap(text)
         if reports:
             return any(_is_oom_report(report, error) for report in reports)
-    return _is_known(error)
+    return _is_known(error, has_text=text is not None)
 
 
 def _may_wrap(error: BaseException) -> bool:
     """Return whether wrappers raise this class of error: RuntimeError or a class of a loaded framework."""
     if isinstance(error, (ValueError, KeyError, AssertionError)):
         return False
-    return isinstance(error, RuntimeError) or any(isinstance(error, one.errors) for one in loaded())
+    return isinstance(error, RuntimeError) or any(
+        isinstance(error, one.errors) for one in list_loaded_cached()
+    )
 
 
-def _is_known(error: BaseException) -> bool:
+def _is_known(error: BaseException, *, has_text: bool) -> bool:
     """Return whether a loaded framework recognizes the error as one of its out-of-memory errors."""
-    for framework in loaded():
-        try:
-            if framework.memory.is_oom(error):
-                return True
-        except Exception:  # a framework calls str(error), which may raise for third-party classes
-            if text_of(error) is not None:
-                raise
+    for framework in list_loaded_cached():
+        # A framework calls str(error), which raises for some third-party classes.
+        if framework.memory.is_oom(error) if has_text else ask(framework.memory.is_oom, error):
+            return True
     return False
 
 
@@ -168,10 +169,10 @@ def _is_oom_report(report: _Report, error: BaseException) -> bool:
     # The class of the wrapper itself has been checked by `_may_wrap`.
     if report.kind is not None and kind not in _GENERAL_ERRORS:
         return False
-    return any(framework.memory.is_oom_text(report.text) for framework in loaded())
+    return any(framework.memory.is_oom_text(report.text) for framework in list_loaded_cached())
 
 
-def _unwrapped(text: str) -> list[_Report]:
+def _unwrap(text: str) -> list[_Report]:
     """Return the errors that a wrapper's message quotes; an empty list if no wrapper wrote it."""
     reports: list[_Report] = []
     waiting = [_Report(None, text)]
@@ -193,15 +194,15 @@ def _inner(report: _Report) -> list[_Report]:
     wrapper = _TRACEBACK_WRAPPERS.match(report.text)
     if wrapper is None:
         return []
-    found = [_report(line) for line in _exception_lines(report.text)]
+    reports = [_report(line) for line in _exception_lines(report.text)]
     direct = _CALLBACK_OR_FUNCTION.match(report.text)
     if direct:
-        found.append(_report(direct))
+        reports.append(_report(direct))
     kind = (wrapper["kind"] or "").rpartition(".")[2]
     if kind in _MEMORY_ERRORS:
-        found.append(_Report(kind, ""))
+        reports.append(_Report(kind, ""))
     # If the wrapper quotes no readable error, its own text is not matched either.
-    return found or [_Report("", "")]
+    return reports or [_Report("", "")]
 
 
 def _exception_lines(text: str) -> Iterator[re.Match[str]]:
@@ -212,5 +213,5 @@ def _exception_lines(text: str) -> Iterator[re.Match[str]]:
             yield line
 
 
-def _report(found: re.Match[str]) -> _Report:
-    return _Report(found["kind"].rpartition(".")[2], found["text"] or "")
+def _report(match: re.Match[str]) -> _Report:
+    return _Report(match["kind"].rpartition(".")[2], match["text"] or "")

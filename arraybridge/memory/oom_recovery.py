@@ -9,43 +9,51 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from io import IOBase
+from functools import cache, partial
 from itertools import islice
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
 from arraybridge.caches import new_cache, remember
-from arraybridge.carriers.sources import source_of
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, first_line, note_on, text_of
-from arraybridge.formatting import counted
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import conversion_errors
-from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.cleanup import gpu_number, release_caches
+from arraybridge.compilers import run_eagerly
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
+from arraybridge.formatting import format_count
+from arraybridge.interface import registry
+from arraybridge.interface.framework import native_errors
+from arraybridge.interface.registry import list_loaded_cached
+from arraybridge.memory.cleanup import empty_caches, gpu_number, release_caches
 from arraybridge.memory.oom_recognition import chain, is_oom, is_oom_error
+from arraybridge.memory.split_arguments import (
+    Named,
+    first_iterator,
+    name_arguments,
+    note_on_part,
+    nothing_to_split_error,
+    warn_about_coincidence,
+)
+from arraybridge.outcome import Outcome
 from arraybridge.settings import worker_device
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
-from arraybridge.trees import ARRAY, kind_of, leaves_of
-from arraybridge.validation import whole_number
+from arraybridge.trees import arrays_of
+from arraybridge.validation import add_hints, whole_number
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = [
+    "RecoveryOptions",
     "drop_tracebacks",
     "faults",
     "is_oom_error",
-    "recovered",
+    "recover",
     "run_with_oom_recovery",
     "split_and_retry",
     "watchers",
 ]
 
 R = TypeVar("R")
-
-#: Positional and keyword arguments.
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: Functions that simulate errors for `arraybridge.testing.inject_oom`. Each is called before every attempt
 #: with its number of rows (None if unknown), and may raise.
@@ -58,6 +66,8 @@ watchers: list[Callable[[str, str], None]] = []
 # -- public functions --------------------------------------------------------------------------------
 
 
+@run_eagerly
+@add_hints
 def run_with_oom_recovery(
     fn: Callable[..., R],
     *args: Any,
@@ -71,11 +81,12 @@ def run_with_oom_recovery(
 ) -> R:
     """Call ``fn(*args, **kwargs)``; when memory runs out, free all caches and call it again.
 
-    Before each retry, the objects of the failed attempt are released, garbage is collected, and the caches of
-    all loaded frameworks are freed. Suspended generators are not closed, and keep their objects alive. Other
-    errors are not caught. ``fn`` must be safe to call again: it should not modify its arguments in place
-    before a step that can fail, or ``before_retry`` should undo the modification. ``fn`` is not called again
-    if one of its arguments is an iterator, because the first attempt may have read from it.
+    Before each retry, the objects of the failed attempt are released, and the caches of all loaded frameworks
+    are freed. Before the first retry, garbage is collected as well. Suspended generators are not closed, and
+    keep their objects alive. Other errors are not caught. ``fn`` must be safe to call again: it should not
+    modify its arguments in place before a step that can fail, or ``before_retry`` should undo the
+    modification. ``fn`` is not called again if one of its arguments is an iterator, because the first attempt
+    may have read from it.
 
     Args:
         fn: The function.
@@ -84,7 +95,7 @@ def run_with_oom_recovery(
             ``functools.partial``.
         max_retries: The number of attempts after the first one. Defaults to 2.
         gpu_id: The number of the accelerator whose caches are freed. Defaults to None: all accelerators.
-        split: Whether to continue in halves if a retry fails as well, as `split_and_retry` does. Defaults to
+        split: Whether to continue in parts if a retry fails as well, as `split_and_retry` does. Defaults to
             False.
         split_axis: The axis to split along. Defaults to 0.
         min_split: The smallest number of rows in a part. Defaults to 1.
@@ -112,41 +123,37 @@ def run_with_oom_recovery(
     """
     if not callable(fn):
         raise TypeError(f"run_with_oom_recovery expected a function, got {type(fn).__name__}.")
-    if max_retries.__class__ is not int or max_retries < 0:  # calling the validator takes 0.1 µs
-        whole_number("max_retries", max_retries, least=0, type_error=ValueError)
+    if max_retries.__class__ is not int or max_retries < 0:  # calling the validator takes longer
+        max_retries = whole_number("max_retries", max_retries, least=0, type_error=ValueError)
     if gpu_id is not None:
         gpu_id = gpu_number("run_with_oom_recovery", gpu_id)
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
-    result: R
     if split is False:
-        result = recovered(fn, args, kwargs, max_retries, gpu_id, before_retry)
+        options = _DEFAULTS
+        if max_retries != 2 or gpu_id is not None or before_retry is not None:
+            options = RecoveryOptions(max_retries, gpu_id, before_retry)
+        result: R = recover(fn, args, kwargs, options)
         return result
     if split is not True:
         raise TypeError(
             f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
         )
-    whole_number("split_axis", split_axis)
-    _check_min_split(min_split)
-    result = recovered(
-        _without_fixed(fn),
-        args,
-        kwargs,
-        retries=max_retries,
-        gpu_id=gpu_id,
-        before_retry=before_retry,
-        split=True,
-        axis=split_axis,
-        least=min_split,
-        named=fn,
+    split_axis = whole_number("split_axis", split_axis)
+    min_split = _check_min_split(min_split)
+    options = RecoveryOptions(
+        max_retries, gpu_id, before_retry, split=True, split_axis=split_axis, min_split=min_split
     )
-    return cast("R", batches.plain(result))
+    return cast("R", _recover_in_parts(fn, args, kwargs, options))
 
 
+@run_eagerly
+@add_hints
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
     """Call ``fn`` on a batch; when memory runs out, continue in parts and join their results.
 
     After a first cleanup and retry, the size is halved until a part fits, and that size is used for the rest.
+    An odd size is rounded down, and the rest of the batch is divided evenly into parts of at most that size.
     Finished parts are never computed again. The result of each part is copied into one preallocated result,
     so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
     and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
@@ -159,7 +166,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
             The first array that has ``axis`` determines the number of rows. Every array with that number of
             rows is split, even inside containers, and so is every list of non-arrays with one entry per row.
             All other arguments are passed whole to every call. Wrap an argument that has that number of rows
-            by chance in `fixed`. An exception raised in a part has a note that names the split arguments.
+            by chance in `fixed`. A warning names an array whose shape also fits the last axes of the batch.
+            An exception raised in a part has a note that names the split arguments.
         axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
             to 0.
         min_split: The smallest number of rows in a part. A part with fewer than twice as many rows is not
@@ -173,11 +181,12 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     Raises:
         CannotSplitError: If memory runs out and no argument has that axis, or the results of the parts cannot
             be joined: their number of rows differs from that of their part, they are numbers, their
-            structures differ, or a list could be one entry per row or several results.
+            structures differ, a list could be one entry per row or several results, or a list or tuple has
+            attributes.
         TypeError: If ``fn`` is not callable, or ``axis`` is not an int.
         ValueError: If ``min_split`` is not an int or is less than 1.
-        Exception: If a part does not fit and cannot be split further: the error that it raised, with an
-            explanation. Other exceptions raised by ``fn`` propagate unchanged.
+        Exception: If a part does not fit and cannot be split further, or a batch has no rows: the error that
+            it raised, with an explanation. Other exceptions raised by ``fn`` propagate unchanged.
 
     Example:
         >>> import numpy as np
@@ -186,7 +195,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     """
     if not callable(fn):
         raise TypeError(f"split_and_retry expected a function, got {type(fn).__name__}.")
-    whole_number("axis", axis)
+    axis = whole_number("axis", axis)
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if type(batch) is dict:
@@ -195,69 +204,54 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         args = batch
     else:
         args = (batch,)
-    _check_min_split(min_split)
-    result = recovered(
-        _without_fixed(fn),
-        args,
-        kwargs,
-        retries=1,
-        gpu_id=None,
-        split=True,
-        axis=axis,
-        least=min_split,
-        named=fn,
-    )
-    return batches.plain(result)
+    min_split = _check_min_split(min_split)
+    options = RecoveryOptions(max_retries=1, split=True, split_axis=axis, min_split=min_split)
+    return _recover_in_parts(fn, args, kwargs, options)
 
 
-def _check_min_split(rows: Any) -> None:
-    if rows.__class__ is not int or rows < 1:  # calling the validator takes 0.1 µs
-        whole_number("min_split", rows, least=1, type_error=ValueError)
+def _check_min_split(rows: Any) -> int:
+    if rows.__class__ is int and rows >= 1:  # calling the validator takes longer
+        return rows
+    return whole_number("min_split", rows, least=1, type_error=ValueError)
 
 
-def _without_fixed(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that unwraps its arguments from `fixed` before it calls ``fn``."""
+def _recover_in_parts(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: RecoveryOptions
+) -> Any:
+    """Call ``fn`` under recovery with ``split``, without `fixed` in its arguments and its result."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*batches.plain(args), **(kwargs and batches.plain(kwargs)))
 
-    return call
+    return batches.plain(recover(call, args, kwargs, options, partial(name_arguments, fn)))
 
 
 # -- one attempt -------------------------------------------------------------------------------------
 
 
-def drop_tracebacks(error: BaseException) -> None:
-    """Drop the tracebacks of an error and its chain, and with them the variables of finished frames."""
-    for one in list(chain(error, sys.exception())):
-        one.__traceback__ = None
+def drop_tracebacks(error: BaseException, before: BaseException | None = None) -> None:
+    """Drop the tracebacks of an error and its chain, and with them the variables of finished frames.
 
-
-def attempted(
-    fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], before: BaseException | None
-) -> tuple[Any, Exception | None]:
-    """Return ``(result, None)``, or ``(None, error)`` if the call ran out of memory.
-
-    ``before`` is the error that is already being handled. This call did not raise it.
+    ``before`` is an error that was already being handled when the failed call began, or None.
     """
-    try:
-        result = fn(*args, **kwargs) if kwargs else fn(*args)
-        try:
-            wait = _waits[type(result)]
-        except KeyError:
-            wait = _find_wait(result)
-        if wait is not None:
-            wait(result)
-        return result, None
-    except Exception as error:  # the user's function may raise any error; all but OOM are raised again
-        if not is_oom(error, before):
-            raise
-        return None, error
+    for one in list(chain(error, before)):
+        one.__traceback__ = None
 
 
 # For each type of result, the function that waits for it, so that an asynchronous allocation error (JAX) is
 # raised here; None if there is nothing to wait for.
 _waits: dict[type, Callable[[Any], object] | None] = new_cache()
+
+
+def _complete(result: Any) -> Any:
+    """Wait for a result that is computed asynchronously, so that a late error is raised here; return it."""
+    try:
+        wait = _waits[type(result)]
+    except (KeyError, TypeError):  # the second one if the class is unhashable
+        wait = _find_wait(result)
+    if wait is not None:
+        wait(result)
+    return result
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
@@ -282,301 +276,343 @@ def _wait_for_all(results: Iterable[Any]) -> None:
     # The first arrays are enough to raise a late error. The limit keeps this cheap for a list of a million
     # numbers.
     for one in islice(results, 100):
-        wait = _waits[type(one)] if type(one) in _waits else _find_wait(one)
-        if wait is not None:
-            wait(one)
+        _complete(one)
 
 
 # -- retries and parts -------------------------------------------------------------------------------
 
 
-def recovered(
+class RecoveryOptions(NamedTuple):  # creating a frozen dataclass takes three times as long
+    """The options of a recovery, as for `run_with_oom_recovery`."""
+
+    max_retries: int = 2
+    gpu_id: int | None = None
+    before_retry: Callable[[], object] | None = None
+    split: bool = False
+    split_axis: int = 0
+    min_split: int = 1
+
+
+_DEFAULTS = RecoveryOptions()
+
+
+def recover(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    retries: int,
-    gpu_id: int | None,
-    before_retry: Callable[[], object] | None = None,
-    split: bool = False,
-    axis: int = 0,
-    least: int = 1,
-    named: Callable[..., Any] | None = None,
-    packed: bool = False,
+    options: RecoveryOptions,
+    arguments_of: Callable[..., Named] | None = None,
 ) -> Any:
     """Call ``fn``; when memory runs out, retry and split as described in `run_with_oom_recovery`.
 
     With ``split``, arguments wrapped in `fixed` reach the function still wrapped, and may be in its result.
-    ``named`` is the function whose parameters name the arguments in notes. ``packed`` states that ``args``
-    consists of one tuple and one dict, which are the arguments of ``named``.
+    ``arguments_of`` is called like ``fn`` and returns the arguments with their names, for messages. By
+    default, the names are those of the parameters of ``fn``.
     """
-    failure: Any = None
-    if not faults:  # most calls need only this attempt
-        result, failure = attempted(fn, args, kwargs, sys.exception())
-        if failure is None:
-            return result
-    call = _Recovery(
-        fn=fn,
-        batch=(args, kwargs),
-        failure=failure,
-        retries=retries,
-        gpu_id=gpu_id,
-        before_retry=before_retry,
-        axis=axis,
-        least=least,
-        named=named,
-        packed=packed,
-    )
-    del failure  # its traceback refers to this frame
+    if faults:
+        return _Recovery(fn, args, kwargs, options, arguments_of).run(None)
+    before = sys.exception()
     try:
-        return call.made(split)
-    finally:
-        call.failure = None
+        return _complete(fn(*args, **kwargs) if kwargs else fn(*args))  # most calls need only this attempt
+    except Exception as error:  # the function may raise any error; all but OOM are raised again
+        if not is_oom(error, before):
+            raise
+        recovery = _Recovery(fn, args, kwargs, options, arguments_of)
+        step = recovery.step_after_whole(error, recovery.retries)
+        if step is None:
+            raise
+        drop_tracebacks(error, before)
+    return recovery.run(step)
 
 
-@dataclass(slots=True, eq=False)
-class _Recovery:
-    """A call with the state and the options of its retries.
+class _Step(NamedTuple):
+    """The step between two attempts, for logs and traces.
 
     Attributes:
-        fn: The function.
-        batch: Its arguments.
-        failure: The error that `attempted` returned for the last attempt, or None. No other variable refers
-            to it, because its traceback refers to the frames of these methods.
-        retries: As ``max_retries`` of `run_with_oom_recovery`.
-        gpu_id: As for `run_with_oom_recovery`.
-        before_retry: As for `run_with_oom_recovery`.
-        axis: As ``split_axis`` of `run_with_oom_recovery`.
-        least: As ``min_split`` of `run_with_oom_recovery`.
-        named: As for `recovered`.
-        packed: As for `recovered`.
+        name: ``"retry"`` or ``"split"``.
+        failure: The description of the attempt that failed.
+        then: The description of the next attempt.
     """
 
-    fn: Callable[..., Any]
-    batch: Batch
-    failure: Any
-    retries: int
-    gpu_id: int | None
-    before_retry: Callable[[], object] | None
-    axis: int
-    least: int
-    named: Callable[..., Any] | None
-    packed: bool
+    name: str
+    failure: str
+    then: str
 
-    def made(self, split: bool) -> Any:
-        """Return the result of the whole call, after retries; with ``split``, continue in parts."""
-        rows = batches.rows(self.batch, self.axis) if split or faults else None
-        attempts = 1 + (min(self.retries, 1) if split else self.retries)
-        what = f"one of {attempts} attempts" if rows is None or not split else counted(rows, "row")
-        result = self._tried(partial(self._attempt, rows, 0, rows), attempts, what)
-        if self.failure is None:
-            return result
-        if not split:
-            tried = "Out of memory in the only attempt (max_retries=0)."
-            if attempts > 1:
-                tried = (
-                    f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
-                    " freed between them."
-                )
-            self._give_up(
-                f"{tried} Process fewer rows at a time with split=True (for a decorator:"
-                " oom_recovery='split'), or call memory_stats() to see what uses the memory."
-            )
-        if rows is None:
-            raise _nothing_to_split(self.batch, self.axis) from self.failure
-        return self._in_parts(rows)
 
-    def _in_parts(self, rows: int) -> Any:
+class _Recovery:
+    """A call that continues after an attempt ran out of memory.
+
+    Between two attempts, no attribute or variable refers to an error, because an error may refer to arrays.
+
+    Attributes:
+        retries: The number of attempts with the whole batch after the first one.
+        rows: The number of rows of the batch; None if it has no rows or they were not counted.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: RecoveryOptions,
+        arguments_of: Callable[..., Named] | None,
+    ) -> None:
+        self._fn = fn
+        self._batch = (args, kwargs)
+        self._options = options
+        self._arguments_of = arguments_of or partial(name_arguments, fn)
+        self.retries = min(options.max_retries, 1) if options.split else options.max_retries
+        try:
+            leaves = arrays_of(self._batch, also=object)
+        except ValueError:  # a container that contains itself cannot be split
+            if options.split:
+                raise
+            leaves = []
+        self.rows = batches.rows(leaves, options.split_axis) if options.split or faults else None
+        #: The class name of an argument that can be read only once; "" if there is none.
+        self._iterator = first_iterator(leaves)
+        #: Whether the next clean-up collects garbage.
+        self._collects = True
+        #: The number of rows of the largest part that fitted.
+        self._fitted = 0
+
+    def run(self, first_step: _Step | None) -> Any:
+        """Return the result of the call, from parts if necessary.
+
+        ``first_step`` follows the first attempt, which has failed; None if it has not been made yet.
+        """
+        attempts = 1 + self.retries
+        if first_step is not None:
+            self._clean_up(first_step)
+            attempts -= 1
+        outcome = self._attempt(partial(self._call, 0, self.rows), attempts, self.step_after_whole)
+        return self._run_in_parts(self.rows or 0) if outcome is None else outcome.value
+
+    def _run_in_parts(self, rows: int) -> Any:
         """Halve the size of the parts until one fits, process the rest, and return the joined result."""
-        joined = Joined(rows, self.axis, self.batch)
-        size = rows
-        least = self.least
+        options = self._options
+        self._check_coincidence(rows)
+        joined = Joined(rows, options.split_axis, self._batch)
+        size = rows // 2
         while joined.done < rows:
-            if self.failure is not None and size < 2 * least:
-                self._give_up(_too_large_a_part(size, rows, least))
-            if self.failure is not None:
-                done = f"{joined.done} of {rows} rows are done"
-                then = f"continuing with {counted(size // 2, 'row')} at a time ({done})"
-                self._clean_up("split", counted(size, "row"), then)
-                size //= 2
-            count = _portion(rows - joined.done, size, least)
+            count = _portion(rows - joined.done, size, options.min_split)
             # Parts of the smallest size are tried twice, because they cannot be halved.
-            attempts = 2 if count < 2 * least else 1
-            result = self._tried(
-                partial(self._attempt, rows, joined.done, count), attempts, counted(count, "row")
-            )
-            if self.failure is None:
-                self._join(partial(joined.add, result, count))
-            else:
-                size = count
-            del result
-        return self._join(joined.result)
+            attempts = 2 if count < 2 * options.min_split else 1
+            step_after = partial(self._step_after_part, joined.done, count)
+            outcome = self._attempt(partial(self._call, joined.done, count), attempts, step_after)
+            if outcome is None:
+                size = count // 2
+                continue
+            self._fitted = max(self._fitted, count)
+            self._attempt(partial(joined.add, outcome.value, count), 2, self._step_after_joining)
+            del outcome  # its value is not needed during the next attempt
+        outcome = self._attempt(joined.result, 2, self._step_after_joining)
+        return None if outcome is None else outcome.value
 
-    def _attempt(self, rows: Any, start: int, count: Any) -> Any:
-        """Call the function on ``count`` of ``rows`` rows; both are None if the rows were not counted."""
+    def _attempt(
+        self, call: Callable[[], Any], attempts: int, step_after: Callable[[Exception, int], _Step | None]
+    ) -> Outcome | None:
+        """Return the outcome of the first of several attempts that succeeds; None if all ran out of memory.
+
+        ``step_after`` is called with the error and the number of attempts left. It returns the step to the
+        next attempt, which may be one with fewer rows. If it returns None, the error is raised.
+        """
+        before = sys.exception()
+        for left in reversed(range(attempts)):
+            try:
+                return Outcome(_complete(call()))
+            except Exception as error:  # the function may raise any error; all but OOM are raised again
+                step = step_after(error, left) if is_oom(error, before) else None
+                if step is None:
+                    raise
+                drop_tracebacks(error, before)
+            self._clean_up(step)
+        return None
+
+    def _call(self, start: int, count: int | None) -> Any:
+        """Call the function on ``count`` rows from row ``start`` on, or on the whole batch."""
         for fault in tuple(faults):  # a copy, because another thread may remove its fault
             fault(count)
-        if count == rows:
-            args, kwargs = self.batch
-            return self.fn(*args, **kwargs)
-        args, kwargs = self._part(rows, start, count)
+        if count is None or count == self.rows:
+            args, kwargs = self._batch
+            return self._fn(*args, **kwargs)
+        args, kwargs = self._part(start, count)
         try:
-            return self.fn(*args, **kwargs)
+            return self._fn(*args, **kwargs)
         except Exception as error:  # any error in the user's function gets a note and is raised again
-            self._note_part(error, rows, start, count)
+            with suppress(Exception):  # third-party objects may raise; the user's error matters more
+                note_on_part(
+                    error,
+                    self._arguments(),
+                    axis=self._options.split_axis,
+                    rows=self.rows or 0,
+                    start=start,
+                    count=count,
+                )
             raise
 
-    def _note_part(self, error: Exception, rows: int, start: int, count: int) -> None:
-        """Add a note that names the split arguments, because one of them may have been split by mistake."""
-        with suppress(Exception):  # third-party objects may raise; the user's error matters more
-            batch = cast("Batch", self.batch[0]) if self.packed else self.batch
-            names = _names_of_split(self.named or self.fn, batch, self.axis, rows)
-            part = f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
-            note = (
-                f"arraybridge: raised for {part} of a batch of {rows} rows,"
-                f" split along axis {self.axis}. Split arguments: "
-                + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
-                + ". If one of them has that many rows only by chance, pass arraybridge.fixed(argument)."
-            )
-            note_on(error, note)
+    # -- the arguments -------------------------------------------------------------------------------
 
-    def _part(self, rows: int, start: int, count: int) -> Batch:
+    def _arguments(self) -> Named:
+        """Return the arguments of the call with their names."""
+        args, kwargs = self._batch
+        return self._arguments_of(*args, **kwargs)
+
+    def _part(self, start: int, count: int) -> Any:
         """Return the arguments for ``count`` rows that begin at row ``start``."""
+        axis = self._options.split_axis
+        bounds = axis, self.rows or 0, start, start + count
         try:
-            return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
-        except conversion_errors(*loaded()) as error:
+            return batches.part(self._batch, *bounds)
+        except native_errors(*list_loaded_cached()) as error:
             if isinstance(error, CannotSplitError):
-                self._check_parts(rows, start, count)  # raises the same error with the name of the argument
+                self._name_unsplittable(*bounds)
             if isinstance(error, CannotSplitError) or is_oom_error(error):
                 raise
             raise CannotSplitError(
-                f"Memory ran out, and the batch cannot be split along axis {self.axis}: {_described(error)}.",
-                reason=f"the batch cannot be split along axis {self.axis}",
+                f"Memory ran out, and the batch cannot be split along axis {axis}: {_describe(error)}.",
+                reason=f"the batch cannot be split along axis {axis}",
                 advice="Pass arrays that can be sliced, or wrap arrays that every part needs whole in"
                 " arraybridge.fixed(array).",
             ) from error
 
-    def _check_parts(self, rows: int, start: int, count: int) -> None:
+    def _name_unsplittable(self, *bounds: int) -> None:
         """Raise the error of the first argument that cannot be split, with the name of the argument."""
-        batch = cast("Batch", self.batch[0]) if self.packed else self.batch
-        for name, value in _named_arguments(self.named or self.fn, batch):
+        for name, value in self._arguments():
             try:
-                batches.part(value, self.axis, rows, start, start + count)
+                batches.part(value, *bounds)
             except CannotSplitError as error:
                 error.add_call(name if name.startswith("argument ") else f"argument {name!r}")
                 raise
 
-    def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
-        """Return the result of the first attempt that succeeds; None, with `failure` set, if none does."""
-        while True:
-            if self.failure is None:
-                result, self.failure = attempted(run, (), {}, sys.exception())
-                if self.failure is None:
-                    return result
-            attempts -= 1
-            if attempts <= 0:
-                return None
-            self._clean_up("retry", what, "trying again")
+    def _check_coincidence(self, rows: int) -> None:
+        """Warn about arguments that may have the number of rows of the batch only by chance."""
+        axis = self._options.split_axis
+        if batches.coincidences(batches.split_places(self._batch, axis, rows)):
+            split = [
+                (name + place, x)
+                for name, value in self._arguments()
+                for place, x in batches.split_places(value, axis, rows)
+            ]
+            warn_about_coincidence(batches.coincidences(split), rows)
 
-    def _join(self, step: Callable[[], Any]) -> Any:
-        """Run a step that joins results, with one retry if memory runs out, and return its result."""
-        result = self._tried(step, 2, "joining")
-        if self.failure is not None:
-            self._give_up(
-                "Out of memory while joining the results of the parts. Free memory (see memory_stats())."
+    # -- steps between attempts ----------------------------------------------------------------------
+
+    def step_after_whole(self, error: Exception, left: int) -> _Step | None:
+        """Return the step after an attempt with the whole batch; None, with a note, if there is none.
+
+        ``left`` is the number of further attempts with the whole batch.
+
+        Raises:
+            CannotSplitError: If the batch has to be split, and no argument has its axis.
+        """
+        options = self._options
+        attempts = 1 + self.retries
+        is_counted = options.split and self.rows is not None
+        if left or self._iterator:
+            what = format_count(self.rows or 0, "row") if is_counted else f"one of {attempts} attempts"
+            return self._retry(error, what)
+        if is_counted:
+            return self._halve(error, self.rows or 0, 0)
+        if options.split:
+            raise nothing_to_split_error(self._batch, options.split_axis) from error
+        tried = "Out of memory in the only attempt (max_retries=0)."
+        if attempts > 1:
+            tried = (
+                f"Out of memory in each of {attempts} attempts. The caches of all loaded frameworks were"
+                " freed between them."
             )
-        return result
+        _explain(
+            error,
+            f"{tried} Process fewer rows at a time with split=True (for a decorator:"
+            " oom_recovery='split'), or call memory_stats() to see what uses the memory.",
+        )
+        return None
 
-    def _give_up(self, explanation: str) -> NoReturn:
-        note_on(self.failure, f"arraybridge: {explanation}")
-        raise self.failure
+    def _step_after_part(self, start: int, count: int, error: Exception, left: int) -> _Step | None:
+        if count <= self._fitted:  # more memory is in use than before
+            self._collects = True
+        return self._retry(error, format_count(count, "row")) if left else self._halve(error, count, start)
 
-    def _clean_up(self, step: str, what: str, then: str) -> None:
-        """Release the objects of the failed attempt, free caches, and report the step."""
-        obstacle = _read_once(self.batch)
-        if obstacle:
-            self._give_up(obstacle)
-        reason = _described(self.failure)
-        drop_tracebacks(self.failure)
-        self.failure = None
-        gpu_id = self.gpu_id
+    def _step_after_joining(self, error: Exception, left: int) -> _Step | None:
+        if left:
+            return self._retry(error, "joining")
+        _explain(
+            error, "Out of memory while joining the results of the parts. Free memory (see memory_stats())."
+        )
+        return None
+
+    def _retry(self, error: Exception, what: str) -> _Step | None:
+        """Return the step to another attempt; None, with a note, if the arguments cannot be read again."""
+        if not self._iterator:
+            return _Step("retry", f"{what} ran out of memory ({_describe(error)})", "trying again")
+        _explain(
+            error,
+            "Out of memory in the first attempt. The function is not called again because that attempt may"
+            f" have read from an argument that is an iterator ({self._iterator}). Pass a list.",
+        )
+        return None
+
+    def _halve(self, error: Exception, count: int, done: int) -> _Step | None:
+        """Return the step to parts of half the size; None, with a note, if such parts would be too small."""
+        least = self._options.min_split
+        rows = self.rows or 0
+        if count >= 2 * least:
+            failure = f"{format_count(count, 'row')} ran out of memory ({_describe(error)})"
+            smaller = format_count(count // 2, "row")
+            then = f"continuing with {smaller} at a time ({done} of {rows} rows are done)"
+            return _Step("split", failure, then)
+        fix = "Free memory (see memory_stats())"
+        if count == 0:
+            _explain(error, f"Out of memory with a batch that has no rows. {fix}.")
+        elif count == 1:
+            _explain(error, f"Out of memory even with a single row. {fix} or reduce the size of each row.")
+        else:
+            _explain(
+                error,
+                f"Out of memory with {count} of {rows} rows. Smaller parts are excluded by min_split={least}."
+                " Lower min_split, or free memory (see memory_stats()).",
+            )
+        return None
+
+    def _clean_up(self, step: _Step) -> None:
+        """Free caches, and report the step. Garbage is collected only if `_collects` is true."""
+        gpu_id = self._options.gpu_id
         device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
         span = trace_log.span("clean-up", "clean-up") if open_logs else None
-        freed = release_caches(loaded(), gpu_id)
+        free = release_caches if self._collects else empty_caches
+        freed = free(list_loaded_cached(), gpu_id)
+        self._collects = False
         if span is not None:
             span.nbytes = freed
             span.device = device
             span.reason = "memory ran out"
             span.end()
-        message = f"{what} ran out of memory ({reason}); freed {freed} bytes of caches, {then}"
-        import logging  # `import arraybridge` does not need it
-
-        logging.getLogger("arraybridge.memory").info(message)
+        message = f"{step.failure}; freed {freed} bytes of caches, {step.then}"
+        _logger().info(message)
         for watch in watchers:
-            watch(step, message)
+            watch(step.name, message)
         if open_logs:
-            trace_log.note(step, message, device)
-        if self.before_retry is not None:
-            self.before_retry()
+            trace_log.note(step.name, message, device)
+        if self._options.before_retry is not None:
+            self._options.before_retry()
 
 
-def _described(error: BaseException) -> str:
-    text = first_line(text_of(error) or "")
+def _explain(error: Exception, explanation: str) -> None:
+    """Add a note to an error that is raised because no other attempt is possible."""
+    note_on(error, f"arraybridge: {explanation}")
+
+
+def _describe(error: BaseException) -> str:
+    text = (text_of(error) or "").partition("\n")[0]
     return f"{type(error).__module__}.{type(error).__qualname__}: {text}".removeprefix("builtins.")
 
 
-# -- the arguments -----------------------------------------------------------------------------------
+@cache
+def _logger() -> logging.Logger:
+    import logging  # `import arraybridge` does not need it
 
-
-def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
-    """Return the error for a call in which no argument to split is an array that has ``axis``."""
-    leaves = [
-        (type(x).__name__, source_of(x) if kind_of(x) is ARRAY else None) for x in leaves_of(batch)[:20]
-    ]
-    texts = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
-    shapes = ", ".join(texts) or "none"
-    return CannotSplitError(
-        f"Memory ran out, and no argument to split is an array that has axis {axis} (arguments: {shapes}).",
-        reason=f"no argument to split has axis {axis}",
-        advice="Pass the batch as an array. If its rows are along another axis, pass that axis.",
-    )
-
-
-def _too_large_a_part(size: int, rows: int, least: int) -> str:
-    """Return the message for a part that does not fit and cannot be split further."""
-    if size <= 1:
-        return (
-            "Out of memory even with a single row. Free memory (see memory_stats()) or reduce the size of"
-            " each row."
-        )
-    return (
-        f"Out of memory with {size} of {rows} rows. Smaller parts are excluded by min_split={least}. Lower"
-        " min_split, or free memory (see memory_stats())."
-    )
-
-
-def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) -> list[str]:
-    """Return the names of the split arguments, with their positions in containers."""
-    arguments = _named_arguments(fn, batch)
-    return [name + place for name, value in arguments for place in batches.split_places(value, axis, rows)]
-
-
-def _named_arguments(fn: Callable[..., Any], batch: Batch) -> list[tuple[str, Any]]:
-    """Return the arguments of a call, each with its name."""
-    args, kwargs = batch
-    return [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
-
-
-def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return names for positional arguments, from the signature if possible."""
-    import inspect  # takes a few ms, and only errors need it
-
-    names = [f"argument {i}" for i in range(count)]
-    with suppress(TypeError, ValueError):  # a built-in function without a signature
-        for i, parameter in enumerate([*inspect.signature(fn).parameters.values()][:count]):
-            if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                break
-            names[i] = parameter.name
-    return names
+    return logging.getLogger("arraybridge.memory")
 
 
 def _portion(remaining: int, size: int, least: int) -> int:
@@ -589,18 +625,3 @@ def _portion(remaining: int, size: int, least: int) -> int:
         return remaining
     parts = max(1, min(-(-remaining // size), remaining // least))
     return -(-remaining // parts)
-
-
-def _read_once(batch: Batch) -> str:
-    """Return the reason why a call cannot be repeated (an iterator argument); ``""`` if there is none."""
-    with suppress(ValueError, RecursionError):  # a container that contains itself, or is nested too deeply
-        for x in leaves_of(batch):
-            cls = type(x)
-            # Files are allowed: they are logs more often than input.
-            if hasattr(cls, "__next__") and hasattr(cls, "__iter__") and not issubclass(cls, IOBase):
-                return (
-                    "Out of memory in the first attempt. The function is not called again because that"
-                    f" attempt may have read from an argument that is an iterator ({cls.__name__}). Pass a"
-                    " list."
-                )
-    return ""

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from arraybridge import memory_layouts
+from arraybridge import cuda_driver
 from arraybridge.advice import Advice
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.detection import detect_memory_type
 from arraybridge.errors import MemoryConversionError, UnknownArrayError
-from arraybridge.frameworks import cuda_driver, dtype_names, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.frameworks.interchange import c_strides
-from arraybridge.frameworks.unsupported import sparse_array_error
+from arraybridge.host import dtype_names
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.interchange import c_strides
+from arraybridge.interface.unsupported import sparse_array_error
 from arraybridge.memory.oom_recognition import is_oom_error
+from arraybridge.strides import steps as steps_of
 
 __all__ = ["pinned"]
 
 
+@run_eagerly
 def pinned(x: Any) -> Any:
     """Return a copy of a host array in page-locked memory, from which a GPU copies at full speed.
 
     Page-locked memory is expensive to allocate: allocate it once and reuse it for many transfers. PyTorch or
     CuPy allocates it, if loaded. ``x`` itself is returned if neither is loaded or there is no CUDA device.
+
+    An asynchronous copy reads the memory later. PyTorch allocates the memory of its own tensors, and of NumPy
+    arrays if it is loaded, and keeps it until its copies (``non_blocking=True``) are done. For copies by
+    other libraries, such as ``cupy.ndarray.set``, keep the array until the stream was synchronized.
 
     Args:
         x: An array in host memory: a NumPy array or a PyTorch tensor, of any shape and dtype. JAX and
@@ -61,13 +70,23 @@ def pinned(x: Any) -> Any:
     view = convert_memory(x, "numpy", copy=False)
     if not owner.mutable or not view.nbytes:
         return x
-    locked = (one.memory.pinned_bytes(view.nbytes) for one in registry.loaded())
-    memory = next((memory for memory in locked if memory is not None), None)
+    memory = _page_locked_bytes(owner, view.nbytes)
     if memory is None:
         return x
     target = memory.view(view.dtype).reshape(view.shape)
     np.copyto(target, view)
     return convert_memory(target, owner.name, copy=False)
+
+
+def _page_locked_bytes(owner: Framework, nbytes: int) -> np.ndarray | None:
+    """Return page-locked memory for an array of ``owner``; None if no framework allocates any.
+
+    The framework of the array comes first, because it knows when its own copies are done. Any framework may
+    send a NumPy array, so those that wait for copies come next.
+    """
+    others = sorted(registry.loaded(), key=attrgetter("memory.waits_for_copies"), reverse=True)
+    locked = (one.memory.allocate_pinned(nbytes) for one in (owner, *others))
+    return next((memory for memory in locked if memory is not None), None)
 
 
 def page_locked_copy(x: Any, target: Framework) -> Any:
@@ -82,7 +101,7 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     if owner is None or not nbytes:
         return x
     try:
-        memory = target.memory.pinned_bytes(nbytes)
+        memory = target.memory.allocate_pinned(nbytes)
     except (MemoryError, RuntimeError) as error:
         if is_oom_error(error):  # the framework can also transfer ``x`` without page-locked memory
             return x
@@ -116,7 +135,7 @@ def _is_plain(owner: Framework, x: Any) -> bool:
     # The memory of some arrays, such as PyTorch tensors with the conj bit, does not contain their values.
     if owner.interchange.copy_reason(x):
         return False
-    steps = memory_layouts.steps(owner, x)
+    steps = steps_of(owner, x)
     if steps is None:
         return False
     shape, strides, itemsize = steps

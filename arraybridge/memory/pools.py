@@ -12,18 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.device_resolution import resolve_device
 from arraybridge.conversion.request import dtype_name
 from arraybridge.device import Device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.formatting import one_of
-from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.batching import Batching
-from arraybridge.frameworks.device_access import CPU
+from arraybridge.host import buffers, dtype_names
+from arraybridge.interface import registry
+from arraybridge.interface.batching import Batching
+from arraybridge.interface.devices import CPU
+from arraybridge.interface.framework import Framework
 from arraybridge.memory import cleanup
 from arraybridge.types import FrameworkLike
-from arraybridge.validation import whole_number
+from arraybridge.validation import add_hints, whole_number
 
 __all__ = [
     "BufferPool",
@@ -73,7 +75,7 @@ class BufferPool:
     A pool is thread-safe. Its limit covers both the arrays in use and the idle buffers. To stay within the
     limit, the pool drops idle buffers, starting with the one that was returned first. `free_memory` and every
     recovery from OOM drop all idle buffers. An array that is deleted instead of returned is no longer
-    counted.
+    counted. A pool that was pickled arrives without buffers.
 
     Args:
         max_bytes: The limit on all memory, in use and idle, in bytes. Defaults to 1 GiB.
@@ -90,6 +92,7 @@ class BufferPool:
         True
     """
 
+    @add_hints
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         self.max_bytes = whole_number("max_bytes", max_bytes, least=1, type_error=ValueError)
         # Reentrant: the garbage collector may run a finalizer that calls `give` during any method.
@@ -99,12 +102,17 @@ class BufferPool:
         self._taken: dict[int, tuple[weakref.ref[Any], _Buffer]] = {}
         _pools.add(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Buffers stay in their process, and dill 0.4 restores an RLock locked (uqfoundation/dill#321).
+        return type(self), (self.max_bytes,)
+
     @property
     def nbytes(self) -> int:
         """The number of bytes in use and idle."""
         with self._lock:
             return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._taken.values())), *self._idle])
 
+    @run_eagerly
     def take(
         self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None
     ) -> Any:
@@ -149,7 +157,7 @@ class BufferPool:
                 if not has_views:
                     memory = owner.batching.empty(extents, name, device)
                 elif device == CPU:
-                    memory = host_memory.aligned_empty((nbytes,), np.dtype(np.uint8))
+                    memory = buffers.allocate_aligned((nbytes,), np.dtype(np.uint8))
                 else:
                     memory = owner.batching.empty((max(1, nbytes),), "uint8", device)
                 buffer = _Buffer(place, nbytes, owner, memory)
@@ -180,6 +188,7 @@ class BufferPool:
                 reason=f"{nbytes} bytes exceed the unused part of the limit of {self.max_bytes} bytes",
             )
 
+    @run_eagerly
     def give(self, array: Any) -> None:
         """Return an array to the pool. Do not use the array or a view of it afterwards.
 
@@ -212,6 +221,7 @@ class BufferPool:
         """Drop the idle buffers, and return the number of bytes freed. Arrays in use are not affected."""
         return self.drop_idle(None, None)
 
+    @run_eagerly
     def drop_idle(self, device: Device | None, name: str | None) -> int:
         """Drop the idle buffers of a framework on a device, and return the number of bytes freed.
 
@@ -258,7 +268,7 @@ def _parse_request(
             f"{owner.name} arrays are immutable, so their memory cannot be reused. Pass framework='numpy',"
             " 'torch' or 'cupy'."
         )
-    extents = host_memory.parse_shape(shape)
+    extents = buffers.parse_shape(shape)
     with suppress(TypeError):  # NumPy rejects torch.float32, and bfloat16 before ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)

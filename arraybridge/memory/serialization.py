@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -23,11 +24,16 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
 )
-from arraybridge.frameworks import dtype_names, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.memory.shared_memory import Exchange, SharedArray, keep_until_arrival
+from arraybridge.host import dtype_names
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
+from arraybridge.memory.segments import Exchange
 
-__all__ = ["dumps", "load", "loads", "save"]
+__all__ = ["before_sending", "dumps", "load", "loads", "save"]
+
+#: Functions that are called with a NumPy array before it is sent, by the class of the array. If the result is
+#: False, the values are sent instead of the class's own reduction.
+before_sending: dict[type, Callable[[Any], bool]] = {}
 
 
 # -- any object --------------------------------------------------------------------------------------
@@ -36,8 +42,8 @@ __all__ = ["dumps", "load", "loads", "save"]
 def dumps(x: Any, exchange: Exchange) -> bytes:
     """Serialize an object for `loads` in another process; large buffers are sent through ``exchange``.
 
-    The pickler of multiprocessing is not used here: it moves the storage of PyTorch tensors to shared memory,
-    which would detach NumPy and JAX arrays that share it.
+    The pickler of multiprocessing is not used here: it moves the storage of PyTorch tensors to shared memory
+    (pytorch/pytorch#344), which would detach NumPy and JAX arrays that share it.
 
     Raises:
         GradientError: If an array is part of an autograd graph, which cannot be sent.
@@ -64,16 +70,13 @@ class _Pickler(pickle.Pickler):
     """A pickler that uses out-of-band buffers for large NumPy arrays, and `save` for other frameworks."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) in (np.ndarray, np.memmap) and obj.nbytes > Exchange.LARGE and not obj.dtype.hasobject:
-            # NumPy's own reduction copies arrays into the pickle if they are not contiguous or have a dtype
-            # without the buffer protocol.
-            order: Any = "F" if obj.flags.fnc else "C"
-            flat: Any = np.asarray(obj, order=order).reshape(-1, order=order).view(np.uint8)
-            return np.ndarray, (obj.shape, obj.dtype, pickle.PickleBuffer(flat), 0, None, order)
-        if type(obj) is SharedArray:
-            keep_until_arrival(obj)
-            return NotImplemented
-        owner = None if isinstance(obj, np.ndarray) else registry.find_owner(obj)
+        if isinstance(obj, np.ndarray):
+            prepare = before_sending.get(type(obj))
+            if prepare is not None:
+                return NotImplemented if prepare(obj) else _reduce_values(obj.view(np.ndarray))
+            is_plain = type(obj) in (np.ndarray, np.memmap) and not obj.dtype.hasobject
+            return _reduce_values(obj) if is_plain and obj.nbytes > Exchange.LARGE else NotImplemented
+        owner = registry.find_owner(obj)
         if owner is None:
             return NotImplemented
         # A PyTorch or Paddle leaf tensor has no graph behind it.
@@ -89,6 +92,17 @@ class _Pickler(pickle.Pickler):
             return _on_its_gpu(owner, obj) or (load, save(obj))
         except NotImplementedError:
             return NotImplemented
+
+
+def _reduce_values(x: np.ndarray) -> tuple[Any, ...]:
+    """Return a reduction with an out-of-band buffer.
+
+    NumPy's own reduction copies arrays into the pickle if they are not contiguous or have a dtype without the
+    buffer protocol.
+    """
+    order: Any = "F" if x.flags.fnc else "C"
+    flat: Any = np.asarray(x, order=order).reshape(-1, order=order).view(np.uint8)
+    return np.ndarray, (x.shape, x.dtype, pickle.PickleBuffer(flat), 0, None, order)
 
 
 # -- arrays on a GPU ---------------------------------------------------------------------------------

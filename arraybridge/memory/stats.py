@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from arraybridge import hardware
+from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
 from arraybridge.formatting import Contents, Table, format_bytes, one_of
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerator_memory import Holding
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface import registry
+from arraybridge.interface.memory import Holding
+from arraybridge.interface.registry import loaded
 
 __all__ = [
     "DeviceMemory",
@@ -109,11 +110,12 @@ def holdings() -> list[Holding]:
 
     The call initializes no device, and is cheap enough for frequent sampling.
     """
-    process = hardware.process_memory()
-    own = Holding("cpu", "this process", process.used, peak=process.peak)
+    used, peak = hardware.process_memory()
+    own = Holding("cpu", "this process", used, peak=peak)
     return [own, *(holding for one in loaded() for holding in one.memory.usage())]
 
 
+@run_eagerly
 def memory_stats() -> MemoryStats:
     """Return the current memory use of the host and of each accelerator.
 
@@ -136,8 +138,8 @@ def memory_stats() -> MemoryStats:
         by_device.setdefault(one.device, []).append(one)
     own = by_device["cpu"][0]
     host = hardware.host_memory()
-    others = Holding("cpu", "other processes", max(0, host.total - host.available - (own.used or 0)))
-    rows = (*by_device.pop("cpu"), others)
+    remainder = Holding("cpu", "other processes", max(0, host.total - host.available - (own.used or 0)))
+    rows = (*by_device.pop("cpu"), remainder)
     devices = [DeviceMemory("cpu", "", "", total=host.total, free=host.available, holdings=rows)]
     devices += [_read_gpu(gpu, by_device.pop(f"gpu:{gpu.index}", [])) for gpu in hardware.gpus()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
@@ -149,7 +151,7 @@ def _read_gpu(gpu: hardware.Gpu, rows: list[Holding]) -> DeviceMemory:
     device = f"gpu:{gpu.index}"
     now = hardware.read_gpu(gpu)
     own = now.memory_by_process.get(os.getpid())
-    ours = _reserved(rows)
+    ours = _sum_reserved(rows)
     if now.used is None:  # a GPU that shares the host's memory
         remainder = []
     elif own is None:  # the driver lists process IDs from outside a container, or reports no sizes
@@ -177,13 +179,13 @@ def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
     for row in rows:
         memory = registry.framework(row.holder).memory.device_memory(Device.parse(device))
         if memory is not None:
-            rest = max(0, memory.total - memory.free - _reserved(rows))
-            remainder = Holding(device, "everything else", rest)
+            unreported = max(0, memory.total - memory.free - _sum_reserved(rows))
+            remainder = Holding(device, "everything else", unreported)
             return DeviceMemory(
                 device, "", "", total=memory.total, free=memory.free, holdings=(*rows, remainder)
             )
     return DeviceMemory(device, "", "", total=None, free=None, holdings=tuple(rows))
 
 
-def _reserved(rows: list[Holding]) -> int:
+def _sum_reserved(rows: list[Holding]) -> int:
     return sum(row.reserved or row.used or 0 for row in rows)

@@ -15,25 +15,31 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.installation import is_imported
-from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.hardware import driver, gpus
-from arraybridge.offload import timing_history
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.installation import is_imported
+from arraybridge.interface.registry import BUILT_IN
+from arraybridge.offload import records
 
 #: The number of seconds for which a measurement of free GPU memory is reused.
 FREE_MEMORY_SECONDS = 0.5
 
 
 class BackendGpu:
-    """A GPU, used through one framework."""
+    """A GPU, used through one framework.
+
+    Attributes:
+        transfer_rate: The highest measured rate of a transfer to the GPU, in bytes per second; 0 if there was
+            none.
+    """
 
     def __init__(self, framework: Framework, device: Device) -> None:
         self.framework = framework
         self.device = device
         self.backend = framework.name
         self.name = f"{framework.name} {device}"
+        self.transfer_rate = 0.0
         self._free = 0
         self._measured_at = -FREE_MEMORY_SECONDS
 
@@ -45,15 +51,20 @@ class BackendGpu:
         return owner.devices.device_of(data) == self.device
 
     def put(self, x: Any) -> Any:
-        """Return an array converted to the framework and this GPU. The copy is complete on return."""
-        return convert_memory(x, self.backend, device=self.device)
+        """Return an array converted to the framework and this GPU, and measure the rate of the transfer."""
+        started = records.clock()
+        result = convert_memory(x, self.backend, device=self.device)  # the copy is complete on return
+        seconds = records.clock() - started
+        if type(x) is np.ndarray and seconds:
+            self.transfer_rate = max(self.transfer_rate, x.nbytes / seconds)
+        return result
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call ``fn()`` on this GPU, in a stream of this thread, and return the result."""
         framework = self.framework
         device = self.device
         with (
-            framework.devices.selected(device),
+            framework.devices.select(device),
             framework.runtime.x64_context(),
             framework.streams.stream(device),
         ):
@@ -61,7 +72,7 @@ class BackendGpu:
 
     def free(self) -> int:
         """Return the number of bytes the framework can still allocate, including its cache; 0 if unknown."""
-        now = timing_history.clock()
+        now = records.clock()
         if now - self._measured_at >= FREE_MEMORY_SECONDS:
             self._measured_at = now
             self._free = self.framework.memory.free_memory_of(self.device)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from arraybridge.device import Device
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface.registry import loaded
 from arraybridge.parallel.workers import Worker
 from arraybridge.settings import busy_workers, default_device, worker_device
 
@@ -29,5 +29,5 @@ def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
             if framework.devices.selects_per_thread and device in framework.devices.visible_devices():
                 if worker is not None:
                     worker.use_stream(framework.streams, device)
-                stack.enter_context(framework.devices.selected(device))
+                stack.enter_context(framework.devices.select(device))
         yield

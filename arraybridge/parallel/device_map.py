@@ -9,27 +9,26 @@ from numbers import Integral
 from typing import Any, Literal, TypeVar
 
 from arraybridge.carriers.sources import source_of
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.wrapping import name_of
-from arraybridge.device import Device
+from arraybridge.device import Device, DeviceLike
 from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device
 from arraybridge.errors import DeviceNotFoundError, note_on
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.frameworks.missing_gpu import find_device_or_host
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.missing_gpu import find_device_or_host
+from arraybridge.interface.registry import loaded
 from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement
-from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.workers import Shown, Work, Worker, note_on_argument_count, noting
+from arraybridge.parallel.workers import Shown, Work, Worker, note_on_argument_count, noting, source_of_items
 from arraybridge.trees import map_arrays
-from arraybridge.types import DeviceLike
-from arraybridge.validation import bool_option, whole_number
+from arraybridge.validation import add_hints, bool_option, whole_number
 
 __all__ = ["device_map"]
 
@@ -40,6 +39,8 @@ R = TypeVar("R")
 _IN_FLIGHT = 4
 
 
+@run_eagerly
+@add_hints
 def device_map(
     fn: Callable[..., R],
     items: Iterable[T],
@@ -99,7 +100,7 @@ def device_map(
         raise TypeError(f"device_map expected a function of one item, got {fn!r}.")
     if setup is not None and not callable(setup):
         raise TypeError(f"setup={setup!r} must be a function without arguments.")
-    whole_number("per_device", per_device, least=1)
+    per_device = whole_number("per_device", per_device, least=1)
     for option, value in (("ordered", ordered), ("progress", progress), ("processes", processes)):
         bool_option(option, value)
     source = source_of_items("device_map", items)
@@ -142,13 +143,13 @@ def _own_framework(fn: Any) -> Framework | None:
 @contextmanager
 def _in_thread(fn: Any, setup: Any, device: Device, worker: Worker) -> Iterator[Work]:
     with working_on(device, worker):
-        yield _prepared(fn, setup, device)
+        yield _prepare(fn, setup, device)
 
 
 def _in_process(fn: Any, setup: Any, device: Device) -> Work:
     """Return the function that a separate process calls with each item."""
     with working_on(device):
-        work = _prepared(fn, setup, device)
+        work = _prepare(fn, setup, device)
 
     def on_device(item: Any) -> Any:
         with working_on(device):
@@ -157,16 +158,16 @@ def _in_process(fn: Any, setup: Any, device: Device) -> Work:
     return on_device
 
 
-def _prepared(fn: Any, setup: Any, device: Device) -> Work:
+def _prepare(fn: Any, setup: Any, device: Device) -> Work:
     """Return the function to call with each item, after calling ``setup``."""
-    made: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
     if setup is not None:
         with noting(f"in setup, on {device}"):
-            made = (setup(),)
+            arguments = (setup(),)
     if _own_framework(fn) is None:
-        return lambda item: _call(fn, *made, _move(item, device))
+        return lambda item: _call(fn, *arguments, _move(item, device))
     # A decorated function moves its arrays to the device itself, from any framework.
-    return lambda item: _call(fn, *made, item)
+    return lambda item: _call(fn, *arguments, item)
 
 
 def _call(fn: Any, *args: Any) -> Any:
@@ -216,7 +217,7 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
     if devices is None or (isinstance(devices, str) and devices == "all"):
         usable = _usable_devices(framework, placement(fn))
         return [device for device in usable if device.kind != "cpu"] or usable or [CPU]
-    return _chosen_devices(devices, framework)
+    return _choose_devices(devices, framework)
 
 
 def _usable_devices(framework: Framework | None, placed: Placement | None) -> list[Device]:
@@ -225,13 +226,13 @@ def _usable_devices(framework: Framework | None, placed: Placement | None) -> li
     For a function without a framework, return the devices of every loaded framework, except OpenCL devices.
     """
     if framework is None:
-        found = all_devices([one.name for one in loaded()])
-        return [device for device in found if device.kind != "opencl"]
+        available = all_devices([one.name for one in loaded()])
+        return [device for device in available if device.kind != "opencl"]
     fixed = placed.resolve(framework) if placed is not None and placed.is_fixed else None
     return list(framework.devices.available()) if fixed is None else [fixed]
 
 
-def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
+def _choose_devices(devices: Any, framework: Framework | None) -> list[Device]:
     """Return the devices that the caller lists. Raise `ValueError` if a device is listed twice."""
     expected = (
         f"devices={devices!r} must be 'all', a device such as 'cpu' or 'gpu:0', or a list of devices, such as"
@@ -244,21 +245,21 @@ def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
     if not items:
         raise ValueError("devices=[] has no device to run on. Pass devices='all', or omit the option.")
     try:
-        asked = [_parsed(item, framework) for item in items]
+        named = [_parse(item, framework) for item in items]
     except ValueError as error:
         if is_list:
             raise
         raise ValueError(expected) from error
-    for i, device in enumerate(asked):
-        if device in asked[:i]:
+    for i, device in enumerate(named):
+        if device in named[:i]:
             raise ValueError(
                 f"devices= lists {device} twice. To run two threads per device, pass per_device=2."
             )
     # The host may replace several missing devices, but is returned only once.
-    return list(dict.fromkeys(_found(device, framework) for device in asked))
+    return list(dict.fromkeys(_find(device, framework) for device in named))
 
 
-def _parsed(item: Any, framework: Framework | None) -> Device:
+def _parse(item: Any, framework: Framework | None) -> Device:
     if not isinstance(item, Integral):
         return Device.parse(item)
     if isinstance(item, bool) or item < 0:
@@ -269,5 +270,5 @@ def _parsed(item: Any, framework: Framework | None) -> Device:
     return Device("gpu", int(item)) if framework is None else framework.devices.accelerator(int(item))
 
 
-def _found(device: Device, framework: Framework | None) -> Device:
+def _find(device: Device, framework: Framework | None) -> Device:
     return find_device(device) if framework is None else find_device_or_host(framework, device)

@@ -7,12 +7,12 @@ from typing import Any
 
 from arraybridge.conversion.device_resolution import Placement
 
-__all__ = ["decorated", "placement", "placement_text"]
+__all__ = ["find_decorated", "placement", "placement_text"]
 
 
 def placement(fn: Any) -> Placement | None:
     """Return the placement that the decorator of ``fn`` sets, or None if ``fn`` is not decorated."""
-    return getattr(decorated(fn), "_placement", None)
+    return getattr(find_decorated(fn), "_placement", None)
 
 
 def placement_text(fn: Any) -> str:
@@ -29,7 +29,7 @@ def placement_text(fn: Any) -> str:
     return "device of its input" if placed is None else str(placed)
 
 
-def decorated(fn: Any) -> Any:
+def find_decorated(fn: Any) -> Any:
     """Return the decorated function that ``fn`` is or wraps, or None if there is none.
 
     It is ``fn`` itself, or the function behind a partial, a bound method, an object with a decorated

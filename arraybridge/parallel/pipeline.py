@@ -11,19 +11,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.batches import Joined, part, plain, snapshot
+from arraybridge.batches import Joined, coincidences, part, plain, snapshot, split_places
 from arraybridge.carriers.sources import source_of
+from arraybridge.compilers import run_eagerly
 from arraybridge.decorators.wrapping import name_of
-from arraybridge.formatting import Contents, Table, counted, format_seconds
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.streams import identity
+from arraybridge.formatting import Contents, Table, format_seconds
+from arraybridge.interface import registry
+from arraybridge.interface.streams import identity
+from arraybridge.memory.split_arguments import warn_about_coincidence
 from arraybridge.parallel.function_devices import placement, placement_text
-from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.workers import Enter, ItemTime, Shown, Work, Worker, note_on_argument_count, nothing
+from arraybridge.parallel.workers import (
+    Enter,
+    ItemTime,
+    Shown,
+    Work,
+    Worker,
+    note_on_argument_count,
+    nothing,
+    source_of_items,
+)
 from arraybridge.tracing.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
-from arraybridge.validation import bool_option, file_path, whole_number
+from arraybridge.validation import add_hints, bool_option, file_path, whole_number
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
@@ -65,17 +75,11 @@ class Pipeline:
     array([1, 3, 5, 7, 9])
     >>> list(pipeline.map([1, 2, 3]))
     [3, 5, 7]
-    >>> print(pipeline)
-    Pipeline, 2 microbatches along axis 0
-      input
-        ↓ queue of 2
-      double  device of its input  waits for input
-        ↓ queue of 2
-      shift   device of its input  waits for double
-        ↓
-      output, in order
+    >>> pipeline
+    Pipeline(double, shift, microbatches=2)
     """
 
+    @add_hints
     def __init__(
         self,
         *stages: Callable[[Any], Any],
@@ -99,16 +103,14 @@ class Pipeline:
                 )
             if not callable(stage):
                 raise TypeError(f"Stage {i} is {stage!r}. Pass a function of one argument.")
-        whole_number("microbatches", microbatches, least=1)
-        whole_number("queue_size", queue_size, least=1)
-        whole_number("axis", axis)
+        self.microbatches = whole_number("microbatches", microbatches, least=1)
+        self.queue_size = whole_number("queue_size", queue_size, least=1)
+        self.axis = whole_number("axis", axis)
         self.stages = stages
-        self.microbatches = microbatches
-        self.queue_size = queue_size
-        self.axis = axis
         self.processes: bool = bool_option("processes", processes)
         self._last: Run | None = None
 
+    @run_eagerly
     def __call__(self, batch: Any = _MISSING, *_more: Any, **_named: Any) -> Any:
         """Split the batch, send its parts through the stages, and join the results.
 
@@ -141,6 +143,10 @@ class Pipeline:
             return plain(
                 next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=snapshot)))
             )
+        split = split_places(batch, self.axis, rows, "batch")
+        names = coincidences(split)
+        if names:
+            warn_about_coincidence(names, rows)
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
@@ -153,6 +159,7 @@ class Pipeline:
         *_, result = self._run(parts, "microbatch", join)
         return result
 
+    @run_eagerly
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
         """Send each item through the stages without splitting it, and return the results in order.
 
@@ -174,13 +181,15 @@ class Pipeline:
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, source: Iterator[Any], unit: str, then: Callable[[Any], Any] = identity) -> Iterator[Any]:
+    def _run(
+        self, source: Iterator[Any], unit: str, then: Callable[[Any], Any] | None = None
+    ) -> Iterator[Any]:
         last = len(self.stages) - 1
-        workers = [[self._worker(i, unit, then if i == last else identity)] for i in range(last + 1)]
+        workers = [[self._worker(i, unit, then if i == last else None)] for i in range(last + 1)]
         self._last = Run(workers, len(self.stages) * (self.queue_size + 1))
         return self._last.results(source)
 
-    def _worker(self, i: int, unit: str, then: Callable[[Any], Any]) -> Worker:
+    def _worker(self, i: int, unit: str, then: Callable[[Any], Any] | None) -> Worker:
         stage = self.stages[i]
         label = name_of(self.stages[i])
         enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
@@ -196,7 +205,7 @@ class Pipeline:
         @contextmanager
         def working(worker: Worker) -> Iterator[Work]:
             with enter(worker) as call:
-                yield lambda item: then(_run_stage(stage, label, call, item))
+                yield partial(_run_stage, stage, label, call, then)
 
         return Worker(
             working,
@@ -238,27 +247,8 @@ class Pipeline:
             )
         return counts[0]
 
-    # -- text -----------------------------------------------------------------------
-
-    def _drawn(self) -> list[tuple[str, str]]:
-        return [(name_of(stage), placement_text(stage)) for stage in self.stages]
-
     def __repr__(self) -> str:
-        return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
-
-    def __str__(self) -> str:
-        rows = self._drawn()
-        width, place_width = (max(len(row[i]) for row in rows) for i in (0, 1))
-        lines = [f"Pipeline, {counted(self.microbatches, 'microbatch')} along axis {self.axis}", "  input"]
-        for (name, place), before in zip(rows, ["input", *(name for name, _ in rows)], strict=False):
-            lines.append(f"    ↓ queue of {self.queue_size}")
-            lines.append(f"  {name.ljust(width)}  {place.ljust(place_width)}  waits for {before}")
-        return "\n".join([*lines, "    ↓", "  output, in order"])
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
+        return f"Pipeline({', '.join(map(name_of, self.stages))}, microbatches={self.microbatches})"
 
     def report(self) -> PipelineReport:
         """Return the times of each stage in the last run; for a run in progress, the times so far.
@@ -275,14 +265,25 @@ class Pipeline:
         if run is None:
             raise RuntimeError("This pipeline has not run yet. Call it, or iterate over pipeline.map(items).")
         stages = tuple(
-            StageReport(name, place, w.items, w.busy, w.starved, w.blocked, tuple(w.spans.copy()))
-            for (name, place), (w,) in zip(self._drawn(), run.stages, strict=True)
+            StageReport(
+                name=name_of(stage),
+                device=placement_text(stage),
+                items=worker.items,
+                busy=worker.busy,
+                starved=worker.starved,
+                blocked=worker.blocked,
+                spans=tuple(worker.spans.copy()),
+            )
+            for stage, (worker,) in zip(self.stages, run.stages, strict=True)
         )
         return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
-def _run_stage(stage: Any, label: str, call: Work, item: Any) -> Any:
-    """Return the result of a stage for an item; ``call`` runs the stage, possibly in another process."""
+def _run_stage(stage: Any, label: str, call: Work, then: Callable[[Any], Any] | None, item: Any) -> Any:
+    """Return the result of a stage for an item, after calling ``then`` with it, if given.
+
+    ``call`` runs the stage, possibly in another process.
+    """
     try:
         result = call(item)
     except TypeError as error:
@@ -290,7 +291,7 @@ def _run_stage(stage: Any, label: str, call: Work, item: Any) -> Any:
         raise
     if result is None:
         raise TypeError(f"{label} returned None. A stage must return the input of the next stage.")
-    return result
+    return result if then is None else then(result)
 
 
 def _device(stage: Any) -> str:

@@ -8,22 +8,22 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.device_resolution import check_placement, resolve_device
 from arraybridge.conversion.tree_conversion import convert_tree
-from arraybridge.device import Device
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.device import Device, DeviceLike
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
 from arraybridge.memory.pinned_memory import page_locked_copy
-from arraybridge.parallel.item_sources import source_of_items
 from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.stage_chain import Run
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
-from arraybridge.parallel.workers import END, Work, Worker
+from arraybridge.parallel.workers import END, Work, Worker, source_of_items
 from arraybridge.tracing import trace_log
 from arraybridge.trees import map_arrays
-from arraybridge.types import DeviceLike, FrameworkLike, GpuId
-from arraybridge.validation import bool_option, whole_number
+from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import add_hints, bool_option, whole_number
 
 __all__ = ["prefetch"]
 
@@ -34,6 +34,8 @@ _MOST = 1000
 _FINAL_TIMEOUT = 2.0
 
 
+@run_eagerly
+@add_hints
 def prefetch(
     items: Iterable[Any],
     framework: FrameworkLike,
@@ -90,7 +92,7 @@ def prefetch(
     a tensor(2., dtype=torch.float64)
     b tensor(0., dtype=torch.float64)
     """
-    whole_number("depth", depth, least=1)
+    depth = whole_number("depth", depth, least=1)
     bool_option("progress", progress)
     number, named = check_placement(gpu_id, device)
     name = registry.framework_name(framework)
@@ -166,11 +168,11 @@ class _Reader:
 
     def _work(self, worker: Worker, _: None) -> Any:
         self.is_read = False
-        item = _traced("read", self.place, self._read)
+        item = _trace("read", self.place, self._read)
         if item is END:
             return END
         self.is_read = True
-        result = _traced(f"to {self.target.name}", self.place, partial(self._convert, item))
+        result = _trace(f"to {self.target.name}", self.place, partial(self._convert, item))
         # The source may reuse the item's memory on the stream of its framework. That stream must therefore
         # wait until other streams have read the memory.
         wait_for_each_other(worker.keep_alive_until_done(item))
@@ -189,11 +191,11 @@ class _Reader:
         """Return whether to pin host arrays: False until the target framework has initialized a GPU."""
         # Before the framework initializes a GPU, pinning memory would create a context on the current GPU.
         if self._pins is None and self.target.devices.is_started():
-            self._pins = self.target.memory.pinned_bytes(1) is not None
+            self._pins = self.target.memory.allocate_pinned(1) is not None
         return bool(self._pins)
 
 
-def _traced(name: str, place: Device | None, work: Callable[[], Any]) -> Any:
+def _trace(name: str, place: Device | None, work: Callable[[], Any]) -> Any:
     span = trace_log.span("item", name) if trace_log.open_logs else None
     if span is None:
         return work()

@@ -9,20 +9,22 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from contextvars import copy_context
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import note_on
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface.registry import loaded
+from arraybridge.outcome import attempt
 from arraybridge.parallel.stream_synchronization import (
     check_not_differentiated,
-    received,
+    receive,
     record_stream_events,
 )
-from arraybridge.parallel.workers import END, Item, ItemTime, attempt
+from arraybridge.parallel.workers import END, Item, ItemTime
 from arraybridge.tracing.user_lines import handed_out, site
 
 if TYPE_CHECKING:
@@ -36,12 +38,6 @@ _POLL_INTERVAL = 0.5
 _TIMEOUT = 0.1
 
 
-def _read(source: Iterator[Any], number: int) -> Item:
-    value = next(source)
-    check_not_differentiated(value)
-    return Item(number, value, record_stream_events(value))  # recording raises for deleted JAX arrays
-
-
 class Run:
     """One run of items through a chain of stages with their workers.
 
@@ -51,7 +47,8 @@ class Run:
         ordered: Whether to return results in the order of the input. False requires a single stage.
         refill: Whether to read up to the limit before a result is returned, for an input that never blocks.
         final_timeout: Seconds that the interpreter waits for busy threads at exit. A thread that returns from
-            native code into an interpreter that is shutting down aborts the process with SIGABRT.
+            native code into an interpreter that is shutting down aborts the process with SIGABRT (Python <
+            3.14, python/cpython#87135).
     """
 
     def __init__(
@@ -78,8 +75,6 @@ class Run:
         #: Finished items that are not yet returned, by their position in the output.
         self._arrived: dict[int, Item] = {}
         self._read = self._returned = 0
-        #: The exception raised by the input, if any. It is raised after the results of the preceding items.
-        self._input_errors: list[BaseException] = []
         #: Items after this number are dropped, because that item failed or was the last; -1 after `stop`.
         self._end = sys.maxsize
         self._threads: list[threading.Thread] = []
@@ -109,8 +104,6 @@ class Run:
                     break
                 yield result
                 del result
-            if self._input_errors:
-                raise self._input_errors.pop()
             timeout = 10 * _TIMEOUT  # no work is left, so no thread is busy
         finally:
             # `_end_all` may have ended the threads, and the names of this module may be None by now.
@@ -120,6 +113,7 @@ class Run:
 
     # -- the caller's thread ----------------------------------------------------------------------
 
+    @run_eagerly
     def _start(self) -> None:
         self.began = self.ended = time.perf_counter()
         # Settings that frameworks keep per thread, such as no_grad, autocast and x64.
@@ -138,42 +132,48 @@ class Run:
                 thread.start()
                 self._threads.append(thread)
 
+    @run_eagerly
     def _feed(self, source: Iterator[Any]) -> bool:
         """Read an item and pass it to the first stage. Return whether there may be more items."""
-        outcome = attempt(_read, source, self._read)
-        error = outcome.error
-        outcome.error = None  # see `Item.take_error`
-        if error is not None:
-            if not isinstance(error, Exception):
-                raise error  # Ctrl-C
-            if not isinstance(error, StopIteration):
-                note_on(error, f"while reading item {self._read} of the input")
-                self._input_errors.append(error)
+        number = self._read
+        is_read = False
+        try:
+            value = next(source)
+            check_not_differentiated(value)
+            stream_events = record_stream_events(value)  # raises for deleted JAX arrays
+            self._queues[0].put(Item(value, None, number, stream_events))
+            is_read = True
+        except StopIteration:
             return False
-        self._queues[0].put(outcome.value)
+        except Exception as error:  # noqa: BLE001  # the input may raise anything, in the place of an item
+            note_on(error, f"while reading item {number} of the input")
+            self._done.put(Item(None, error, number))
         self._read += 1
         self.most_in_flight = max(self.most_in_flight, self._read - self._returned)
-        return True
+        return is_read
 
     def _is_ready(self, seconds: float = 0) -> bool:
         """Return whether a result is ready, after waiting at most ``seconds`` for the next one."""
-        with suppress(Empty):
-            while self._returned not in self._arrived:
+        while self._returned not in self._arrived:
+            try:
                 item = self._done.get(timeout=seconds)
-                turn = item.number if self.ordered else self._returned + len(self._arrived)
-                self._arrived[turn] = item
-        return self._returned in self._arrived
+            except Empty:
+                return False
+            turn = item.number if self.ordered else self._returned + len(self._arrived)
+            self._arrived[turn] = item
+        return True
 
+    @run_eagerly
     def _next(self) -> Any:
         """Return the next result when it is ready, or raise its exception."""
         while not self._is_ready(_POLL_INTERVAL):
             self._check()
-        item = self._arrived.pop(self._returned)
-        if item.error is not None:
-            raise item.take_error()
+        turn = self._returned
+        stream_events = self._arrived[turn].stream_events
+        result = self._arrived.pop(turn).result()
         self._returned += 1
         self.ended = time.perf_counter()
-        return received(item.value, item.stream_events)
+        return receive(result, stream_events) if stream_events else result
 
     def _check(self) -> None:
         """Raise `RuntimeError` if the threads of this run have ended or are in another process."""
@@ -192,7 +192,7 @@ class Run:
     def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
         following = self.stages[s + 1][0] if s + 1 < len(self.stages) else None
         with ExitStack() as stack:
-            entered = attempt(worker.entered, stack, settings)
+            started = attempt(worker.start, stack, settings)
             free = time.perf_counter()
             while (item := self._queues[s].get()) is not None:
                 if worker.slots is not None:
@@ -202,15 +202,16 @@ class Run:
                     del item
                     continue
                 start = time.perf_counter()
-                if entered.error is None:
-                    result = worker.work_on(item, entered.value, self._number)
+                if started.error is None:
+                    result = worker.work_on(item, started.value, self._number)
                 else:
-                    result = worker.failed(entered.error, number)
+                    result = worker.fail(started.error, number)
                 del item  # a waiting thread must not keep arrays alive
                 end = time.perf_counter()
-                if result.is_last:
+                is_last = result.error is not None or result.value is END
+                if is_last:
                     self._end = min(self._end, number if self.ordered else 0)
-                if result.is_last or following is None:
+                if is_last or following is None:
                     self._done.put(result)
                 else:
                     if following.slots is not None:

@@ -7,16 +7,17 @@ another thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from arraybridge.device import Device
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import take_over
-from arraybridge.frameworks.streams import StreamEvent
-from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
+from arraybridge.interface import registry
+from arraybridge.interface.framework import take_over
+from arraybridge.interface.streams import StreamEvent
+from arraybridge.trees import ARRAY, LEAF, arrays_of, cached_kind, map_arrays
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
@@ -26,10 +27,10 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
     pending computations only when the result is read. This function therefore waits for JAX arrays, so that
     such an error is raised in the thread that caused it.
     """
-    if kinds.get(type(tree)) is LEAF:
+    if cached_kind(type(tree)) is LEAF:
         return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for x in arrays_of(tree):
+    for x in (tree,) if cached_kind(type(tree)) is ARRAY else arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None:
             continue
@@ -41,27 +42,25 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
         device = owner.devices.device_of(x)
         if (owner.name, device) not in stream_events:
             stream_events[owner.name, device] = owner.streams.record_event(device)
-    return [event for event in stream_events.values() if event is not None]
+    return list(filter(None, stream_events.values()))
 
 
-def received(result: Any, stream_events: list[StreamEvent]) -> Any:
+def receive(result: Any, stream_events: Sequence[StreamEvent]) -> Any:
     """Make the streams of this thread wait for the events of a result, and return the result.
 
     This thread can then use the memory of the result and free it.
     """
-    if not stream_events:
-        return result
     for event in stream_events:
         event.wait()
     recorded = {(event.streams, event.device) for event in stream_events}
 
-    def receive(x: Any) -> Any:
+    def take(x: Any) -> Any:
         owner = registry.find_owner(x)
         if owner is None or (owner.streams, owner.devices.device_of(x)) not in recorded:
             return x
         return take_over(owner, x)
 
-    return map_arrays(result, receive)
+    return map_arrays(result, take)
 
 
 def record_reader_events(tree: Any) -> list[StreamEvent]:
@@ -70,10 +69,10 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
     A function may read an array in a framework other than the array's, so every framework that has
     initialized the GPU records an event.
     """
-    if kinds.get(type(tree)) is LEAF:
+    if cached_kind(type(tree)) is LEAF:
         return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for x in arrays_of(tree):
+    for x in (tree,) if cached_kind(type(tree)) is ARRAY else arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None or (device := owner.devices.device_of(x)).kind == "cpu":
             continue
@@ -82,7 +81,7 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
                 continue
             if reader is owner or reader.devices.is_started():
                 stream_events[reader.name, device] = reader.streams.record_event(device)
-    return [event for event in stream_events.values() if event is not None]
+    return list(filter(None, stream_events.values()))
 
 
 def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
@@ -104,7 +103,7 @@ def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
 def check_not_differentiated(item: Any) -> None:
     """Raise `GradientError` if an array of the item is being differentiated or transformed in this thread."""
     cls = type(item)
-    if cls is np.ndarray or kinds.get(cls) is LEAF:
+    if cls is np.ndarray or cached_kind(cls) is LEAF:
         return
     for x in arrays_of(item):
         owner = registry.find_owner(x)

@@ -15,10 +15,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from arraybridge.errors import MemoryConversionError, error_text, note_on
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from arraybridge.memory import serialization
-from arraybridge.memory.shared_memory import Exchange
-from arraybridge.parallel.workers import Work, Worker, attempt, noting
+from arraybridge.memory.segments import Exchange
+from arraybridge.outcome import Outcome, attempt
+from arraybridge.parallel.workers import Work, Worker, noting
 from arraybridge.settings import MissingGpu, missing_gpu, settings
 from arraybridge.trees import arrays_of
 
@@ -101,7 +102,7 @@ class WorkerProcess:
             answer = serialization.loads(data, self._exchange)
         if isinstance(answer, _Failure):
             raise answer.error()
-        return answer.value
+        return answer.value  # an `Outcome`
 
 
 # -- in the process ----------------------------------------------------------------------------------
@@ -112,26 +113,26 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and terminates this process
     exchange = Exchange()
 
-    def made(data: bytes) -> Work:
-        make: Callable[[], Work] = unpickled("the function", data)
+    def make_work(data: bytes) -> Work:
+        make: Callable[[], Work] = unpickle("the function", data)
         return make()
 
-    def unpickled(what: str, data: bytes) -> Any:
+    def unpickle(what: str, data: bytes) -> Any:
         with noting(f"{what} cannot be unpickled in the process of {name}"):
             return serialization.loads(data, exchange)
 
     def answer(data: bytes) -> bytes:
-        result = work(unpickled("the item", data))
+        result = work(unpickle("the item", data))
         for x in arrays_of(result):
             owner = registry.find_owner(x)
             if owner is not None:
                 owner.interchange.block_until_ready(x)
         with noting(f"the result cannot be pickled in the process of {name}"):
-            return serialization.dumps(_Result(result), exchange)
+            return serialization.dumps(Outcome(result), exchange)
 
     # The pipe raises the suppressed exceptions when it is closed. All other exceptions are sent back.
     with settings(missing_gpu=missing), suppress(EOFError, OSError):
-        job = attempt(made, connection.recv_bytes())
+        job = attempt(make_work, connection.recv_bytes())
         work: Work = job.value
         while True:
             data = connection.recv_bytes()
@@ -143,14 +144,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
             del data, outcome
 
 
-# -- messages from a process -------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class _Result:
-    """A message with the result for an item."""
-
-    value: Any
+# -- failures in a process ---------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)

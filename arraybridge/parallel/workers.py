@@ -3,27 +3,25 @@
 Items are numbered, and few are in progress at a time. The caller's thread reads the input and returns the
 results, except that `prefetch` reads in its worker. After an iterator is deleted, no further item is started,
 and busy workers end after their current item. Each item carries the stream events after which its arrays are
-ready (see `stream_synchronization`). An exception takes the place of the item's result.
+ready (see `stream_synchronization`), and either a result or an exception.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from arraybridge.device import Device
 from arraybridge.errors import note_on
-from arraybridge.frameworks.keep_alives import KeepAlives
-from arraybridge.frameworks.streams import StreamEvent, Streams
-from arraybridge.parallel.stream_synchronization import (
-    record_reader_events,
-    record_stream_events,
-)
+from arraybridge.interface.keep_alives import KeepAlives
+from arraybridge.interface.streams import StreamEvent, Streams
+from arraybridge.outcome import Outcome, attempt
+from arraybridge.parallel.stream_synchronization import record_reader_events, record_stream_events
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.events import device_text
 from arraybridge.tracing.trace_log import open_logs
@@ -56,44 +54,16 @@ class Shown:
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
-    """The result or exception of a function call.
-
-    Attributes:
-        value: The result, or None if the call raised.
-        error: The exception, or None if the call returned.
-    """
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """An item that passes through the stages.
+class Item(Outcome):
+    """An item that passes through the stages: the outcome of the last stage that processed it, or of reading.
 
     Attributes:
         number: Its number in the input.
-        value: The item, or the result of the last stage that processed it.
         stream_events: The events after which its arrays are ready.
-        error: The exception that takes the place of the result, or None.
     """
 
-    number: int
-    value: Any
-    stream_events: list[StreamEvent]
-    error: BaseException | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no item follows, because this one failed or is `END`."""
-        return self.error is not None or self.value is END
-
-    def take_error(self) -> BaseException:
-        """Return the exception and remove it from the item, so that it does not form a reference cycle."""
-        error = cast("BaseException", self.error)
-        self.error = None
-        return error
+    number: int = 0
+    stream_events: Sequence[StreamEvent] = ()
 
 
 #: A function that takes an item and returns its result.
@@ -101,14 +71,6 @@ Work = Callable[[Any], Any]
 #: A function that takes a worker and returns the context manager of its thread. Entering the context manager
 #: returns the function to call with each item.
 Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
-
-
-def attempt(work: Callable[..., Any], *args: Any) -> Outcome:
-    """Call a function and return the outcome, so that another thread or process can raise the exception."""
-    try:
-        return Outcome(work(*args))
-    except BaseException as error:  # noqa: BLE001  # also Ctrl-C and SystemExit
-        return Outcome(error=error)
 
 
 @contextmanager
@@ -131,6 +93,18 @@ def note_on_argument_count(error: TypeError, fn: Any, count: int, note: str) -> 
         signature.bind(*[None] * count)
     except TypeError:
         note_on(error, note)
+
+
+def source_of_items(who: str, items: Any) -> Iterator[Any]:
+    """Return an iterator over the items.
+
+    Raises:
+        TypeError: The items are not iterable; the message names the function ``who``.
+    """
+    try:
+        return iter(items)
+    except TypeError:
+        raise TypeError(f"{who} expected an iterable of items, got {items!r}.") from None
 
 
 def nothing() -> None:
@@ -178,7 +152,7 @@ class Worker:
         self.busy = self.starved = self.blocked = 0.0
         self.spans: deque[ItemTime] = deque(maxlen=10_000)
 
-    def entered(self, stack: ExitStack, settings: list[Any]) -> Work:
+    def start(self, stack: ExitStack, settings: list[Any]) -> Work:
         """Enter the context managers of the thread, and return the function to call with each item."""
         for settings_context in settings:
             stack.enter_context(settings_context())
@@ -209,13 +183,22 @@ class Worker:
 
     def work_on(self, item: Item, work: Work, run: int) -> Item:
         """Process an item, and return it with its result or exception."""
-        outcome = attempt(self._result_of, item, work, run)
-        if outcome.error is not None:
-            return self.failed(outcome.error, item.number)
-        result: Item = outcome.value
-        return result
+        outcome = attempt(self._process, item, work, run)
+        return outcome.value if outcome.error is None else self.fail(outcome.error, item.number)
 
-    def failed(self, error: BaseException, number: int) -> Item:
+    def _process(self, item: Item, work: Work, run: int) -> Item:
+        for event in item.stream_events:  # this thread's work waits for the input
+            self.use_stream(event.streams, event.device)
+            event.wait()
+        if open_logs and self.shown is not None:
+            result = self._trace(self.shown, item, work, run)
+        else:
+            result = work(item.value)
+        stream_events = record_stream_events(result)
+        self.keep_alive_until_done(item.value)
+        return Item(result, None, item.number, stream_events)
+
+    def fail(self, error: BaseException, number: int) -> Item:
         """Return an item with the exception. StopIteration, which would end the iterator, is replaced."""
         note = self.note(number)
         if isinstance(error, StopIteration):
@@ -223,21 +206,9 @@ class Worker:
             named.__cause__ = error
             error = named
         note_on(error, note)
-        return Item(number, None, [], error)
+        return Item(None, error, number)
 
-    def _result_of(self, item: Item, work: Work, run: int) -> Item:
-        for event in item.stream_events:  # this thread's work waits for the input
-            self.use_stream(event.streams, event.device)
-            event.wait()
-        if open_logs and self.shown is not None:
-            result = self._traced(self.shown, item, work, run)
-        else:
-            result = work(item.value)
-        stream_events = record_stream_events(result)
-        self.keep_alive_until_done(item.value)
-        return Item(item.number, result, stream_events)
-
-    def _traced(self, shown: Shown, item: Item, work: Work, run: int) -> Any:
+    def _trace(self, shown: Shown, item: Item, work: Work, run: int) -> Any:
         span = trace_log.span(shown.kind, shown.name)
         if span is None:
             return work(item.value)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import arraybridge
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from tests.memory.fake_framework import FakeFramework
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from arraybridge.device import Device
-from arraybridge.frameworks import host_memory
-from arraybridge.frameworks.accelerator_memory import GpuMemory, Holding, Memory
-from arraybridge.frameworks.component import component
+from arraybridge.host import buffers
+from arraybridge.interface.component import component
+from arraybridge.interface.memory import GpuMemory, Holding, Memory
 from tests.fake_gpu import FakeGpuFramework, GpuDevices
 
 
@@ -41,10 +41,10 @@ class FakeMemory(Memory):
     def device_memory(self, device: Device) -> GpuMemory | None:
         return GpuMemory(free=700, total=1000)
 
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+    def allocate_pinned(self, nbytes: int) -> np.ndarray | None:
         self.framework.most_pinned += nbytes
         memory = np.empty(nbytes, np.uint8)
-        self.framework.locked.append((host_memory.address(memory), nbytes))
+        self.framework.locked.append((buffers.address(memory), nbytes))
         return memory
 
 

@@ -9,12 +9,13 @@ import multiprocessing
 import pickle
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 
 import arraybridge
 from arraybridge import shared
-from arraybridge.memory import shared_memory as module
+from arraybridge.memory import segments, shared_memory
 
 
 def hashed(count: int) -> tuple[int, int]:
@@ -26,8 +27,28 @@ def hashed(count: int) -> tuple[int, int]:
         x.__reduce_ex__(4)
         del x
     gc.collect()
-    kept = [*module._segments.values()]
+    kept = [*segments._segments.values()]
     return len(kept), sum(one.in_use.value for one in kept)
+
+
+def limit(most_bytes: int, most: int) -> None:
+    """Set the limits of the memory that this worker keeps."""
+    shared_memory._MOST_SENT_BYTES = most_bytes
+    shared_memory._MOST_SENT = most
+
+
+def measured(count: int, elements: int) -> tuple[int, int]:
+    """Return the number and bytes of the segments that are kept for pickles that are not sent."""
+    for i in range(count):
+        ForkingPickler.dumps(shared(np.full(elements, i)))
+    gc.collect()
+    kept = [*segments._segments.values()]
+    return len(kept), sum(one.size for one in kept)
+
+
+def several(count: int) -> list[np.ndarray]:
+    """Return arrays, most of which are more than the memory that is kept."""
+    return [shared(np.full(10_000, float(i))) for i in range(count)]
 
 
 def cached_and_returned(value: float) -> np.ndarray:
@@ -47,6 +68,13 @@ def main(method: str) -> None:
     print("device_map", *counts)
     with context.Pool(1, maxtasksperchild=1) as pool:
         print("returned", pool.apply(cached_and_returned, (2.0,)).tolist())
+    with context.Pool(1, limit, (1_000_000, 3)) as pool:
+        few, nbytes = pool.apply(measured, (20, 1000))
+        print("kept", few <= 3, nbytes <= 1_000_000)
+        print("arrived", [float(x[-1]) for x in pool.apply(several, (8,))])
+    with context.Pool(1, limit, (100, 3)) as pool:  # one array may be larger than the limit
+        count, nbytes = pool.apply(measured, (5, 1000))
+        print("large", count, nbytes > 8000)
 
 
 if __name__ == "__main__":

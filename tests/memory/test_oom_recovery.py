@@ -21,7 +21,7 @@ from arraybridge import (
     run_with_oom_recovery,
     split_and_retry,
 )
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from arraybridge.memory import cleanup, oom_recovery
 from arraybridge.testing import inject_oom
 from tests.helpers import require
@@ -281,6 +281,38 @@ def test_suspended_generators_continue_after_the_cleanup() -> None:
     assert log == ["closed"]
 
 
+def test_arrays_in_an_error_are_freed_before_the_next_attempt() -> None:
+    references: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def fn(x: Any) -> Any:
+        alive.append(sum(reference() is not None for reference in references))
+        if len(x) > 1:
+            array = np.zeros(1000)
+            references.append(weakref.ref(array))
+            raise MemoryError(array)
+        return x
+
+    np.testing.assert_array_equal(split_and_retry(fn, numbered(8)), numbered(8))
+    assert alive == [0] * 12
+    assert len(references) == 4
+
+
+def test_tracebacks_can_be_dropped_in_an_except_block() -> None:
+    references: list[weakref.ref[Any]] = []
+
+    def fail() -> None:
+        array = np.zeros(1000)
+        references.append(weakref.ref(array))
+        raise MemoryError
+
+    try:
+        fail()
+    except MemoryError as error:
+        oom_recovery.drop_tracebacks(error)
+        assert references[0]() is None
+
+
 @pytest.mark.parametrize("mode", [True, "split"])
 def test_converted_arguments_are_freed_before_the_next_attempt(mode: Any) -> None:
     """Check converted arguments (positional, keyword and nested), but not the caller's own."""
@@ -361,6 +393,59 @@ def test_oom_at_every_index(rows: int) -> None:
                 continue
             np.testing.assert_array_equal(result, x * 3 + 1)
             assert fn.finished == list(range(rows))
+
+
+def by_decorator(fn: Callable[..., Any], x: Any) -> Any:
+    return arraybridge.numpy(oom_recovery="split")(fn)(x)
+
+
+def by_option(fn: Callable[..., Any], x: Any) -> Any:
+    return run_with_oom_recovery(fn, x, split=True)
+
+
+@pytest.mark.parametrize("run", [split_and_retry, by_option, by_decorator])
+def test_a_batch_without_rows_is_not_split(run: Callable[..., Any]) -> None:
+    empty = np.ones((0, 3))
+    assert run(lambda x: x.sum(), empty) == 0
+    with pytest.raises(MemoryError, match="with a batch that has no rows") as caught:
+        run(out_of_memory, empty)
+    assert caught.value.args == ("no",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fits", "parts"),
+    [
+        (8, 4, [4, 4]),
+        (7, 3, [3, 2, 2]),  # at most 7 // 2 rows, divided evenly
+        (5, 3, [2, 2, 1]),
+        (10, 5, [5, 5]),
+        (11, 2, [4, 2, 2, 2, 2, 2, 1]),
+    ],
+)
+def test_sizes_of_parts(rows: int, fits: int, parts: list[int]) -> None:
+    fn = Small(fits)
+    np.testing.assert_array_equal(split_and_retry(fn, numbered(rows)), numbered(rows) * 3 + 1)
+    assert fn.attempts == [rows, rows, *parts]
+
+
+def test_garbage_is_collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is collected again only if memory runs out with as many rows as fitted before."""
+    fn = Small(4)
+    collected: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(len(fn.attempts)))
+    split_and_retry(fn, numbered(64))
+    assert collected == [1]
+
+    collected.clear()
+    fn = Small(4, lambda attempt: attempt in (7, 10))
+    np.testing.assert_array_equal(split_and_retry(fn, numbered(32)), numbered(32) * 3 + 1)
+    assert fn.attempts == [32, 32, 16, 8, 4, 4, 4, 4, 2, 2, 2, *[1] * 16]
+    assert collected == [1, 8, 11]
+
+    collected.clear()
+    with pytest.raises(MemoryError):
+        run_with_oom_recovery(out_of_memory, 1, max_retries=5)
+    assert len(collected) == 1
 
 
 def test_min_split_is_respected(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 from typing import Any
 
@@ -23,6 +24,14 @@ def address(x: Any) -> int:
     if arraybridge.detect_memory_type(x) == "pyclesperanto":
         return id(x)
     return int(arraybridge.to_numpy(x, copy=False).ctypes.data)
+
+
+def test_a_pickled_pool_arrives_without_buffers() -> None:
+    pool = BufferPool(64)
+    pool.give(pool.take(4, "float64", "numpy"))
+    again = pickle.loads(pickle.dumps(pool))
+    assert (pool.nbytes, again.nbytes, again.max_bytes) == (32, 0, 64)
+    assert again.take(8, "float64", "numpy").shape == (8,)  # its lock is free
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "pyclesperanto"])

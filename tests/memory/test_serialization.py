@@ -20,7 +20,8 @@ import pytest
 import arraybridge
 from arraybridge import Device, device_map, framework, shared
 from arraybridge.memory import serialization
-from arraybridge.memory.shared_memory import Exchange, SharedArray
+from arraybridge.memory.segments import Exchange
+from arraybridge.memory.shared_memory import SharedArray
 from tests.helpers import require, run_python
 from tests.memory.test_shared_memory import descriptors, linux
 from tests.parallel import functions

@@ -19,7 +19,7 @@ import pytest
 
 import arraybridge
 from arraybridge import shared
-from arraybridge.memory import shared_memory as module
+from arraybridge.memory import segments, shared_memory
 from tests.helpers import require, run_python
 from tests.parallel import functions
 
@@ -32,7 +32,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Use the implementation for Linux, or the one for other systems."""
     if request.param == "anonymous" and not LINUX:
         pytest.skip("needs Linux")
-    monkeypatch.setattr(module, "_ANONYMOUS", request.param == "anonymous")
+    monkeypatch.setattr(segments, "_ANONYMOUS", request.param == "anonymous")
     return str(request.param)
 
 
@@ -63,7 +63,9 @@ def test_values_shape_dtype_and_alignment() -> None:
     assert shared(5).shape == (5,)
     assert shared((0, 3)).shape == shared(np.zeros((0, 3))).shape == (0, 3)
     assert shared(np.float64(2)) == 2
-    for bad in (np.array([object()]), [[1, 2], [3]], "word"):
+    with pytest.raises(TypeError, match=r"np.asarray\(\[4, 5\]\).*tuple \(4, 5\)"):
+        shared([4, 5])
+    for bad in (np.array([object()]), [[1, 2], [3]], [1.5, 2.5], "word"):
         with pytest.raises((TypeError, ValueError)):
             shared(bad)
     with pytest.raises(arraybridge.ArrayNotSupportedError, match=r"x\.filled\(0\)"):
@@ -247,6 +249,8 @@ def test_pickles_that_never_arrive_leak_no_memory(method: Any) -> None:
         pytest.skip(f"this system has no {method}")
     done = run_python("-W", "ignore", "-m", "tests.memory.never_arrives", method)
     words = ["Pool 0 0", "executor 0 0", "device_map 0 0", "returned [2.0, 2.0, 2.0]"]
+    # With a limit of 1 MB and of 3 segments: the memory that is kept, and the values of all arrays.
+    words += ["kept True True", "arrived [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]", "large 1 True"]
     assert done.stdout.splitlines() == words, done.stderr
 
 
@@ -261,7 +265,7 @@ def test_freed_memory_raises(implementation: str) -> None:
     data, key = pickle.dumps(x), x.segment.key  # type: ignore[attr-defined]
     del x
     gc.collect()
-    with pytest.raises(module.SharedMemoryGoneError, match="Keep the array until it has arrived"):
+    with pytest.raises(segments.SharedMemoryGoneError, match="Keep the array until it has arrived"):
         pickle.loads(data)
     if implementation == "named":
         with pytest.raises(FileNotFoundError):
@@ -284,13 +288,15 @@ def test_unreachable_memory_raises(
     place = {"machine": platform.node(), "process": os.getpid(), "key": "arraybridge-gone"}
     if changes == {"process": 1}:
         monkeypatch.setattr(Path, "iterdir", functions.Raising(PermissionError(13, "Permission denied")))
-    with pytest.raises(module.SharedMemoryGoneError, match=words) as caught:
-        module._found(**{**place, **changes})
+    with pytest.raises(segments.SharedMemoryGoneError, match=words) as caught:
+        segments._find(**{**place, **changes})
     assert isinstance(caught.value, arraybridge.MemoryConversionError)
 
 
 def test_full_shared_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "make_segment", functions.Raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        shared_memory, "make_segment", functions.Raising(OSError(28, "No space left on device"))
+    )
     with pytest.raises(OSError, match="No space") as caught:
         shared((3,))
     assert "ulimit -n" in caught.value.__notes__[0]
@@ -299,7 +305,7 @@ def test_full_shared_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @linux
 def test_each_segment_takes_one_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SharedMemory", functions.Raising(OSError(28, "full")))
+    monkeypatch.setattr(segments, "SharedMemory", functions.Raising(OSError(28, "full")))
     gc.collect()
     before = descriptors()
     arrays = [shared((1000,)) for _ in range(100)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,65 @@ def test_nested_lists_and_pipelines() -> None:
     with inject_oom("numpy", above_rows=2):
         split_and_retry(fn, ({"x": x, "deep": {"names": names}},))
     assert seen == [["a", "b"], ["c", "d"]] * 2
+
+
+# -- arrays that have as many rows as the batch by chance ---------------------------------------------
+
+IMAGES = np.arange(36.0).reshape(3, 2, 2, 3)
+
+
+def centered(x: Any, weights: Any) -> Any:
+    return x - weights
+
+
+@every_entry
+def test_channel_means_as_long_as_the_batch_cause_one_warning(run: Callable[..., Any]) -> None:
+    means = np.array([1.0, 2.0, 3.0])
+    with inject_oom("numpy", above_rows=1):
+        with pytest.warns(
+            UserWarning, match=r"weights is split with it.*arraybridge\.fixed\(weights\)"
+        ) as seen:
+            run(centered, x=IMAGES, weights=means)
+        assert len(seen) == 1
+        assert seen[0].filename == __file__
+        np.testing.assert_array_equal(run(centered, x=IMAGES, weights=fixed(means)), IMAGES - means)
+        with pytest.warns(UserWarning, match="weights is split with it"):
+            run(lambda x, weights: x, x=IMAGES, weights=[1, 2.5, np.float32(3)])
+        run(lambda x, weights: x, x=IMAGES, weights=["cat", "dog", None])
+        run(lambda x, weights: x, x=IMAGES[..., :2], weights=[0, 1, 2])
+    run(centered, x=IMAGES, weights=means)  # not split, so it does not warn
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "axis", "warns"),
+    [
+        ((3, 2, 2, 3), (3,), 0, True),
+        ((3, 3, 4, 5), (3, 1, 1), 0, True),  # channels first
+        ((3, 4, 3, 4), (3, 4), 0, True),
+        ((5, 3, 4, 3), (4, 3), -1, True),
+        ((4, 4), (4,), 0, True),
+        ((3, 2, 2, 4), (3,), 0, False),  # labels
+        ((3, 3), (3, 3), 0, False),  # another batch
+        ((3, 3, 4, 5), (3, 1, 2), 0, False),
+        ((2, 3, 4, 4), (4, 3), 1, False),
+    ],
+)
+@pytest.mark.parametrize("larger_first", [True, False])
+def test_which_shapes_may_be_a_coincidence(
+    shape: tuple[int, ...], other: tuple[int, ...], axis: int, warns: bool, larger_first: bool
+) -> None:
+    def fn(given: Any) -> Any:
+        return given["images"]
+
+    arrays = {"images": np.ones(shape), "other": np.ones(other)}
+    batch = arrays if larger_first else dict(reversed(arrays.items()))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with inject_oom("numpy", above_rows=2):
+            split_and_retry(fn, (batch,), axis=axis)
+        Pipeline(fn, microbatches=2, axis=axis)(batch)
+    expected = [f"{name}['other'] is split with it" for name in ("given", "batch") if warns]
+    assert [text in str(one.message) for text, one in zip(expected, seen, strict=True)] == [True] * len(seen)
 
 
 # -- notes on exceptions -------------------------------------------------------------------------------

@@ -121,7 +121,8 @@ def test_the_peak_of_the_host() -> None:
     ).split()
     assert words[::2] == ["cpu", "True"]
     assert words[3] == "True"
-    assert (1 << 28) * 0.9 < int(words[1]) < (1 << 28) * 1.5
+    # During the block, a free-threaded Python may free up to 64 MiB that its start allocated.
+    assert (1 << 28) * 0.7 < int(words[1]) < (1 << 28) * 1.5
 
 
 @pytest.mark.usefixtures("no_nvml")

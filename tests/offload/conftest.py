@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from arraybridge.device import Device
-from arraybridge.frameworks import registry
-from arraybridge.offload import timing_history
+from arraybridge.interface import registry
+from arraybridge.offload import records
 from arraybridge.offload.gpu_search import found_gpus
 from tests.helpers import registry_kept
 from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
@@ -17,7 +17,7 @@ from tests.offload.simulated_gpu import Clock, FakeGpu, Machine
 @pytest.fixture(autouse=True)
 def of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reset the state of `@gpu` after each test."""
-    monkeypatch.setattr(timing_history, "clock", timing_history.clock)
+    monkeypatch.setattr(records, "clock", records.clock)
     yield
     found_gpus.clear()
 

@@ -8,10 +8,10 @@ import numpy as np
 
 import arraybridge
 from arraybridge.device import Device
-from arraybridge.frameworks.accelerator_memory import Memory
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.component import component
-from arraybridge.offload import timing_history
+from arraybridge.interface.component import component
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.memory import Memory
+from arraybridge.offload import records
 from arraybridge.offload.gpu_search import BackendGpu, found_gpus
 from arraybridge.offload.offloaded_call import Offload
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework
@@ -84,7 +84,7 @@ class Machine:
     """A simulated machine: the clock of a test, and GPUs that `@gpu` finds until fixtures remove them."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = timing_history.clock = clock
+        self.clock = records.clock = clock
 
     def add_gpu(self, framework: Framework, device: Device, index: int = 0) -> None:
         found_gpus[framework.name, index] = BackendGpu(framework, device)
@@ -92,14 +92,13 @@ class Machine:
 
 def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any) -> Any:
     """Return the function decorated with `@gpu` on this machine."""
-    run = Offload(fn, backend=backend, **options)
+    run = Offload(fn, backend, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs)
 
     call.explain = run.explain  # type: ignore[attr-defined]
-    call.history = run.history  # type: ignore[attr-defined]
-    call.proofs = run.chooser.proofs  # type: ignore[attr-defined]
+    call.history = run.chooser.history  # type: ignore[attr-defined]
     return call
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from arraybridge import Device
-from arraybridge.frameworks.component import component
-from arraybridge.frameworks.streams import StreamEvent, Streams
+from arraybridge.interface.component import component
+from arraybridge.interface.streams import StreamEvent, Streams
 from tests.fake_gpu import FakeGpuArray, FakeGpuFramework, GpuBatching
 
 

@@ -94,7 +94,7 @@ def kept_by_loky(value: int) -> int:
     """Serialize an array for a joblib worker and another for a cache, and return how many are kept alive."""
     from joblib.externals.loky.backend import reduction
 
-    from arraybridge.memory import shared_memory as module
+    from arraybridge.memory import segments as module
 
     before = {*module._segments}
     reduction.dumps(make_shared(value))

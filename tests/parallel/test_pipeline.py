@@ -91,9 +91,7 @@ def test_model_on_two_devices() -> None:
     assert isinstance(result, np.ndarray)
     np.testing.assert_array_equal(result, x * 2 + 1)
     assert model.places == {("encode", "arraybridge-0-0", "cpu:1"), ("decode", "arraybridge-1-0", "cpu:2")}
-    assert "encode  jax on cpu:1  waits for input" in str(pipeline)
-    assert "decode  jax on cpu:2  waits for encode" in str(pipeline)
-    assert "&lt;lambda&gt;" in Pipeline(lambda x: x)._repr_html_()
+    assert str(pipeline) == "Pipeline(encode, decode, microbatches=5)"
 
 
 def test_stages_of_several_frameworks() -> None:

@@ -11,7 +11,7 @@ import pytest
 import arraybridge
 from arraybridge import prefetch
 from arraybridge.device import Device
-from arraybridge.frameworks import host_memory
+from arraybridge.host import buffers
 from tests.helpers import registry_kept, require
 from tests.memory.fake_framework import FakeFramework
 from tests.parallel.fake_streams import StreamFramework
@@ -35,6 +35,7 @@ def test_items_are_converted_and_in_order(name: str, depth: int) -> None:
 
 
 def test_conversion_errors_name_the_item() -> None:
+    require("torch")
     results = prefetch([np.zeros(2), np.zeros(2), {"x": np.array(["a"])}], "torch")
     next(results), next(results)
     with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
@@ -91,7 +92,7 @@ class SendingFramework(FakeFramework):
         self.sent: list[int] = []
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        self.sent.append(host_memory.address(view))
+        self.sent.append(buffers.address(view))
         return super().from_host(view, device)
 
     def page_locked(self) -> list[bool]:
@@ -188,11 +189,11 @@ def test_frameworks_without_page_locked_memory_are_queried_once(
     sending: SendingFramework, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries: list[int] = []
-    monkeypatch.setattr(type(sending.memory), "pinned_bytes", lambda _, nbytes: queries.append(nbytes))
+    monkeypatch.setattr(type(sending.memory), "allocate_pinned", lambda _, nbytes: queries.append(nbytes))
     x = np.ones(3)
     list(prefetch([x] * 4, "fake", 0))
     assert queries == [1]
-    assert sending.sent == [host_memory.address(x)] * 4
+    assert sending.sent == [buffers.address(x)] * 4
 
 
 @pytest.mark.parametrize(

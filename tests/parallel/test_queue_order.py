@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.device import Device
-from arraybridge.frameworks import keep_alives
-from arraybridge.frameworks.streams import StreamEvent, Streams
+from arraybridge.interface import keep_alives
+from arraybridge.interface.streams import StreamEvent, Streams
 from arraybridge.parallel.stream_synchronization import wait_for_each_other
 
 GPU = Device("gpu", 0)

@@ -151,6 +151,8 @@ def test_errors_of_the_input_iterator_propagate(way: str) -> None:
         got.extend(run(way, same, items()))
     assert got == [0, 1]
     assert "item 2" in caught.value.__notes__[0]
+    with pytest.raises(OwnError):
+        list(device_map(same, items(), "cpu", ordered=False))
 
 
 @ways
