@@ -1,1 +1,1 @@
-"""One module or package per framework, and their common base class in `base.Framework`."""
+"""One package per framework. Their base class is in `arraybridge.interface.framework`."""

@@ -19,28 +19,30 @@ import numpy as np
 from arraybridge import hardware
 from arraybridge.device import Device
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import dlpack_capsules, keep_alives
-from arraybridge.frameworks.accelerator_memory import DeviceDetails, Memory
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.batching import Batching
-from arraybridge.frameworks.component import component
-from arraybridge.frameworks.device_access import Devices
-from arraybridge.frameworks.installation import can_find, is_imported
-from arraybridge.frameworks.interchange import Interchange, is_c_contiguous
 from arraybridge.frameworks.pyclesperanto import opencl
-from arraybridge.frameworks.registry import BUILT_IN
-from arraybridge.frameworks.runtime import Runtime
-from arraybridge.frameworks.unsupported import no_counterpart_error
+from arraybridge.host import dlpack_capsules
+from arraybridge.interface import keep_alives
+from arraybridge.interface.batching import Batching
+from arraybridge.interface.component import component
+from arraybridge.interface.devices import Devices
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.installation import can_find, is_imported
+from arraybridge.interface.interchange import Interchange, is_c_contiguous
+from arraybridge.interface.memory import DeviceDetails, Memory
+from arraybridge.interface.registry import BUILT_IN
+from arraybridge.interface.runtime import Runtime
+from arraybridge.interface.unsupported import no_counterpart_error
 from arraybridge.reasons import Cause, Reason
 
 # The only dtypes that pyclesperanto's kernels support. push() silently converts float64 to float32, int64 to
-# int32, bool to uint8 and complex64 to its real part. The prototype converts everything to float32.
+# int32, bool to uint8 and complex64 to its real part. The prototype converts everything to float32
+# (clEsperanto/pyclesperanto_prototype#206).
 _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
 _MAX_RANK = 3
 _NOT_C_CONTIGUOUS = Cause(Reason.NOT_C_CONTIGUOUS)
 
 
-def installed_framework() -> ImageFramework:
+def make_framework() -> ImageFramework:
     """Return the framework for the imported package; if none is imported, for the installed one."""
     opencl.check_import_order()
     opencl.use_pocl_wheel()
@@ -63,6 +65,11 @@ class ImageInterchange(Interchange):
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     all_pickle = False
 
+    def nearest_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        if not shape:
+            return (1,)
+        return (-1, *shape[-2:]) if len(shape) > _MAX_RANK and 0 not in shape else None
+
     def block_until_ready(self, x: Any) -> None:
         x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, which runs after all queued kernels
 
@@ -71,12 +78,13 @@ class ImageInterchange(Interchange):
 
     def export(self, x: Any, device: Device) -> Any:
         self.block_until_ready(x)
-        # pyclesperanto 0.25 defines __dlpack__(stream, version), without max_version.
+        # pyclesperanto 0.25 defines __dlpack__(stream, version), without max_version
+        # (data-apis/array-api#602).
         return dlpack_capsules.Importable(x.__dlpack__(), (2, device.index))
 
     def import_from(self, x: Any, source: Framework, device: Device) -> Any:
         keep_alives.release()
-        with source.devices.selected(device):
+        with source.devices.select(device):
             source.interchange.block_until_ready(x)
             native = self.framework.natives[device.index]
             exported = source.interchange.export(x, device)
@@ -120,7 +128,7 @@ class ImageDevices(Devices):
         return "Its devices are opencl:0, opencl:1, …, GPUs first and then CPUs."
 
     @contextmanager
-    def selected(self, device: Device) -> Iterator[None]:
+    def select(self, device: Device) -> Iterator[None]:
         previous = self.default_device()
         self.framework.select(device)
         try:
@@ -136,7 +144,10 @@ class ImageDevices(Devices):
 
 
 class ImageBatching(Batching):
-    """Functions that copy images to host memory to split them."""
+    """Functions that copy images to host memory to split them.
+
+    The indexing kernels compute in float32, which rounds int32 (0.25, no issue found).
+    """
 
     framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
@@ -148,17 +159,6 @@ class ImageBatching(Batching):
         if device.index >= self.framework.gpus:
             opencl.use_huge_pages(result)
         return result
-
-    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        # Slice on the host, because the indexing kernels compute in float32, which rounds int32.
-        rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
-        return self.framework.from_host(self.framework.to_host(x)[rows], self.framework.devices.device_of(x))
-
-    def unstack(self, x: Any) -> list[Any]:
-        return [
-            self.framework.from_host(plane, self.framework.devices.device_of(x))
-            for plane in self.framework.to_host(x)
-        ]
 
 
 class ImageMemory(Memory):
@@ -268,16 +268,24 @@ class ImageFramework(Framework):
         result.set(values)
         return result
 
+    def write(self, out: Any, x: Any) -> None:
+        if isinstance(x, np.ndarray):
+            out.set(np.ascontiguousarray(x, dtype=np.dtype(out.dtype)))
+        elif x.dtype == out.dtype and self.devices.device_of(x) == self.devices.device_of(out):
+            with self.devices.select(self.devices.device_of(out)):
+                self.cle.copy(x, out)
+        else:
+            self.write(out, self.to_host(x))
+
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        super().supports(dtype, shape)
-        instead = ""
+        what = f"an array of shape {shape}"
         if 0 in shape:
-            instead = "its arrays need at least one element. Keep empty arrays in another framework"
-        elif not 1 <= len(shape) <= _MAX_RANK:
-            fix = "reshape the array, or convert it plane by plane" if shape else "reshape it to (1,)"
-            instead = f"it supports 1 to {_MAX_RANK} axes; {fix}"
-        if instead:
-            raise no_counterpart_error(self, f"an array of shape {shape}", instead)
+            cause = "images need at least one element"
+            raise no_counterpart_error(self, what, cause, "Keep empty arrays in another framework.")
+        if not 1 <= len(shape) <= _MAX_RANK:
+            cause = f"images have 1 to {_MAX_RANK} axes"
+            raise no_counterpart_error(self, what, cause, "Reshape the array, or convert it plane by plane.")
+        super().supports(dtype, shape)
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -285,7 +293,7 @@ class ImageFramework(Framework):
     def described(self) -> list[DeviceDetails]:
         """The details of the devices; only their names unless pyopencl lists the same devices."""
         names = [native.name for native in self.natives]
-        listed = opencl.described()
+        listed = opencl.describe()
         if [details.name for details in listed] == names:
             return listed
         return [DeviceDetails(name) for name in names]

@@ -16,9 +16,9 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError, text_of
-from arraybridge.frameworks import dlpack_capsules
-from arraybridge.frameworks.accelerator_memory import DeviceDetails
-from arraybridge.frameworks.installation import is_imported
+from arraybridge.host import dlpack_capsules
+from arraybridge.interface.installation import is_imported
+from arraybridge.interface.memory import DeviceDetails
 
 __all__ = ["use_pocl_wheel"]
 
@@ -28,7 +28,7 @@ _LARGE = 1 << 25
 # -- drivers -----------------------------------------------------------------------------------------
 
 
-def configured_icds() -> list[str]:
+def list_icds() -> list[str]:
     """Return the drivers that the OpenCL loader opens: the contents of the .icd files, or library names."""
     named = os.environ.get("OCL_ICD_FILENAMES")
     if named:
@@ -69,7 +69,7 @@ def use_pocl_wheel() -> str:
     Returns:
         The path of the wheel's driver if it was configured, otherwise ``""``.
     """
-    library = None if sys.platform != "linux" or configured_icds() else pocl_wheel()
+    library = None if sys.platform != "linux" or list_icds() else pocl_wheel()
     if library is None:
         return ""
     os.environ["OCL_ICD_FILENAMES"] = library
@@ -79,7 +79,8 @@ def use_pocl_wheel() -> str:
 def check_import_order() -> None:
     """Raise if loading a system-wide PoCL after TensorFlow would crash the process.
 
-    Both libraries export LLVM symbols. The PoCL wheel hides its LLVM symbols and can be loaded in any order.
+    Both libraries export LLVM symbols (TensorFlow 2.21, tensorflow/tensorflow#119254). The PoCL wheel hides
+    its LLVM symbols and can be loaded in any order.
 
     Raises:
         FrameworkNotInstalledError: If TensorFlow was imported first and OpenCL uses a system-wide PoCL, such
@@ -92,7 +93,7 @@ def check_import_order() -> None:
     if not {"pyopencl", "pyclesperanto", "pyclesperanto_prototype"}.isdisjoint(before):
         return
     wheel = pocl_wheel()
-    if any("libpocl" in icd and icd != wheel for icd in configured_icds()):
+    if any("libpocl" in icd and icd != wheel for icd in list_icds()):
         raise FrameworkNotInstalledError(
             "OpenCL on this system uses a PoCL library that crashes the process when it is loaded after"
             " TensorFlow.",
@@ -133,7 +134,7 @@ def queue_on(native: Any) -> Any:
 
 
 def use_huge_pages(x: Any) -> None:
-    """Let Linux use huge pages for a large new array on a CPU device, as NumPy does for its arrays.
+    """Let Linux use huge pages for a large new array on a CPU device, as NumPy does (numpy/numpy#11957).
 
     Otherwise, the first write touches PoCL's memory page by page, which takes five times as long as the copy.
     """
@@ -152,7 +153,7 @@ def use_huge_pages(x: Any) -> None:
     queue.finish()
 
 
-def described() -> list[DeviceDetails]:
+def describe() -> list[DeviceDetails]:
     """Return the details of each device. Only NVIDIA's driver reports the PCI address."""
     return [
         DeviceDetails(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()

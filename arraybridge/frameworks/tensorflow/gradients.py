@@ -12,9 +12,10 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks import autodiff
+from arraybridge.interface import autodiff
 
-# A private name: no public function returns whether a tape watches a tensor. 0 means that none does.
+# A private name: no public function returns whether a tape watches a tensor (TensorFlow 2.21, no issue
+# found). 0 means that none does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
@@ -58,22 +59,21 @@ class TensorflowAutodiff(autodiff.Autodiff):
         # Variables are replaced with their values. For ragged and sparse tensors, the later conversion to
         # the framework of the called function raises an error.
         tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
-        results = _applied(*tensors, operation=operation)
+        results = _apply(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
 
     def linearize(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
+        # A tape cannot distinguish two arguments that are the same object.
         if len(set(map(id, arrays))) < len(arrays):
-            arrays = [
-                tf.identity(x) for x in arrays
-            ]  # a tape cannot distinguish two arguments that are the same object
+            arrays = [tf.identity(x) for x in arrays]
         inputs = autodiff.select(arrays, active)
         inner = _follows(arrays)
         with tf.GradientTape(persistent=True) as tape:  # a backward pass may retain the graph
             tape.watch(inputs)
             results = [_tensor(y) for y in body(arrays)]
-        captured = _captured(tape.watched_variables())
+        captured = _describe_captured(tape.watched_variables())
         if not inner and _follows(results):
             captured = "a tensor that a tape watches"
 
@@ -88,7 +88,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             # Gradients are copied, because a tf.custom_gradient may keep a reference to its result. A second
             # tape would show which gradients depend on a cotangent, but needs 2 to 3 times the memory. The
             # gradients are copied one at a time, so that at most one of them is in memory twice.
-            return [_copied(_tensor(gradients.pop(0))) for _ in range(len(gradients))]
+            return [_copy(_tensor(gradients.pop(0))) for _ in range(len(gradients))]
 
         return results, autodiff.Linear(pull, captured)
 
@@ -96,19 +96,19 @@ class TensorflowAutodiff(autodiff.Autodiff):
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
     ) -> tuple[list[autodiff.Shape], str, bool]:
         try:
-            program = _traced(body, list(itertools.starmap(tf.TensorSpec, shapes)))
+            program = _trace(body, list(itertools.starmap(tf.TensorSpec, shapes)))
         except _NOT_TRACED as error:
             raise autodiff.unpredictable_shapes_error(label, error) from error
         if not all(y.shape.is_fully_defined() for y in program.outputs):
             raise autodiff.unpredictable_shapes_error(label, "the shape of a result depends on values")
         _check_draws_nothing(program, label)
         results = [(tuple(y.shape), y.dtype.name) for y in program.outputs]
-        return results, _captured(program.trainable_variables), False
+        return results, _describe_captured(program.trainable_variables), False
 
     def check_repeatable(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
         if tf.executing_eagerly():  # otherwise, `predict` traces and checks the whole program
             try:
-                program = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
+                program = _trace(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
             except _NOT_TRACED:  # without a program, there is nothing to check
                 return
             _check_draws_nothing(program, label)
@@ -125,7 +125,7 @@ _NOT_TRACED = (
 )
 
 
-def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
+def _trace(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
     """Trace ``body`` for arguments with these shapes and dtypes, and return the concrete function."""
 
     def results(*arrays: Any) -> list[Any]:
@@ -144,18 +144,18 @@ def _tensor(x: Any) -> tf.Tensor:
     return x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
 
 
-def _copied(x: tf.Tensor) -> tf.Tensor:
+def _copy(x: tf.Tensor) -> tf.Tensor:
     """Return a copy of a tensor, or the tensor itself if it may be differentiated again."""
-    # tf.identity shares memory, and DeepCopy has no derivative.
+    # tf.identity shares memory (tensorflow/tensorflow#11186), and DeepCopy has no derivative.
     return x if _follows([x]) else tf.raw_ops.DeepCopy(x=x)
 
 
-def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def _broadcast(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Broadcast a cotangent to the shape of the result, because ``output_gradients=`` accepts scalars."""
     return x if x.shape == shape else tf.broadcast_to(x, shape)
 
 
-def _captured(variables: Sequence[Any]) -> str:
+def _describe_captured(variables: Sequence[Any]) -> str:
     """Return a description of the first differentiable variable; ``""`` if there is none."""
     names = [v.name for v in variables if AUTODIFF.is_differentiable(v)]
     if not names:
@@ -175,19 +175,20 @@ def _check_draws_nothing(program: Any, label: str) -> None:
         )
 
 
-#: TensorFlow reads the signature at each call. Computing it each time would take a sixth of the call's time.
+#: TensorFlow reads the signature at each call (2.21, _eager_mode_decorator in python/ops/custom_gradient.py).
+#: Computing it each time would take a sixth of the call's time.
 _SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: ARG005
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
-def _applied(*arrays: Any, operation: autodiff.Operation) -> Any:
+def _apply(*arrays: Any, operation: autodiff.Operation) -> Any:
     """Return the results of an operation of another framework, and its gradient function."""
     results, linear = operation.linearize(arrays)
     shapes = [y.shape if AUTODIFF.is_differentiable(y) else None for y in results]
 
     def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
         pairs = zip(cotangents, shapes, strict=True)
-        dense = [None if shape is None else _shaped(_tensor(c), shape) for c, shape in pairs]
+        dense = [None if shape is None else _broadcast(_tensor(c), shape) for c, shape in pairs]
         gradients = operation.gradients(arrays, dense, linear)
         return (gradients, [None] * len(variables)) if variables else gradients
 

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import dlpack_capsules, host_memory, registry
-from arraybridge.frameworks.device_access import CPU
+from arraybridge.host import buffers, dlpack_capsules
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
 from arraybridge.reasons import as_cause
 
 _np = tf.experimental.numpy
@@ -92,10 +93,10 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     """Return a tensor with the values of an array in host memory, which is shared if possible."""
     framework = registry.framework("tensorflow")
     view = dlpack_capsules.from_dlpack(x)
-    objection = as_cause(framework.cannot_view(view))
-    if objection and copy is False:
-        raise BufferError(f"TensorFlow cannot share this array, because {objection.text}. Pass copy=None.")
-    return framework.from_host(host_memory.aligned_copy(view) if objection or copy else view, CPU)
+    cause = as_cause(framework.cannot_view(view))
+    if cause and copy is False:
+        raise BufferError(f"TensorFlow cannot share this array, because {cause.text}. Pass copy=None.")
+    return framework.from_host(buffers.copy_normalized(view) if cause or copy else view, CPU)
 
 
 linalg = SimpleNamespace(

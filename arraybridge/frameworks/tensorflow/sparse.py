@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from arraybridge.frameworks.sparse import INT64, Expressions, Layout, SparseArrays, SparseParts
+from arraybridge.interface import registry
+from arraybridge.interface.sparse import INT64, Expressions, Layout, SparseArrays, SparseParts
 
 __all__ = ["TensorflowSparse"]
 
@@ -30,7 +31,8 @@ class TensorflowSparse(SparseArrays):
         return SparseParts(Layout.COO, shape, x.values, (x.indices,))
 
     def put_together(self, parts: SparseParts, like: Any = None) -> Any:
-        return tf.SparseTensor(parts.indices[0], parts.values, parts.shape)
+        with registry.framework("tensorflow").runtime.device_guard(parts.values):
+            return tf.SparseTensor(parts.indices[0], parts.values, parts.shape)
 
     def expressions(self, x: Any) -> Expressions:
         return Expressions("{x}.values", {}, "tf.sparse.to_dense({x})", elements="{x}.values")

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks import autodiff
+from arraybridge.interface import autodiff
 
-# A private name: no public function returns whether a torch.func transform tracks a tensor (torch 2.14).
+# A private name: no public function returns whether a torch.func transform tracks a tensor (torch 2.14, no
+# issue found).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
-# A private name: no public function recognizes the tensors that is_grads_batched=True passes. They belong to
-# an older implementation of vmap.
+# A private name: no public function recognizes the tensors that is_grads_batched=True passes (torch 2.14,
+# pytorch/pytorch#65564). They belong to an older implementation of vmap.
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001
 
 
@@ -52,7 +54,7 @@ class TorchAutodiff(autodiff.Autodiff):
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
     def version(self, x: torch.Tensor) -> int:
-        return 0 if x.is_inference() else int(x._version)  # noqa: SLF001 - documented by PyTorch
+        return 0 if x.is_inference() else int(x._version)  # noqa: SLF001  # documented by PyTorch
 
     def apply(self, operation: autodiff.Operation, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
         saved: list[torch.Tensor] = []
@@ -66,7 +68,7 @@ class TorchAutodiff(autodiff.Autodiff):
             return super().run(body, arrays, label)
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error) and "in-place" in str(error):
-                raise autodiff.modified_argument_error(label) from error
+                raise autodiff.error_for_modified_argument(label) from error
             raise
 
     def linearize(
@@ -75,10 +77,10 @@ class TorchAutodiff(autodiff.Autodiff):
         with torch.inference_mode(False):  # this also enables recording of gradients
             # In a pullback that is differentiated again, the arguments are part of a graph.
             inner = any(x.requires_grad for x in arrays)
-            arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
+            arrays = [_track(x) if a else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
         pull = functools.partial(_pull, results, autodiff.select(arrays, active), inner)
-        return results, autodiff.Linear(pull, _captured(results, arrays))
+        return results, autodiff.Linear(pull, _describe_captured(results, arrays))
 
     def predict(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
@@ -87,7 +89,9 @@ class TorchAutodiff(autodiff.Autodiff):
         fake = _shape_prediction()(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
-                arrays = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
+                arrays = [
+                    torch.empty(shape, dtype=getattr(torch, dtype), device="cpu") for shape, dtype in shapes
+                ]
                 active = [self.is_differentiable(x) for x in arrays]
                 results, linear = self.linearize(body, arrays, active, label)
         except GradientError:
@@ -114,8 +118,9 @@ class TorchAutodiff(autodiff.Autodiff):
 @functools.cache
 def _shape_prediction() -> type:
     """Return a mode class that makes functions run on tensors without values."""
-    # This module is private, but torch.device("meta") would not apply to constants. The import is late,
-    # because the module imports Triton, which crashes the process if TensorFlow is imported first.
+    # This module is private (pytorch/pytorch#77972), but torch.device("meta") would not apply to constants.
+    # The import is late, because the module imports Triton, which crashes the process if TensorFlow is
+    # imported first.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class ShapePrediction(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
@@ -131,7 +136,7 @@ def _shape_prediction() -> type:
 
 
 def _check_triton_import_order(label: str) -> None:
-    """Raise an error if the import of Triton, which comes next, would crash the process."""
+    """Raise an error if importing Triton next would crash the process (tensorflow/tensorflow#124205)."""
     loaded = sys.modules
     if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
         return
@@ -144,7 +149,7 @@ def _check_triton_import_order(label: str) -> None:
     )
 
 
-def _tracked(x: torch.Tensor) -> torch.Tensor:
+def _track(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` if it requires grad; otherwise a leaf tensor with these values that requires grad."""
     if x.requires_grad:
         return x
@@ -174,10 +179,10 @@ def _pull(
         create_graph=inner or any(c.requires_grad for _, c in pairs),
         materialize_grads=True,
     )
-    return [_unshared(g) for g in gradients]
+    return [_unshare(g) for g in gradients]
 
 
-def _unshared(gradient: torch.Tensor) -> torch.Tensor:
+def _unshare(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient as a dense tensor, copied unless it may be differentiated again."""
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
@@ -187,7 +192,7 @@ def _unshared(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.clone()
 
 
-def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
+def _describe_captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
     """Return a description of a captured trainable tensor (not an argument); ``""`` if there is none."""
     nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
     leaves = [y for y in outputs if y.requires_grad and y.grad_fn is None]
@@ -231,9 +236,9 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         with torch.enable_grad():  # so that calling .numpy() on a captured parameter raises
             results, linear = operation.linearize(arrays)
         # Detached tensors share the version counters of the results, which count writes.
-        read_again = [y.detach() for y in operation.read_again(results, linear)]
+        read_again = [y.detach() for y in operation.find_read_again(results, linear)]
         # PyTorch keeps and frees this empty tensor, and thus its attributes, with the graph.
-        holder = torch.empty(0)
+        holder = torch.empty(0, device="cpu")
         holder.linear = linear
         holder.spans = [AUTODIFF.span(x) for x in (*arrays, *read_again)]
         saved[:] = [*read_again, holder]
@@ -249,6 +254,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @run_eagerly
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         operation = ctx.operation
         saved = ctx.saved_tensors
@@ -258,7 +264,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
-        return (None, None, *operation.gradients(arrays, dense, _saved_values(saved)))
+        return (None, None, *operation.gradients(arrays, dense, _read_saved(saved)))
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
@@ -273,11 +279,12 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         raise _vmap_error(operation.label)
 
 
-# PyTorch reads the signature at each call. Computing it each time would take a third of the call's time.
+# PyTorch reads the signature at each call (torch 2.13, pytorch/pytorch#189573). Computing it each time would
+# take a third of the call's time.
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)  # type: ignore[attr-defined]
 
 
-def _saved_values(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
+def _read_saved(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
     """Return the saved derivative; None if saved-tensor hooks replaced the tensors that it reads."""
     *read, holder = saved
     valid = getattr(holder, "spans", None) == [AUTODIFF.span(x) for x in read]

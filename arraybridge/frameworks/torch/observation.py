@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arraybridge.device import Device
-from arraybridge.frameworks.runtime import Observation
+from arraybridge.interface.runtime import Observation
 
 if TYPE_CHECKING:
-    from arraybridge.frameworks.base import Framework
+    from arraybridge.interface.framework import Framework
 
-# A private name: within any public context manager, reading a tensor may call `__torch_function__` of its
-# class or the program's function modes. PyTorch's guide to subclasses uses a similar private name.
+# A private name (pytorch/pytorch#92012): within any public context manager, reading a tensor may call
+# `__torch_function__` of its class or the program's function modes. PyTorch's guide to subclasses uses a
+# similar private name.
 _unseen = getattr(getattr(torch, "_C", None), "DisableTorchFunction", nullcontext)
 
 
@@ -34,6 +35,6 @@ class TorchObservation(Observation):
         # PyTorch computes synchronously on the CPU. Reading the device of a tensor would take 3 µs.
         return not torch.cuda.is_initialized()
 
-    def unobserved(self) -> AbstractContextManager[Any]:
+    def pause_observation(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = _unseen()
         return context

@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from arraybridge.frameworks.sparse import (
+from arraybridge.frameworks.torch.surroundings import retry_in_isolation
+from arraybridge.host.dtype_names import DLPACK
+from arraybridge.interface.sparse import (
     INT32_OR_INT64,
     INT64,
     Expressions,
@@ -25,6 +27,14 @@ _NAMES = {
     torch.sparse_bsc: Layout.BSC,
 }
 _LAYOUTS = {name: layout for layout, name in _NAMES.items()}
+# Dtypes that PyTorch 2.13 stores in sparse tensors, but neither coalesces nor converts to another layout
+# (pytorch/pytorch#58734) → a dtype that it converts.
+_WITHOUT_KERNELS = {
+    torch.uint16: "int32",
+    torch.uint32: "int64",
+    torch.uint64: "float64",
+    **{dtype: "float32" for name in DLPACK if (dtype := getattr(torch, name, None)) and "float8" in name},
+}
 _ROWS = (Layout.CSR, Layout.BSR)
 
 
@@ -55,62 +65,82 @@ class TorchSparse(SparseArrays):
         layout = _NAMES.get(x.layout)
         if layout is None:
             return None
-        if layout is Layout.COO:
-            coalesced = x.is_coalesced()
-            # indices() and values() are only defined for coalesced tensors.
-            indices = x._indices().t()  # noqa: SLF001
-            return SparseParts(
-                layout,
-                tuple(x.shape),
-                x._values(),  # noqa: SLF001
-                (indices,),
-                coalesced,
-                coalesced,
-                dense_axes=x.dense_dim(),
-            )
-        if layout in _ROWS:
-            compressed = x.col_indices(), x.crow_indices()
-        else:
-            compressed = x.row_indices(), x.ccol_indices()
-        values = x.values()
-        batch_axes = compressed[0].ndim - 1
-        entry_axes = values.ndim - batch_axes - 1
-        dense_axes = entry_axes - 2 if layout.has_blocks else entry_axes
-        return SparseParts(
-            layout, tuple(x.shape), values, compressed, batch_axes=batch_axes, dense_axes=dense_axes
-        )
+        return retry_in_isolation(_parts, x, layout)
 
     def put_together(self, parts: SparseParts, like: Any = None) -> torch.Tensor:
-        # Pass the current setting explicitly, because PyTorch warns if the argument is missing.
-        check = torch.sparse.check_sparse_tensor_invariants.is_enabled()
-        if parts.layout is Layout.COO:
-            coalesced = True if parts.is_sorted and parts.is_unique else None
-            return torch.sparse_coo_tensor(
-                parts.indices[0].t(),
-                parts.values,
-                parts.shape,
-                is_coalesced=coalesced,
-                check_invariants=check,
-            )
-        indices, pointers = parts.indices
-        return torch.sparse_compressed_tensor(
-            pointers,
-            indices,
-            parts.values,
-            parts.shape,
-            layout=_LAYOUTS[parts.layout],
-            check_invariants=check,
-        )
+        return retry_in_isolation(_tensor, parts)
 
     def expressions(self, x: torch.Tensor) -> Expressions:
         layout = _NAMES.get(x.layout)
-        layouts = {Layout.COO: "{x}.to_sparse_coo()"}
+        dtype = _WITHOUT_KERNELS.get(x.dtype, "")
+        code = f"{{x}}.to(torch.{dtype})" if dtype else "{x}"
+        layouts = {Layout.COO: f"{code}.to_sparse_coo()"}
         if x.ndim == 2:
-            # PyTorch converts block layouts to other compressed layouts only through COO.
+            # PyTorch converts block layouts to other compressed layouts only through COO (torch 2.13,
+            # pytorch/pytorch#128296).
             through = "" if layout is None or not layout.has_blocks else ".to_sparse_coo()"
-            layouts[Layout.CSR] = f"{{x}}{through}.to_sparse_csr()"
-            layouts[Layout.CSC] = f"{{x}}{through}.to_sparse_csc()"
-        values = "{x}.coalesce().values()" if layout is Layout.COO else "{x}.values()"
-        # PyTorch has no function that makes dense axes sparse.
-        has_dense_axes = layout is not None and x.dense_dim() > 0
-        return Expressions(values, layouts, "{x}.to_dense()", "" if has_dense_axes else "{x}.to_sparse_coo()")
+            layouts[Layout.CSR] = f"{code}{through}.to_sparse_csr()"
+            layouts[Layout.CSC] = f"{code}{through}.to_sparse_csc()"
+        values = f"{code}.coalesce().values()" if layout is Layout.COO else f"{code}.values()"
+        plain = layouts[Layout.COO]
+        # PyTorch has no function that makes dense axes sparse (torch 2.13).
+        if layout is not None and x.dense_dim() > 0:
+            layouts, plain = {}, ""
+        return Expressions(values, layouts, f"{code}.to_dense()", plain, values, dtype)
+
+
+def _parts(x: torch.Tensor, layout: Layout) -> SparseParts:
+    """Return the parts of a sparse tensor, which share its memory."""
+    if layout is Layout.COO:
+        coalesced = x.is_coalesced()
+        # indices() and values() are only defined for coalesced tensors (pytorch/pytorch#109017).
+        indices = x._indices().t()  # noqa: SLF001
+        return SparseParts(
+            layout,
+            tuple(x.shape),
+            x._values(),  # noqa: SLF001
+            (indices,),
+            coalesced,
+            coalesced,
+            dense_axes=x.dense_dim(),
+        )
+    if layout in _ROWS:
+        compressed = x.col_indices(), x.crow_indices()
+    else:
+        compressed = x.row_indices(), x.ccol_indices()
+    values = x.values()
+    batch_axes = compressed[0].ndim - 1
+    entry_axes = values.ndim - batch_axes - 1
+    dense_axes = entry_axes - 2 if layout.has_blocks else entry_axes
+    return SparseParts(
+        layout, tuple(x.shape), values, compressed, batch_axes=batch_axes, dense_axes=dense_axes
+    )
+
+
+def _tensor(parts: SparseParts) -> torch.Tensor:
+    """Return a sparse tensor that consists of ``parts``."""
+    # Pass the current setting explicitly, because PyTorch warns if the argument is missing
+    # (pytorch/pytorch#171695).
+    check = torch.sparse.check_sparse_tensor_invariants.is_enabled()
+    if parts.layout is Layout.COO:
+        coalesced = True if parts.is_sorted and parts.is_unique else None
+        return torch.sparse_coo_tensor(
+            parts.indices[0].t(),
+            parts.values,
+            parts.shape,
+            dtype=parts.values.dtype,
+            device=parts.values.device,
+            is_coalesced=coalesced,
+            check_invariants=check,
+        )
+    indices, pointers = parts.indices
+    return torch.sparse_compressed_tensor(
+        pointers,
+        indices,
+        parts.values,
+        parts.shape,
+        dtype=parts.values.dtype,
+        device=parts.values.device,
+        layout=_LAYOUTS[parts.layout],
+        check_invariants=check,
+    )

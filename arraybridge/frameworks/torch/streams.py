@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from arraybridge import cuda_driver
 from arraybridge.device import Device
-from arraybridge.frameworks import cuda_driver, keep_alives
-from arraybridge.frameworks.streams import StreamEvent, Streams
+from arraybridge.interface import keep_alives
+from arraybridge.interface.streams import StreamEvent, Streams
 
 if torch.backends.cuda.is_built():
     keep_alives.captures.append(torch.cuda.is_current_stream_capturing)
@@ -21,8 +22,8 @@ if torch.backends.cuda.is_built():
 def on_device(index: int) -> Iterator[None]:
     """Make a GPU the current device of this thread in a ``with`` block, for PyTorch and for CUDA.
 
-    If the previous device has no context, `torch.cuda.device` restores it for PyTorch, but not for CUDA, and
-    therefore not for CuPy.
+    If the previous device has no context, `torch.cuda.device` restores it for PyTorch, but not for CUDA
+    (pytorch/pytorch#4903), and therefore not for CuPy.
     """
     before = torch.cuda.current_device()
     if before == index or torch.version.hip or cuda_driver.has_context(before):
@@ -53,10 +54,11 @@ class TorchStreams(Streams):
         side = own[index]
         outer = torch.cuda.current_stream(index)
         # The waits order the two streams at each switch. Otherwise, memory that is freed on one stream could
-        # be reused while the other stream still reads it.
+        # be reused while the other stream still reads it (pytorch/pytorch#24078).
         side.wait_stream(outer)
         try:
-            # On exit, `torch.cuda.stream` alone would select the previous device and create a context on it.
+            # On exit, `torch.cuda.stream` alone would select the previous device and create a context on it
+            # (pytorch/pytorch#4903).
             with on_device(index), torch.cuda.stream(side):
                 yield
         finally:
@@ -84,7 +86,7 @@ class TorchStreams(Streams):
     def wait_for(self, device: Device, handle: int) -> None:
         stream = torch.cuda.current_stream(device.index)
         if stream.cuda_stream != handle:
-            # ExternalStream(0) is a new stream, not the default stream.
+            # ExternalStream(0) is a new stream, not the default stream (torch 2.13, pytorch/pytorch#182960).
             default = torch.cuda.default_stream(device.index)
             stream.wait_stream(torch.cuda.ExternalStream(handle, device.index) if handle else default)
 

@@ -1,0 +1,1 @@
+"""CuPy: arrays on CUDA or ROCm GPUs."""

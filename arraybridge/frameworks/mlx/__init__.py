@@ -1,0 +1,1 @@
+"""MLX: lazy arrays on Apple GPUs, and on the CPU."""

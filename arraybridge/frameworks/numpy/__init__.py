@@ -1,0 +1,1 @@
+"""NumPy: arrays in host memory, and SciPy's sparse arrays."""

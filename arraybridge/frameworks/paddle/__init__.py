@@ -1,0 +1,1 @@
+"""PaddlePaddle: tensors on the CPU and on CUDA GPUs."""

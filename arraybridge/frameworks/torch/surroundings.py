@@ -1,0 +1,55 @@
+"""Context managers within which PyTorch computes independently of the caller's modes and transforms."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["guard", "isolate", "retry_in_isolation"]
+
+T = TypeVar("T")
+
+# Within transforms such as torch.func.grad, .numpy() raises for every tensor (pytorch/pytorch#91810, torch
+# 2.13). The function that leaves them has no public name.
+try:
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+except ImportError:
+    temporarily_clear_interpreter_stack = nullcontext
+
+
+def isolate() -> AbstractContextManager[Any]:
+    """Return a context manager outside of FakeTensorMode and of the transforms of ``torch.func``."""
+    stack = ExitStack()
+    stack.enter_context(temporarily_clear_interpreter_stack())
+    stack.enter_context(_without_fake_mode())
+    return stack
+
+
+def guard(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return a context manager for an operation on a tensor, outside of FakeTensorMode and autocast."""
+    stack = ExitStack()
+    kind = x.device.type
+    # For "meta" and others without autocast, is_autocast_enabled() raises.
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    stack.enter_context(_without_fake_mode())
+    return stack
+
+
+def retry_in_isolation(fn: Callable[..., T], *args: Any) -> T:
+    """Return ``fn(*args)``, computed outside of FakeTensorMode and transforms if it raises within them."""
+    try:
+        return fn(*args)
+    except (AssertionError, RuntimeError):
+        with isolate():
+            return fn(*args)
+
+
+def _without_fake_mode() -> AbstractContextManager[Any]:
+    """Return a context manager outside of FakeTensorMode, which has no public name (torch 2.13)."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return getattr(module, "unset_fake_temporarily", nullcontext)()
