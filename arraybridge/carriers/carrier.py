@@ -14,12 +14,15 @@ from arraybridge.errors import ArrayNotSupportedError
 
 __all__ = ["Carrier"]
 
+#: The reason why tables with nulls are not converted.
+NULLS = "arrays cannot hold nulls"
+
 
 class Carrier:
     """The interface for objects that wrap one array; `register_carrier` registers an instance of a subclass.
 
     A subclass defines `carries` and `array`. It also defines `rebuild` if results should be restored to
-    such objects.
+    such objects. Each conversion calls `carries` and `array`, and caches nothing about the object.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -74,9 +77,12 @@ class Unread:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
         self.shape = shape
-        self.dtype = np.dtype(dtype)
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
         self._read = read
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, key: Any) -> Any:
         return self._read()[key]
@@ -93,11 +99,15 @@ def is_of(x: Any, package: str, *names: str) -> bool:
     return False
 
 
-def unsupported_contents_error(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+def contents_error(what: str, cause: str, advice: str, *expressions: str) -> ArrayNotSupportedError:
     """Return the error for an object whose contents cannot be converted exactly.
 
-    ``what`` describes the object, and ``instead`` is the advice, with ``{}`` for each expression. In the
-    expressions, ``{x}`` is the object.
+    Args:
+        what: The object, such as ``"a mode-P image"``.
+        cause: The reason, as a clause.
+        advice: A sentence with a ``{}`` for each of the expressions, which refer to the object as ``{x}``.
+        expressions: The expressions.
     """
-    advice = Advice(instead, expressions)
-    return ArrayNotSupportedError(f"{what} cannot be converted", reason=what, advice=advice)
+    return ArrayNotSupportedError(
+        f"Cannot convert {what}: {cause}.", reason=cause, advice=Advice(advice, expressions)
+    )

@@ -9,6 +9,7 @@ import numpy as np
 
 from arraybridge.carriers.files import Files
 from arraybridge.carriers.sources import is_array
+from arraybridge.compilers import run_eagerly
 
 __all__ = ["chunks"]
 
@@ -16,6 +17,7 @@ __all__ = ["chunks"]
 _NBYTES = 16 * 2**20
 
 
+@run_eagerly
 def chunks(file: Any) -> Iterator[np.ndarray]:
     """Yield slices of an array in a file along its first axis. Each consists of whole chunks.
 
@@ -47,4 +49,10 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
         )
     chunk = getattr(file, "shards", None) or file.chunks
     rows = chunk[0] if chunk else max(1, _NBYTES * file.shape[0] // max(1, file.nbytes))
-    return (file[start : start + rows] for start in range(0, file.shape[0], rows))
+
+    @run_eagerly
+    def read(start: int) -> np.ndarray:
+        part: np.ndarray = file[start : start + rows]
+        return part
+
+    return map(read, range(0, file.shape[0], rows))

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, Unread, is_of, unsupported_contents_error
+from arraybridge.carriers.carrier import Carrier, Unread, contents_error, is_of
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.reasons import Cause, Reason
+
+
+@cache
+def _sitk_pixel(axes: int, kind: int, components: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and the dtype of the pixels of SimpleITK images."""
+    sitk = sys.modules["SimpleITK"]
+    ones = sitk.GetArrayFromImage(sitk.Image([1] * axes, kind, components))
+    return ones.shape[axes:], ones.dtype
+
+
+@cache
+def _pillow_pixel(mode: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and the dtype of the pixels of Pillow images of a mode."""
+    pixel = np.asarray(sys.modules["PIL.Image"].new(mode, (1, 1)))
+    return pixel.shape[2:], pixel.dtype
 
 
 class SimpleItk(Carrier):
@@ -22,21 +38,20 @@ class SimpleItk(Carrier):
 
     def array(self, x: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
-        if "label" in x.GetPixelIDTypeAsString():  # reading label maps crashes the process
-            instead = "it has no pixels; pass {}"
-            raise unsupported_contents_error(
-                "a SimpleITK label map", instead, "SimpleITK.LabelMapToLabel({x})"
+        # Reading label maps crashes the process (SimpleITK 2.5, no issue found).
+        if "label" in x.GetPixelIDTypeAsString():
+            raise contents_error(
+                "a SimpleITK label map", "it has no pixels", "Pass {}.", "SimpleITK.LabelMapToLabel({x})"
             )
-        ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
-        pixel = sitk.GetArrayFromImage(ones)
-        shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
+        shape, dtype = _sitk_pixel(x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
 
         def pixels() -> np.ndarray:
-            # If two images share pixels, reading one of them drops its metadata.
+            # If two images share pixels, reading one of them drops its metadata (SimpleITK 2.5, no issue
+            # found).
             values: np.ndarray = sitk.GetArrayFromImage(sitk.Image(x))
             return values
 
-        unread = Unread(shape, pixel.dtype, pixels)
+        unread = Unread(x.GetSize()[::-1] + shape, dtype, pixels)
         return unread, Cause(Reason.CARRIER_COPIES, source="SimpleITK")
 
     def rebuild(self, x: Any, array: Any) -> Any:
@@ -63,30 +78,32 @@ class Pillow(Carrier):
 
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
-            instead = (
-                "its values are color indices; pass {} for its colors, or {} for its indices (such as labels)"
-            )
-            raise unsupported_contents_error(
-                f"a mode-{x.mode} image", instead, '{x}.convert("RGB")', "np.asarray({x})"
+            raise contents_error(
+                f"a mode-{x.mode} image",
+                "its values are color indices",
+                "Pass {} for its colors, or {} for its indices (such as labels).",
+                '{x}.convert("RGB")',
+                "np.asarray({x})",
             )
         if _is_closed(x):
-            raise _closed_image()
-        pixel = np.asarray(sys.modules["PIL.Image"].new(x.mode, (1, 1)))
+            raise _reopen_error()
+        shape, dtype = _pillow_pixel(x.mode)
 
         def pixels() -> np.ndarray:
             try:
-                values = np.array(x)  # True is stored as 255 in mode "1"
+                values = np.array(x)  # True is stored as 255 in mode "1", python-pillow/Pillow#2683
             except (ValueError, AttributeError) as error:  # the file was closed before the image was read
-                raise _closed_image() from error
+                raise _reopen_error() from error
             return values.view(np.uint8) != 0 if values.dtype == bool else values
 
-        unread = Unread((*x.size[::-1], *pixel.shape[2:]), pixel.dtype, pixels)
+        unread = Unread((*x.size[::-1], *shape), dtype, pixels)
         return unread, Cause(Reason.CARRIER_COPIES, source="Pillow")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pillow = sys.modules["PIL.Image"]
-        pixel = np.asarray(pillow.new(x.mode, (1, 1)))
-        if array.dtype.newbyteorder("=") != pixel.dtype.newbyteorder("="):  # mode I;16B is big-endian
+        dtype = _pillow_pixel(x.mode)[1]
+        # Mode I;16B is big-endian (Pillow docs, "Concepts: Modes").
+        if array.dtype.newbyteorder("=") != dtype.newbyteorder("="):
             try:
                 like = pillow.fromarray(array)
             except (TypeError, ValueError):  # Pillow has no mode for this dtype
@@ -96,7 +113,7 @@ class Pillow(Carrier):
         elif x.mode == "1":
             like = pillow.fromarray(array)
         else:  # the shape does not define the mode: CMYK and RGBA both have four channels
-            like = pillow.frombytes(x.mode, x.size, array.astype(pixel.dtype, copy=False).tobytes())
+            like = pillow.frombytes(x.mode, x.size, array.astype(dtype, copy=False).tobytes())
         like.info = x.info.copy()
         return like
 
@@ -104,7 +121,8 @@ class Pillow(Carrier):
 def _is_closed(x: Any) -> bool:
     """Return whether a Pillow image is closed, whether or not its pixels have been read.
 
-    This uses the private ``_im``, because ``x.im`` raises for a closed image (Pillow 13).
+    This uses the private ``_im`` (python-pillow/Pillow#6982), because ``x.im`` raises for a closed image
+    (Pillow 13).
     """
     is_unread = bool(getattr(x, "tile", None))
     if is_unread and getattr(x, "fp", x) is None:
@@ -112,6 +130,6 @@ def _is_closed(x: Any) -> bool:
     return type(getattr(x, "_im", None)).__name__ == "DeferredError"
 
 
-def _closed_image() -> ArrayNotSupportedError:
-    instead = "open the file again, and convert the image before closing it"
-    return unsupported_contents_error("a closed Pillow image", instead)
+def _reopen_error() -> ArrayNotSupportedError:
+    advice = "Open the file again, and convert the image before closing it."
+    return contents_error("a Pillow image", "it is closed", advice)

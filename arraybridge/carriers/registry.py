@@ -14,10 +14,12 @@ import numpy as np
 
 from arraybridge.caches import empty_caches, new_cache, remember
 from arraybridge.carriers.carrier import Carrier
+from arraybridge.carriers.third_party_arrays import is_protocol_producer
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import MemoryConversionError, error_text, warn
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.registry import not_an_instance_error
-from arraybridge.frameworks.third_party_arrays import is_protocol_producer
+from arraybridge.interface import registry
+from arraybridge.interface.installation import packages_of
+from arraybridge.interface.registry import not_an_instance_error
 
 __all__ = ["carrier_of", "register_carrier"]
 
@@ -30,6 +32,7 @@ _registered: list[Carrier] = []
 _by_type: dict[type, tuple[Carrier, ...]] = new_cache()
 
 
+@run_eagerly
 def register_carrier(carrier: Carrier) -> Carrier:
     """Register a carrier. The carrier that was registered last has priority.
 
@@ -68,7 +71,10 @@ def register_carrier(carrier: Carrier) -> Carrier:
 def carrier_of(x: Any) -> Carrier | None:
     """Return the `Carrier` that handles an object; None if there is none or a framework owns the object."""
     cls = type(x)
-    candidates = _by_type.get(cls)
+    try:
+        candidates = _by_type.get(cls)
+    except TypeError:  # the class is unhashable
+        candidates = None
     if candidates is None:
         try:
             candidates = tuple(_candidates(x, cls))
@@ -78,26 +84,21 @@ def carrier_of(x: Any) -> Carrier | None:
             return None
         remember(_by_type, cls, candidates)
     for carrier in candidates:
-        if _carries(carrier, x):
-            return carrier
+        try:
+            if carrier.carries(x):
+                return carrier
+        except (RecursionError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001, S110  # the object or a third-party carrier may raise anything
+            pass
     return None
-
-
-def _carries(carrier: Carrier, x: Any) -> bool:
-    """Return whether the carrier handles ``x``; False if the check raises."""
-    try:
-        return carrier.carries(x)
-    except (RecursionError, MemoryError):
-        raise
-    except Exception:  # noqa: BLE001  # the object or a third-party carrier may raise anything
-        return False
 
 
 def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
     if isinstance(x, (type, np.generic)) or registry.find_owner(x) is not None:
         return
     yield from _registered
-    for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
+    for root in packages_of(cls):
         own = _own_carrier(root)
         if own is not None:
             yield own
@@ -127,7 +128,11 @@ def _load_entry_point(root: str) -> Carrier | None:
 
 def why_not_recognized(x: Any) -> Exception | None:
     """Return the error that kept ``x`` from being recognized as a carrier, or None if there was none."""
-    for carrier in _by_type.get(type(x), ()):
+    try:
+        candidates = _by_type.get(type(x), ())
+    except TypeError:  # the class is unhashable
+        return None
+    for carrier in candidates:
         try:
             carrier.carries(x)
         except Exception as error:  # noqa: BLE001  # becomes the cause of another error
@@ -172,7 +177,7 @@ def _own_carrier(root: str) -> Carrier | None:
             from arraybridge.carriers.images import Pillow
 
             return Pillow()
-        case "zarr" | "h5py":
+        case "zarr" | "h5py" | "blosc2":
             from arraybridge.carriers.files import Files
 
             return Files()
@@ -188,6 +193,10 @@ def _own_carrier(root: str) -> Carrier | None:
             from arraybridge.carriers.arrow import Arrow
 
             return Arrow()
+        case "pint":
+            from arraybridge.carriers.units import Pint
+
+            return Pint()
         case "keras" | "flax":
             from arraybridge.carriers.variables import Variables
 

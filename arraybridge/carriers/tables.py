@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, Unread, is_of, unsupported_contents_error
+from arraybridge.carriers.carrier import NULLS, Carrier, Unread, contents_error, is_of
+from arraybridge.host.dtype_names import NUMERIC_KINDS
 from arraybridge.reasons import Cause, Reason
+
+_SEPARATE_COLUMNS = Cause(Reason.SEPARATE_COLUMNS)
 
 
 class Pandas(Carrier):
@@ -17,46 +20,71 @@ class Pandas(Carrier):
     expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
-        if is_of(x, "pandas", "DataFrame"):
-            first, *others = x.dtypes
-            return _is_number(first) and all(dtype == first for dtype in others)
+        if isinstance(x, sys.modules["pandas"].DataFrame):  # faster than `is_of`
+            return _is_number(_open_table(x)[0])
         return is_of(x, "pandas", "Series", "Index") and _is_number(x.dtype)
 
     def array(self, x: Any) -> Any:
-        is_table = is_of(x, "pandas", "DataFrame")
-        dtype = x.dtypes.iloc[0] if is_table else x.dtype
+        is_table = isinstance(x, sys.modules["pandas"].DataFrame)
+        dtype, blocks = _open_table(x) if is_table else (x.dtype, None)
         if isinstance(dtype, np.dtype):
-            values = x.to_numpy()
-            apart = is_table and not np.shares_memory(values, x.iloc[:, 0].to_numpy())
-            return (values, Cause(Reason.SEPARATE_COLUMNS)) if apart and values.size else values
+            if not is_table or _is_one_block(x, blocks):
+                return x.to_numpy()
+            return Unread(x.shape, dtype, x.to_numpy), _SEPARATE_COLUMNS
         if np.any(x.isna()):
             what = f"a pandas {type(x).__name__} with nulls ({dtype})"
             fill = "{x}.fillna(False)" if dtype.kind == "b" else "{x}.fillna(0)"
-            raise unsupported_contents_error(
-                what, "pass {}, with a value of your choice, or {}", fill, "{x}.dropna()"
+            raise contents_error(
+                what, NULLS, "Pass {}, with a value of your choice, or {}.", fill, "{x}.dropna()"
             )
         cause = Cause(Reason.MASKED_STORAGE, source="pandas", source_dtype=str(dtype))
         return x.to_numpy(dtype=dtype.numpy_dtype), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pandas = sys.modules["pandas"]
-        if array.dtype.isbuiltin == 2:  # an ml_dtypes dtype, which pandas does not treat as numeric
+        if array.dtype.isbuiltin == 2:  # an ml_dtypes dtype, not numeric in pandas (pandas-dev/pandas#37969)
             return array
-        if is_of(x, "pandas", "DataFrame"):
+        if isinstance(x, pandas.DataFrame):
             table = _table(pandas, array, x)
             return table.__finalize__(x)
         values = _in_own_dtype(pandas, array, x.dtype)
         if is_of(x, "pandas", "Index"):
             try:
                 return pandas.Index(values, name=x.name)
-            except NotImplementedError:  # pandas has no index of dtype float16
+            except NotImplementedError:  # pandas has no index of dtype float16, pandas-dev/pandas#49535
                 return array
         return pandas.Series(values, index=x.index, name=x.name).__finalize__(x)
 
 
+def _open_table(x: Any) -> tuple[Any, Any]:
+    """Return the dtype of all columns of a pandas table and its blocks; None for each if there is none.
+
+    The blocks are the private attribute ``_mgr.blocks``. The columns of each have the same dtype. The public
+    ``dtypes`` makes a series, which takes longer than all other steps of a conversion (pandas 3.0, no issue
+    found). It is used for subclasses, which may override it.
+    """
+    blocks = None
+    if type(x) is sys.modules["pandas"].DataFrame:
+        try:
+            blocks = x._mgr.blocks  # noqa: SLF001
+            if len(blocks) == 1:
+                return blocks[0].dtype, blocks
+        except AttributeError:
+            pass
+    dtypes = x.dtypes.tolist() if blocks is None else [block.dtype for block in blocks]
+    return dtypes[0] if dtypes.count(dtypes[0]) == len(dtypes) else None, blocks
+
+
+def _is_one_block(x: Any, blocks: Any) -> bool:
+    """Return whether ``to_numpy`` shares the memory of a table, instead of joining several blocks."""
+    if blocks is None:
+        return not x.size or np.shares_memory(x.to_numpy(), x.iloc[:, 0].to_numpy())
+    return len(blocks) <= 1 or not x.size
+
+
 def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
     """Return the values as a table like ``like``, with the extension dtype of ``like`` if it matches."""
-    dtype = like.dtypes.iloc[0]
+    dtype, _ = _open_table(like)
     if not _has_own(dtype, array):
         return pandas.DataFrame(array, index=like.index, columns=like.columns)
     columns = {i: _in_own_dtype(pandas, array[:, i], dtype) for i in range(array.shape[1])}
@@ -67,13 +95,15 @@ def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
 
 def _has_own(dtype: Any, array: np.ndarray) -> bool:
     """Return whether ``dtype`` is a pandas extension dtype (such as ``Int64``) that matches ``array``."""
-    return not isinstance(dtype, np.dtype) and bool(dtype.numpy_dtype == array.dtype)
+    own = getattr(dtype, "numpy_dtype", None)
+    return own is not None and bool(own == array.dtype)
 
 
 def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
     """Return the values as a pandas extension array if ``dtype`` matches their dtype; NaN stays NaN.
 
-    ``astype`` and the pandas functions that create such arrays would convert NaN to nulls.
+    ``astype`` and the pandas functions that create such arrays would convert NaN to nulls
+    (pandas-dev/pandas#55668).
     """
     if not _has_own(dtype, array):
         return array
@@ -86,8 +116,8 @@ def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
 
 def _is_number(dtype: Any) -> bool:
     """Return whether a dtype is numeric; pandas extension dtypes must have a NumPy equivalent."""
-    own = not isinstance(dtype, np.dtype)
-    return getattr(dtype, "kind", "O") in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
+    has_equivalent = isinstance(dtype, np.dtype) or hasattr(dtype, "numpy_dtype")
+    return has_equivalent and dtype.kind in NUMERIC_KINDS
 
 
 #: The NumPy names of polars' numeric dtypes. NumPy does not have 128-bit integers.
@@ -104,26 +134,28 @@ class Polars(Carrier):
     expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
-        if is_of(x, "polars", "DataFrame"):
-            dtypes = set(x.dtypes)
-            return len(dtypes) == 1 and str(dtypes.pop()) in _NUMBERS
+        if isinstance(x, sys.modules["polars"].DataFrame):  # faster than `is_of`
+            names = set(map(str, x.dtypes))  # numeric dtypes have no parameters; names are faster to compare
+            return len(names) == 1 and names.pop() in _NUMBERS
         return is_of(x, "polars", "Series") and str(_element_dtype(x.dtype)) in _NUMBERS
 
     def array(self, x: Any) -> Any:
-        _check_nulls(x)
-        is_table = is_of(x, "polars", "DataFrame")
+        is_table = isinstance(x, sys.modules["polars"].DataFrame)
         dtype = x.dtypes[0] if is_table else x.dtype
-        name = _NUMBERS[str(_element_dtype(dtype))]
-        is_chunked = (max(x.n_chunks("all")) if is_table else x.n_chunks()) > 1
-        if name == "bool":
-            cause = Cause(Reason.PACKED_BITS, source="polars")
-        elif is_chunked:
-            cause = Cause(Reason.CHUNKED_STORAGE, source="polars")
-        else:
+        name = _NUMBERS[str(dtype if is_table else _element_dtype(dtype))]
+        if name != "bool":
             try:
                 return x.to_numpy(allow_copy=False)
-            except RuntimeError:
-                cause = Cause(Reason.SEPARATE_COLUMNS)
+            except RuntimeError:  # there are nulls, several chunks, or separate columns
+                pass
+        if not is_table or any(x.null_count().row(0)):
+            _check_nulls(x)
+        if name == "bool":
+            cause = Cause(Reason.PACKED_BITS, source="polars")
+        elif x.n_chunks() > 1:  # of the first column; the others are also stored separately
+            cause = Cause(Reason.CHUNKED_STORAGE, source="polars")
+        else:
+            cause = _SEPARATE_COLUMNS
         shape = x.shape if is_table else (len(x), *_array_shape(dtype))
         return Unread(shape, name, x.to_numpy), cause
 
@@ -153,14 +185,14 @@ def _array_shape(dtype: Any) -> tuple[int, ...]:
 def _check_nulls(x: Any) -> None:
     """Raise `ArrayNotSupportedError` for nulls, with code that removes them at the right levels."""
     is_table = is_of(x, "polars", "DataFrame")
-    dtype = x.dtypes[0] if is_table else x.dtype
     has_null_rows = any(x.null_count().row(0)) if is_table else x.null_count() > 0
+    dtype = x.dtypes[0] if is_table else x.dtype
     if _array_shape(dtype):
         _check_arrays(x, has_null_rows=has_null_rows)
     elif has_null_rows:
         what = f"a polars {'DataFrame' if is_table else 'Series'} with nulls"
-        instead = "pass {}, with a value of your choice, or {}"
-        raise unsupported_contents_error(what, instead, f"{{x}}{_fill(dtype)}", "{x}.drop_nulls()")
+        advice = "Pass {}, with a value of your choice, or {}."
+        raise contents_error(what, NULLS, advice, f"{{x}}{_fill(dtype)}", "{x}.drop_nulls()")
 
 
 def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
@@ -172,18 +204,17 @@ def _check_arrays(x: Any, *, has_null_rows: bool) -> None:
     what = "a polars Series with nulls"
     depth = _depth_of_nulls(x.drop_nulls()) if has_elements else None
     if depth is None:
-        raise unsupported_contents_error(what, "pass {}", "{x}.drop_nulls()")
+        raise contents_error(what, NULLS, "Pass {}.", "{x}.drop_nulls()")
     what = f"{what} inside its arrays"
     rows = '[row for row in {x}.to_list() if "None" not in str(row)]'
     complete = f"polars.Series({rows}, dtype={{x}}.dtype)"
     if depth < len(shape):
-        raise unsupported_contents_error(what, "pass {}, without the rows that have nulls", complete)
+        advice = "Pass {}, without the rows that have nulls."
+        raise contents_error(what, NULLS, advice, complete)
     dropped = ".drop_nulls()" if has_null_rows else ""
     elements = f"{{x}}{dropped}{'.explode()' * len(shape)}"
-    instead = "pass {}, with a value of your choice; or {}, without the rows that have nulls"
-    raise unsupported_contents_error(
-        what, instead, f"{elements}{_fill(x.dtype)}.reshape({(-1, *shape)})", complete
-    )
+    advice = "Pass {}, with a value of your choice; or {}, without the rows that have nulls."
+    raise contents_error(what, NULLS, advice, f"{elements}{_fill(x.dtype)}.reshape({(-1, *shape)})", complete)
 
 
 def _fill(dtype: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arraybridge.carriers.carrier import Carrier, is_of
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 
 
 class Variables(Carrier):
@@ -19,5 +19,5 @@ class Variables(Carrier):
         return is_of(x, "flax.nnx", "Variable") and registry.find_owner(self.array(x)) is not None
 
     def array(self, x: Any) -> Any:
-        # Flax 0.12 deprecates .value; older variables do not have get_value().
+        # Flax 0.12 deprecates .value (google/flax#5019); older variables do not have get_value().
         return x.get_value() if hasattr(type(x), "get_value") else x.value

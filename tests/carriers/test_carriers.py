@@ -114,7 +114,7 @@ def test_carriers_share_memory_as_explain_predicts(kind: str, tmp_path: Path) ->
     assert str(ab.device_of(x)) == "cpu"
     with pytest.raises(MemoryConversionError) if not shares and kind not in READ_ONLY else nullcontext():
         convert_memory(x, "torch", copy=False)
-    tensor.view(torch.uint8).fill_(0) if tensor.dtype != torch.bool else tensor.logical_not_()
+    tensor.zero_() if tensor.dtype != torch.bool else tensor.logical_not_()
     assert equal(ab.to_numpy(x), expected) != shares
 
 
@@ -211,7 +211,7 @@ def test_label_maps_raise() -> None:
 def test_closed_files_raise(tmp_path: Path) -> None:
     x = dataset(tmp_path)
     x.file.close()
-    with pytest.raises(MemoryConversionError, match="open the file again"):
+    with pytest.raises(MemoryConversionError, match="Open the file again"):
         convert_memory(x, "torch")
 
 

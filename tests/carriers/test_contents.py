@@ -172,19 +172,6 @@ def test_integer_and_boolean_dtypes_are_restored(name: str) -> None:
     pandas.testing.assert_series_equal(same(empty), empty)
 
 
-# -- units --------------------------------------------------------------------------------------------
-
-
-def test_units_of_astropy_are_not_carried() -> None:
-    """docs/carriers.md states that users set the unit of a result."""
-    units = pytest.importorskip("astropy.units", reason="astropy is not installed")
-    x = np.arange(3.0) * units.m
-    result = ab.torch(output_type="input")(lambda tensor: tensor**2)(x)
-    assert type(result) is np.ndarray
-    assert result.tolist() == [0, 1, 4]
-    assert ab.to_torch(x).tolist() == [0, 1, 2]
-
-
 # -- lazily opened files ------------------------------------------------------------------------------
 
 TALL = np.arange(60.0).reshape(20, 3)
@@ -256,11 +243,11 @@ def test_a_lazily_opened_variable_through_functions(opened: Any, monkeypatch: py
     keys: list[Any] = []
     read = labeled._UnreadVariable.__getitem__
 
-    def counted(self: Any, key: Any) -> Any:
+    def format_count(self: Any, key: Any) -> Any:
         keys.append(key)
         return read(self, key)
 
-    monkeypatch.setattr(labeled._UnreadVariable, "__getitem__", counted)
+    monkeypatch.setattr(labeled._UnreadVariable, "__getitem__", format_count)
     with inject_oom("torch", above_rows=10):
         assert doubled(x).values.tolist() == (TALL * 2).tolist()
     assert [key[0] if isinstance(key, tuple) else key for key in keys][-2:] == [slice(0, 10), slice(10, 20)]

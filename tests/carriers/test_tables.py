@@ -364,6 +364,52 @@ def test_a_number_array_of_arrow_is_still_read_through_dlpack() -> None:
         ab.to_numpy(pyarrow.array([1, None], pyarrow.int32()))
 
 
+def tensors(values: np.ndarray, shape: tuple[int, ...], **options: Any) -> Any:
+    """Return an Arrow array of tensors that have this shape in memory."""
+    kind = pyarrow.fixed_shape_tensor(pyarrow.from_numpy_dtype(values.dtype), shape, **options)
+    lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), int(np.prod(shape)))
+    return pyarrow.ExtensionArray.from_storage(kind, lists)
+
+
+@pytest.mark.parametrize("order", [None, [0, 1, 2], [2, 1, 0], [2, 0, 1]])
+def test_arrays_of_tensors_are_one_array(order: Any) -> None:
+    values = np.arange(72, dtype="f4").reshape(3, 2, 3, 4)
+    whole = tensors(values, (2, 3, 4), permutation=order, dim_names=["c", "h", "w"])
+    expected = values.transpose(0, *[1 + axis for axis in order or (0, 1, 2)])[1:]
+    x = whole[1:]
+    assert explain(x, "numpy").shares_memory
+    seen = ab.to_numpy(x)
+    assert np.array_equal(seen, expected)
+    assert not seen.flags.writeable
+    several = pyarrow.chunked_array([x, whole[:0], x])
+    assert explain(several, "torch").code is Reason.CHUNKED_STORAGE
+    assert np.array_equal(ab.to_torch(several), np.concatenate([expected, expected]))
+    assert np.array_equal(ab.convert_tree([x], "torch")[0], expected)
+    double = ab.torch(output_type="input")(lambda y: y * 2)
+    for array in (x, several):
+        doubled = double(array)
+        assert (type(doubled), doubled.type) == (type(array), array.type)
+        assert np.array_equal(ab.to_numpy(doubled), 2 * ab.to_numpy(array))
+    to_int = ab.torch(output_type="input")(lambda y: y.int())(x)
+    assert (to_int.type.value_type, to_int.type.permutation) == (pyarrow.int32(), x.type.permutation)
+
+
+def test_nulls_in_arrays_of_tensors_raise() -> None:
+    kind = pyarrow.fixed_shape_tensor(pyarrow.int32(), (2,))
+    lists = pyarrow.list_(pyarrow.int32(), 2)
+    for rows, options in (
+        ([[1, 2], None, [3, 4]], [[[1, 2], [3, 4]]]),
+        ([[1, None], [3, 4]], [[[1, 0], [3, 4]], [[3, 4]]]),
+    ):
+        array = pyarrow.ExtensionArray.from_storage(kind, pyarrow.array(rows, lists))
+        for x in (array, pyarrow.chunked_array([array])):
+            with pytest.raises(ArrayNotSupportedError, match="nulls") as caught:
+                ab.to_torch(x)
+            code = caught.value.expressions
+            made = [ab.to_torch(eval(one, {"x": x, "pyarrow": pyarrow})).tolist() for one in code]  # noqa: S307
+            assert made == options
+
+
 def test_lists_without_elements() -> None:
     for x in (
         pyarrow.array([[], []], pyarrow.list_(pyarrow.int32(), 0)),
