@@ -27,6 +27,7 @@ from arraybridge.devices.inventory import device_info, devices, gpu_available
 from arraybridge.errors import (
     ArrayNotSupportedError,
     CannotSplitError,
+    CheckpointError,
     CopyRequiredError,
     DeviceNotFoundError,
     DtypeNotSupportedError,
@@ -38,10 +39,10 @@ from arraybridge.errors import (
     UnknownArrayError,
     UnknownFrameworkError,
 )
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.host_memory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
-from arraybridge.frameworks.registry import framework, register
+from arraybridge.host.buffers import aligned
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.registry import framework, register
 from arraybridge.settings import settings
 from arraybridge.tracing.trace_log import trace
 from arraybridge.types import MemoryType as MemoryType
@@ -78,6 +79,7 @@ if _TYPE_CHECKING:
     from arraybridge.parallel.device_map import device_map
     from arraybridge.parallel.pipeline import Pipeline
     from arraybridge.parallel.prefetch import prefetch
+    from arraybridge.safetensors import load_safetensors, save_safetensors
 
 # Decorators that are named after a framework are left out: `from arraybridge import *` must not replace the
 # modules `numpy` and `torch`.
@@ -96,6 +98,9 @@ __all__ = [
     "to_gpu",
     "detect_memory_type",
     "aligned",
+    # files
+    "load_safetensors",
+    "save_safetensors",
     # inspect conversions
     "explain",
     "trace",
@@ -139,6 +144,7 @@ __all__ = [
     "MemoryConversionError",
     "ArrayNotSupportedError",
     "CannotSplitError",
+    "CheckpointError",
     "CopyRequiredError",
     "DeviceNotFoundError",
     "DtypeNotSupportedError",
@@ -183,7 +189,7 @@ _MODULES = {
     "parallel.pipeline": "Pipeline PipelineReport StageReport",
     "parallel.prefetch": "prefetch",
     "parallel.worker_processes": "ProcessDiedError",
-    "benchmarking": "benchmark Timing compare Comparison SizeComparison",
+    "benchmarking": "benchmark Timing compare Comparison",
     "memory.gpu_sharing": "coexist Coexistence SharedPoolError share_gpu_memory",
     "memory.gpu_context": "gpu_context",
     "memory.cleanup": "free_memory cleanup_all_gpu_frameworks"
@@ -191,18 +197,28 @@ _MODULES = {
     "memory.pools": "BufferPool PoolLimitError",
     "memory.pinned_memory": "pinned",
     "memory.oom_recovery": "is_oom_error run_with_oom_recovery split_and_retry",
-    "memory.shared_memory": "shared SharedMemoryGoneError",
+    "memory.segments": "SharedMemoryGoneError",
+    "memory.shared_memory": "shared",
     "memory.stats": "MemoryStats memory_stats",
     "memory.gpu_load": "gpu_utilization",
     "memory.memory_peak": "memory_peak",
     "memory.memory_collector": "MemoryCollector",
-    "offload.gpu_decorator": "gpu stay_on_gpu",
+    "offload.gpu_decorator": "gpu",
     "reasons": "Reason",
+    "safetensors": "load_safetensors save_safetensors",
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
+# Public subpackages that are imported on first access.
+_PACKAGES = ("dask", "interface", "testing")
+# Public names that are neither in `__all__` nor loaded later.
+_OTHERS = ("MemoryType", "cupy", "jax", "numpy", "pyclesperanto", "tensorflow", "torch")
+
+
 def __getattr__(name: str) -> _Any:
+    if name in _PACKAGES:
+        return _importlib.import_module(f"arraybridge.{name}")
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
     value = getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
@@ -211,4 +227,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*__all__, *_LATER, *_OTHERS, *_PACKAGES})

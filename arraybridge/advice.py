@@ -18,11 +18,11 @@ class Advice(NamedTuple):  # a dataclass would account for 2 % of the package's 
             passed.
         name: The name of that object in the sentence. The code always calls it ``x``.
 
-    >>> advice = Advice("pass {} or {}", ("{x}.filled(0)", "{x}.data"))
+    >>> advice = Advice("Pass {} or {}.", ("{x}.filled(0)", "{x}.data"))
     >>> print(advice)
-    pass x.filled(0) or x.data
+    Pass x.filled(0) or x.data.
     >>> print(advice.about("image.pixels"))
-    pass image.pixels.filled(0) or image.pixels.data
+    Pass image.pixels.filled(0) or image.pixels.data.
     """
 
     text: str
@@ -37,6 +37,10 @@ class Advice(NamedTuple):  # a dataclass would account for 2 % of the package's 
         """Return the expressions as Python code in which ``x`` is the object that the user passed."""
         return self._code_with("x")
 
+    def templates(self) -> tuple[str, ...]:
+        """Return the expressions with ``{x}`` in the place of the object that the user passed."""
+        return tuple(one.replace("{x}", self.subject) for one in self.expressions)
+
     def _code_with(self, name: str) -> tuple[str, ...]:
         subject = self.subject.format(x=name)
         return tuple(one.format(x=subject) for one in self.expressions)
@@ -45,11 +49,22 @@ class Advice(NamedTuple):  # a dataclass would account for 2 % of the package's 
         """Return the same advice about another object, such as ``{x}.data`` instead of ``{x}``."""
         return self._replace(subject=self.subject.format(x=subject))
 
+    def apply(self, code: str, note: str = "", part: str = "") -> Advice:
+        """Return the advice to pass the value of ``code``, in which ``{x}`` is each of the expressions.
+
+        Expressions that do not contain ``part`` do not change.
+
+        >>> print(Advice("Pass {}.", ("{x}.data",)).apply("np.asarray({x})"))
+        Pass np.asarray(x.data).
+        """
+        expressions = tuple(code.replace("{x}", one) if part in one else one for one in self.expressions)
+        return self._replace(text=self.text + note, expressions=expressions)
+
     def about_result(self) -> Advice:
         """Return the advice reworded for a function's result, which the function itself must change.
 
-        >>> print(Advice("it is sparse; pass {}", ("{x}.to_dense()",)).about_result())
-        it is sparse; pass result.to_dense(). Return that from the function instead.
+        >>> print(Advice("It is sparse. Pass {}.", ("{x}.to_dense()",)).about_result())
+        It is sparse. Pass result.to_dense(). Return that from the function instead.
         """
         if not self.expressions:
             return self
@@ -60,7 +75,7 @@ class Advice(NamedTuple):  # a dataclass would account for 2 % of the package's 
 def literal(text: str) -> str:
     """Return text, such as the name of a column, with its braces escaped for an expression of an `Advice`.
 
-    >>> Advice("pass {}", ("{x}[" + literal(repr("{a}")) + "]",)).code()
+    >>> Advice("Pass {}.", ("{x}[" + literal(repr("{a}")) + "]",)).code()
     ("x['{a}']",)
     """
     return text.replace("{", "{{").replace("}", "}}")

@@ -1,11 +1,10 @@
 """Split nested arrays with a common row axis into parts, and join the results of the parts.
 
 Containers of the same type, keys and length are joined entry by entry. A list with one entry per row in every
-part is a row list: its parts are concatenated. The exception is a list of arrays that each have one row per
-row of their part. Such lists are joined entry by entry; see `_RowList`. Any other value that is not an array
-must be the same object or an equal string in every part. A number in a result must be one of the numbers in
-the batch. Other numbers raise an error, because only the function's author knows whether to add, average or
-list them.
+part is a row list: its parts are concatenated. A list that could be joined in both ways raises an error. Any
+other value that is not an array must be the same object or an equal string in every part. A number in a
+result must be one of the numbers in the batch. Other numbers raise an error, because only the function's
+author knows whether to add, average or list them.
 """
 
 from __future__ import annotations
@@ -13,36 +12,38 @@ from __future__ import annotations
 import copy
 import numbers
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
-from arraybridge.errors import CannotSplitError, MemoryConversionError
-from arraybridge.formatting import counted
-from arraybridge.frameworks import registry, sparse_rows
-from arraybridge.frameworks.base import Framework
+from arraybridge.errors import CannotSplitError
+from arraybridge.formatting import format_count
+from arraybridge.interface import registry, sparse_rows
+from arraybridge.interface.framework import Framework
+from arraybridge.outcome import ask
 from arraybridge.trees import (
     ARRAY,
+    LEAF,
     TREE,
     Container,
-    additional_attributes,
-    aliases,
     arrays_of,
     difference,
+    is_registered,
     kind_of,
     kinds,
-    leaves_of,
     map_arrays,
-    map_children,
     open_container,
     outline,
+    own_attributes,
 )
 
 
-class fixed:  # noqa: N801 - lowercase because it is used like a function, as slice is
+class fixed:  # noqa: N801  # lowercase because it is used like a function, as slice is
     """A wrapper for an argument that every part receives unsplit, even if its length is the number of rows.
 
     It also works inside containers. If a function returns `fixed`, the value of the first part is used.
@@ -63,20 +64,16 @@ class fixed:  # noqa: N801 - lowercase because it is used like a function, as sl
         return f"fixed({self.value!r})"
 
 
-def rows(tree: Any, axis: int) -> int | None:
-    """Return the size of ``axis`` in the first array that has this axis; None if no array has it."""
-    arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) is ARRAY)
-    shapes = (owner.shape(data) for owner, data in map(source_of, arrays))
-    return next((shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)), None)
-
-
 def plain(tree: Any) -> Any:
     """Return the tree with each `fixed` replaced by its value; the same object if it contains none."""
-    for x in tree if type(tree) is tuple else (tree,):
-        if kinds.get(type(x)) is not ARRAY:
-            break
-    else:
-        return tree  # the common case: the tree contains only arrays
+    try:
+        for x in tree if type(tree) is tuple else (tree,):
+            if kinds.get(type(x)) is not ARRAY:
+                break
+        else:
+            return tree  # the common case: the tree contains only arrays
+    except TypeError:  # a class is unhashable
+        pass
     return map_arrays(tree, _value, also=fixed)
 
 
@@ -84,101 +81,125 @@ def _value(x: Any) -> Any:
     return x.value if type(x) is fixed else x
 
 
-def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "") -> Any:
+# -- splitting ---------------------------------------------------------------------------------------
+
+
+def rows(leaves: Sequence[Any], axis: int) -> int | None:
+    """Return the size of ``axis`` in the first array that has this axis; None if no array has it."""
+    for x in leaves:
+        if kind_of(x) is ARRAY:
+            shape = _shape(x)
+            if -len(shape) <= axis < len(shape):
+                return shape[axis]
+    return None
+
+
+def part(tree: Any, axis: int, count: int, start: int, stop: int) -> Any:
     """Return the tree with rows ``start`` to ``stop`` of each array and row list that has ``count`` rows.
 
-    Everything else is returned whole, and values marked with `fixed` are unwrapped. ``place`` is the path of
-    the tree in a larger one, for messages.
+    Everything else is returned whole, and values marked with `fixed` are unwrapped.
     """
-    kind = kinds.get(type(tree)) or kind_of(tree)
+
+    def is_row_list(x: Any) -> bool:
+        return issubclass(type(x), list) and _is_row_list(x, axis, count)
+
+    def cut(x: Any) -> Any:
+        if type(x) is fixed:
+            return x.value
+        if kind_of(x) is TREE:
+            return _part_of_row_list(x, axis, count, start, stop)
+        owner, data = source_of(x)
+        if not _has_rows(owner.shape(data), axis, count):
+            return x
+        if owner.sparse.layout(data):
+            return sparse_rows.slice_axis(owner, data, axis, start, stop)
+        return owner.batching.slice_axis(data, axis, start, stop)
+
+    return map_arrays(tree, cut, also=fixed, is_whole=is_row_list)
+
+
+def _part_of_row_list(x: Any, axis: int, count: int, start: int, stop: int) -> Any:
+    items = list(list.__iter__(x))[start:stop]
+    if type(x) is list:
+        return items
+    opened = open_container(x)
+    fields = [part(field, axis, count, start, stop) for field in opened.children[count:]]
+    return opened.rebuild([*items, *fields])
+
+
+def split_places(tree: Any, axis: int, count: int, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each array and row list that `part` splits, with its place, such as ``"['x'].image"``."""
+    kind = kind_of(tree)
     if kind is ARRAY:
-        if not _has_rows(tree, axis, count):
-            return tree
-        try:
-            return _slice_array(tree, axis, start, stop)
-        except MemoryConversionError as error:
-            if place:
-                error.add_path(place)
-            raise
-    if type(tree) is fixed:
-        return tree.value
-    if kind is not TREE:
-        return tree
-
-    def part_of_child(child: Any, at: str) -> Any:
-        return part(child, axis, count, start, stop, place + at)
-
-    if _is_row_list(tree, axis, count):
-        items = list(list.__iter__(tree))[start:stop]
-        if type(tree) is list:
-            return items
+        if _has_rows(_shape(tree), axis, count):
+            yield place, tree
+    elif kind is TREE:
         opened = open_container(tree)
-        return opened.with_items(items, [part_of_child(value, at) for at, value in opened.fields().items()])
-    return map_children(tree, part_of_child)
+        skip = 0
+        if issubclass(type(tree), list) and _is_row_list(tree, axis, count):
+            yield place, tree
+            skip = count
+        for i, child in enumerate(opened.children):
+            if i >= skip:
+                yield from split_places(child, axis, count, place + opened.place(i))
 
 
-def _slice_array(array: Any, axis: int, start: int, stop: int) -> Any:
+def coincidences(split: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return the places of those arrays and lists of numbers that may be split only by chance.
+
+    The shape of such an array also fits the last axes of a split array with more axes: three channel means
+    have as many rows as a batch of three images. ``split`` has the places and values of `split_places`.
+    """
+    shapes = []
+    for place, x in split:
+        if kind_of(x) is ARRAY:
+            shapes.append((place, _shape(x)))
+        elif all(isinstance(entry, numbers.Number) for entry in x):
+            shapes.append((place, (len(x),)))
+    largest = max((shape for _, shape in shapes), key=len, default=())
+    return [place for place, shape in shapes if _fits_last_axes(shape, largest)]
+
+
+def _fits_last_axes(shape: tuple[int, ...], larger: tuple[int, ...]) -> bool:
+    """Return whether an array can be broadcast to the last axes of an array that has more axes."""
+    last = larger[len(larger) - len(shape) :]
+    return len(shape) < len(larger) and all(a in (1, b) for a, b in zip(shape, last, strict=True))
+
+
+def _shape(array: Any) -> tuple[int, ...]:
     owner, data = source_of(array)
-    if owner.sparse.layout(data):
-        return sparse_rows.slice_axis(owner, data, axis, start, stop)
-    return owner.batching.slice_axis(data, axis, start, stop)
+    return owner.shape(data)
 
 
-def split_places(tree: Any, axis: int, count: int) -> list[str]:
-    """Return the paths of the arrays and row lists that `part` splits, such as ``"['x'].image"``."""
-    kind = kinds.get(type(tree)) or kind_of(tree)
-    if type(tree) is fixed:
-        return []
-    if kind is ARRAY:
-        return [""] if _has_rows(tree, axis, count) else []
-    if kind is not TREE:
-        return []
-    is_row_list = _is_row_list(tree, axis, count)
-    places = [""] if is_row_list else []
-
-    def collect(child: Any, at: str) -> Any:
-        places.extend(at + inner for inner in split_places(child, axis, count))
-        return child
-
-    if is_row_list:
-        for at, value in open_container(tree).fields().items():
-            collect(value, at)
-    else:
-        map_children(tree, collect)
-    return places
+def _has_rows(shape: tuple[int, ...], axis: int, count: int) -> bool:
+    return -len(shape) <= axis < len(shape) and shape[axis] == count
 
 
-def _has_rows(array: Any, axis: int, count: int) -> bool:
-    owner, data = source_of(array)
-    shape = owner.shape(data)
-    return bool(-len(shape) <= axis < len(shape) and shape[axis] == count)
-
-
-def _is_row_list(tree: Any, axis: int, count: int) -> bool:
-    """Return whether a container is a list of non-arrays with one entry per row of the batch.
+def _is_row_list(x: list[Any], axis: int, count: int) -> bool:
+    """Return whether a list of the batch has one entry per row, and no entry is an array.
 
     If a list of containers contains arrays with that many rows, the arrays are split instead of the list.
     """
-    if not issubclass(type(tree), list) or len(tree) != count or count == 0:
+    if len(x) != count or count == 0:
         return False
-    for entry in tree:
-        kind = kinds.get(type(entry)) or kind_of(entry)
+    for entry in x:
+        kind = kind_of(entry)
         if kind is ARRAY or type(entry) is fixed:
             return False
-        if kind is TREE and any(_has_rows(x, axis, count) for x in arrays_of(entry)):
+        if kind is TREE and any(_has_rows(_shape(inner), axis, count) for inner in arrays_of(entry)):
             return False
     return True
+
+
+# -- joining -----------------------------------------------------------------------------------------
 
 
 class Joined:
     """The results of the parts of a batch, joined into one result.
 
     Arrays are copied into one output array, which is allocated when the first part is added. A function may
-    therefore return the same buffer for every part. Immutable and sparse arrays, instances of subclasses, and
-    arrays that require gradients are stored per part and concatenated at the end.
-
-    Whether a list is a row list is decided at the end, from the structure of the results and the numbers of
-    rows of all parts: see `_RowList`.
+    therefore return the same buffer for every part. Immutable and sparse arrays, arrays of text, instances of
+    subclasses, and arrays that require gradients are stored per part and concatenated at the end.
 
     Args:
         rows: The number of rows of the whole batch.
@@ -191,14 +212,10 @@ class Joined:
     def __init__(
         self, rows: int, axis: int, batch: Any, noun: str = "part", *, row_by_row: bool = True
     ) -> None:
-        self.rows = rows
-        self.axis = axis
-        self.batch = batch
-        self.noun = noun
-        self.row_by_row = row_by_row
         #: The number of input rows whose results have been joined.
         self.done = 0
-        self._root: _Node = _Value(self, None, "")
+        self._joining = _Joining(rows, axis, batch, noun, row_by_row)
+        self._root: _Node | None = None
 
     def add(self, result: Any, count: int) -> None:
         """Join the result of the next ``count`` rows. It can be called again after an out-of-memory error.
@@ -206,7 +223,7 @@ class Joined:
         Raises:
             CannotSplitError: If the result cannot be joined to the previous results.
         """
-        root = self._root if self.done else self.node(result, count, "")
+        root = self._root or self._joining.node(result, count, "")
         root.put(result, self.done, count)
         self._root = root
         self.done += count
@@ -217,7 +234,18 @@ class Joined:
         Raises:
             CannotSplitError: If a list could be either a list of rows or a list of results.
         """
-        return self._root.result()
+        return self._root and self._root.result()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joining:
+    """The arguments of a `Joined`, for its nodes. It refers to no node, so there is no reference cycle."""
+
+    rows: int
+    axis: int
+    batch: Any
+    noun: str
+    row_by_row: bool
 
     def node(self, first: Any, count: int, place: str, *, as_rows: bool = True) -> _Node:
         """Return a node for the values at one position in the results; ``first`` is the first value.
@@ -226,36 +254,28 @@ class Joined:
         """
         kind = kind_of(first)
         if kind is ARRAY:
-            self._check_is_array(first, place)
-            return _Column(self, first, place)
-        if kind is not TREE or self._is_input_list(first):
+            return _Column(self, place)
+        if kind is LEAF or self._is_input_list(first):
             return _Value(self, first, place)
         if as_rows and _has_entry_per_row(first, count):
-            return _RowList(self, first, count, place)
+            return _RowList(self, first, place)
         return _Structure(self, first, count, place)
 
-    def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
-        """Return the framework of ``x``, its array, and the properties that must be equal in all parts."""
-        owner, data = source_of(x)
-        shape = owner.shape(data)
-        axis = self.axis
-        if not -len(shape) <= axis < len(shape):
-            fix = "" if shape else _REDUCE_ROWS
-            raise self.error(place, f"an array of shape {shape} does not have axis {axis}", fix)
-        across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
-        return (
-            owner,
-            data,
-            {
-                "frameworks": owner.name,
-                # A masked array would lose its mask if it were joined with a plain array.
-                "classes": type(data).__name__,
-                "layouts": owner.sparse.layout(data),
-                "dtypes": owner.dtype_name(data),
-                "devices": owner.devices.device_of(data),
-                "shapes": across,
-            },
-        )
+    def open(self, x: Any, place: str) -> Container:
+        """Return one level of a container in a result.
+
+        Raises:
+            CannotSplitError: If it is a list or tuple with attributes, because the attributes of the parts
+                may differ.
+        """
+        opened = open_container(x)
+        is_subclass = issubclass(type(x), (list, tuple)) and type(x) not in (list, tuple)
+        if is_subclass and not is_registered(x):  # named tuples count as registered
+            fields = [str(name) for name in opened.names if type(name) is not int]
+            for name in (*fields, *own_attributes(opened)):
+                cause = f"a {type(x).__qualname__} has items and the attribute {name}"
+                raise self.error(place, cause, "Return a dict or a dataclass.")
+        return opened
 
     def error(self, place: str, cause: str, fix: str = "") -> CannotSplitError:
         """Return the error for results that cannot be joined."""
@@ -269,13 +289,6 @@ class Joined:
             reason=f"results cannot be joined{at}: {cause}",
             advice=fix,
         )
-
-    def _check_is_array(self, x: Any, place: str) -> None:
-        if carrier_of(x) is not None:
-            name = type(x).__qualname__
-            raise self.error(
-                place, f"a {name} contains more than an array", "Return the array, such as x.values."
-            )
 
     def _is_input_list(self, x: Any) -> bool:
         """Return whether ``x`` is a list object of the batch, which every part received unsplit."""
@@ -292,11 +305,14 @@ _SAME_STRUCTURE = "Return the same structure for every part, such as a dict with
 
 
 def _has_entry_per_row(x: Any, count: int) -> bool:
-    return issubclass(type(x), list) and len(x) == count and kind_of(x) is TREE
+    """Return whether a result may be a row list. A list with a value that all parts share is not one."""
+    is_list = issubclass(type(x), list) and len(x) == count and kind_of(x) is TREE
+    return is_list and fixed not in map(type, x)
 
 
 def _contains(tree: Any, wanted: Any) -> bool:
-    """Return whether ``wanted`` is one of the containers in ``tree``."""
+    """Return whether ``wanted`` is one of the containers or leaves in ``tree``."""
+    tree = _value(tree)
     if tree is wanted:
         return True
     return kind_of(tree) is TREE and any(_contains(child, wanted) for child in open_container(tree).children)
@@ -307,7 +323,7 @@ class _Node:
 
     __slots__ = ("of", "place")
 
-    def __init__(self, of: Joined, place: str) -> None:
+    def __init__(self, of: _Joining, place: str) -> None:
         self.of = of
         self.place = place
 
@@ -325,7 +341,7 @@ class _Value(_Node):
 
     __slots__ = ("value",)
 
-    def __init__(self, of: Joined, first: Any, place: str) -> None:
+    def __init__(self, of: _Joining, first: Any, place: str) -> None:
         super().__init__(of, place)
         self.value = first
 
@@ -333,12 +349,12 @@ class _Value(_Node):
         value = self.value
         same = x is value or (type(x) is type(value) and issubclass(type(x), str) and x == value)
         if _is_number(value):  # `is` is not enough, because Python caches small integers
-            same = same and any(x is y for y in leaves_of(self.of.batch))
+            same = same and _contains(self.of.batch, x)
         if not (same or type(x) is type(value) is fixed):
             if _is_number(value) and _is_number(x):
                 cause = f"a separate number in each part, such as {reprlib.repr(x)}"
                 raise self.of.error(self.place, cause, _REDUCE_ROWS)
-            raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
+            raise self.of.error(self.place, f"different values ({_outline_of(value)} and {_outline_of(x)})")
 
     def result(self) -> Any:
         return _value(self.value)
@@ -353,39 +369,59 @@ class _Column(_Node):
 
     __slots__ = ("buffer", "parts", "properties")
 
-    def __init__(self, of: Joined, first: Any, place: str) -> None:
+    def __init__(self, of: _Joining, place: str) -> None:
         super().__init__(of, place)
-        owner, data, self.properties = of.metadata(first, place)
-        shape = list(owner.shape(data))
-        shape[of.axis] = of.rows
-        is_sparse = bool(self.properties["layouts"])
-        self.buffer = None if is_sparse else owner.batching.output_buffer(data, tuple(shape))
+        self.properties: dict[str, Any] | None = None
+        self.buffer: Any = None
         self.parts: dict[int, Any] = {}
 
     def put(self, x: Any, start: int, count: int) -> None:
         of = self.of
-        if (kinds.get(type(x)) or kind_of(x)) is not ARRAY:
-            cause = f"different values (an array and {_named(x)})"
-            raise of.error(self.place, cause, _SAME_STRUCTURE)
-        owner, data, properties = of.metadata(x, self.place)
-        for what, value in properties.items():
-            if value != self.properties[what]:
-                cause = f"different {what} ({self.properties[what]} and {value})"
-                raise of.error(self.place, cause, f"Return arrays of the same {what} for every part.")
-        rows = owner.shape(data)[of.axis]
+        owner, data, shape = self._open(x)
+        properties = _common_properties(owner, data, shape, of.axis)
+        rows = shape[of.axis]
         if rows != count and of.row_by_row:
             raise of.error(
-                self.place, f"an array has {counted(rows, 'row')} for {counted(count, 'input row')}"
+                self.place, f"an array has {format_count(rows, 'row')} for {format_count(count, 'input row')}"
             )
+        if self.properties is None:
+            if rows == count and not properties["layouts"]:
+                whole = list(shape)
+                whole[of.axis] = of.rows
+                self.buffer = owner.batching.output_buffer(data, tuple(whole))
+            self.properties = properties
+        elif properties != self.properties:
+            self._raise_difference(properties)
         if rows != count and self.buffer is not None:  # the final number of rows is unknown
             self.parts[0] = owner.batching.slice_axis(self.buffer, of.axis, 0, start)
             self.buffer = None
         if self.buffer is None:
             self.parts[start] = snapshot(x)
             return
-        along = (slice(None),) * (of.axis % len(owner.shape(data)))
+        along = (slice(None),) * (of.axis % len(shape))
         with owner.runtime.device_guard(self.buffer):
             self.buffer[*along, start : start + count] = data
+
+    def _open(self, x: Any) -> tuple[Framework, Any, tuple[int, ...]]:
+        """Return the framework of ``x``, its array and its shape, which has the axis of the rows."""
+        of = self.of
+        if kind_of(x) is not ARRAY:
+            raise of.error(self.place, f"different values (an array and {_outline_of(x)})", _SAME_STRUCTURE)
+        if carrier_of(x) is not None:
+            cause = f"a {type(x).__qualname__} contains more than an array"
+            raise of.error(self.place, cause, "Return the array, such as x.values.")
+        owner, data = source_of(x)
+        shape = owner.shape(data)
+        if not -len(shape) <= of.axis < len(shape):
+            fix = "" if shape else _REDUCE_ROWS
+            raise of.error(self.place, f"an array of shape {shape} does not have axis {of.axis}", fix)
+        return owner, data, shape
+
+    def _raise_difference(self, properties: dict[str, Any]) -> None:
+        for what, before in (self.properties or {}).items():
+            if properties[what] != before:
+                cause = f"different {what} ({before} and {properties[what]})"
+                raise self.of.error(self.place, cause, f"Return arrays of the same {what} for every part.")
 
     def result(self) -> Any:
         if self.buffer is not None:
@@ -397,62 +433,51 @@ class _Column(_Node):
         return owner.batching.concatenate(parts, self.of.axis)
 
 
-class _Attributes:
-    """The attributes of a container other than its children. They must be the same in every part.
-
-    Attributes that refer to a child are an exception: in the result, they refer to the joined child. If the
-    children are rows, which differ between parts, these attributes are compared like the others.
-    """
-
-    __slots__ = ("aliases", "are_rows", "of", "place", "values")
-
-    def __init__(
-        self, of: Joined, first: Any, opened: Container, place: str, *, are_rows: bool = False
-    ) -> None:
-        self.of = of
-        self.place = place
-        self.are_rows = are_rows
-        self.aliases = {} if are_rows else aliases(first, opened)
-        self.values = {
-            name: _Value(of, value, f"{place}.{name}")
-            for name, value in additional_attributes(first, opened, with_aliases=are_rows).items()
-        }
-
-    def put(self, x: Any, opened: Container) -> None:
-        """Compare the attributes with those of another part's container; raise an error if they differ."""
-        if not self.are_rows and aliases(x, opened) != self.aliases:
-            raise self.of.error(self.place, "attributes that refer to different items", _SAME_STRUCTURE)
-        values = additional_attributes(x, opened, with_aliases=self.are_rows)
-        different = sorted(map(str, values.keys() ^ self.values.keys()))
-        if different:
-            raise self.of.error(self.place, f"only some parts have the attribute {', '.join(different)}")
-        for name, value in values.items():
-            self.values[name].put(value, 0, 0)
+def _common_properties(owner: Framework, data: Any, shape: tuple[int, ...], axis: int) -> dict[str, Any]:
+    """Return the properties of an array that must be equal in all parts."""
+    across = list(shape)
+    del across[axis]
+    return {
+        "frameworks": owner.name,
+        # A masked array would lose its mask if it were joined with a plain array (numpy/numpy#18675).
+        "classes": type(data).__name__,
+        "layouts": owner.sparse.layout(data),
+        "dtypes": owner.batching.common_dtype(data),
+        "devices": owner.devices.device_of(data),
+        "shapes": across,
+    }
 
 
 class _Structure(_Node):
-    """Containers of the same structure, which are joined by key."""
+    """Containers of the same structure, which are joined by key. Their attributes are compared."""
 
-    __slots__ = ("extra_attributes", "first", "nodes", "opened")
+    __slots__ = ("attributes", "nodes", "opened")
 
-    def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
+    def __init__(self, of: _Joining, first: Any, count: int, place: str) -> None:
         super().__init__(of, place)
-        self.first = first
-        self.opened = open_container(first)
-        self.extra_attributes = _Attributes(of, first, self.opened, place)
-        pairs = zip(self.opened.names, self.opened.children, strict=True)
+        self.opened = of.open(first, place)
         self.nodes = {
-            name: of.node(child, count, place + self.opened.place(i)) for i, (name, child) in enumerate(pairs)
+            name: of.node(child, count, place + self.opened.place(i))
+            for i, (name, child) in enumerate(zip(self.opened.names, self.opened.children, strict=True))
+        }
+        self.attributes = {
+            name: _Value(of, value, f"{place}.{name}") for name, value in own_attributes(self.opened).items()
         }
 
     def put(self, x: Any, start: int, count: int) -> None:
-        opened = open_container(x) if kind_of(x) is TREE else None
-        if opened is None or _common_properties(x, opened) != _common_properties(self.first, self.opened):
-            cause = f"different structures ({difference(self.first, x)})"
+        opened = self.of.open(x, self.place) if kind_of(x) is TREE else None
+        if opened is None or opened.structure() != self.opened.structure():
+            cause = f"different structures ({difference(self.opened.tree, x)})"
             raise self.of.error(self.place, cause, _SAME_STRUCTURE)
-        self.extra_attributes.put(x, opened)
         for name, child in zip(opened.names, opened.children, strict=True):
             self.nodes[name].put(child, start, count)
+        attributes = own_attributes(opened)
+        different = sorted(map(str, attributes.keys() ^ self.attributes.keys()))
+        if different:
+            cause = f"only some parts have the attribute {', '.join(different)}"
+            raise self.of.error(self.place, cause)
+        for name, value in attributes.items():
+            self.attributes[name].put(value, start, count)
 
     def result(self) -> Any:
         return self.opened.rebuild([node.result() for node in self.nodes.values()])
@@ -461,132 +486,92 @@ class _Structure(_Node):
 class _RowList(_Node):
     """Lists that have had one entry per row in every part so far.
 
-    As soon as the list of a part does not have one entry per row, or has another type or other fields, all
-    lists are joined entry by entry instead of being concatenated. Lists of arrays that each have one row per
-    row of their part are also joined entry by entry. Any other lists that could be joined in both ways are
-    rejected at the end. The choice depends only on structures and row counts, never on values.
-
-    The fields of the lists are joined, and their attributes are compared, like those of a `_Structure`.
+    As soon as the list of a part does not have one entry per row, or has another type, all lists are joined
+    entry by entry. If all lists have one entry per row, they are concatenated at the end, unless they could
+    be joined entry by entry as well. Then they are joined entry by entry if the entries are arrays of
+    different dtypes or shapes, and rejected otherwise. The choice depends only on structures and row counts,
+    never on values.
     """
 
-    __slots__ = ("extra_attributes", "fields", "parts", "structure")
+    __slots__ = ("cls", "parts", "structure")
 
-    def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
+    def __init__(self, of: _Joining, first: Any, place: str) -> None:
         super().__init__(of, place)
-        opened = open_container(first)
-        self.extra_attributes = _Attributes(of, first, opened, place, are_rows=True)
-        self.fields = {at: of.node(value, count, place + at) for at, value in opened.fields().items()}
+        self.cls = type(first)
         #: The list of each part and its number of rows, keyed by the first row of the part.
         self.parts: dict[int, tuple[Any, int]] = {}
         self.structure: _Node | None = None
 
     def put(self, x: Any, start: int, count: int) -> None:
-        if self.structure is None and _has_entry_per_row(x, count) and self._has_type(x):
-            opened = open_container(x)
-            fields = opened.fields()
-            if fields.keys() == self.fields.keys():
-                self.extra_attributes.put(x, opened)
-                for at, value in fields.items():
-                    self.fields[at].put(value, start, count)
-                self.parts[start] = map_arrays(x, _snapshot_entry), count
-                return
+        if self.structure is None and type(x) is self.cls and _has_entry_per_row(x, count):
+            self.of.open(x, self.place)
+            self.parts[start] = map_arrays(x, _snapshot_entry), count
+            return
         if self.structure is None:
-            self.structure = self._by_entry()
+            self.structure = self._join_by_entry()
+            self.parts = {}
         self.structure.put(x, start, count)
 
-    def _has_type(self, x: Any) -> bool:
-        return all(type(before) is type(x) for before, _ in self.parts.values())
-
-    def _by_entry(self) -> _Node:
-        """Return a node that joins the lists so far entry by entry."""
-        first, count = next(iter(self.parts.values()))
-        structure = self.of.node(first, count, self.place, as_rows=False)
-        for start, (x, rows) in self.parts.items():
-            structure.put(x, start, rows)
-        self.parts = {}
+    def _join_by_entry(self) -> _Node:
+        """Return a node with the lists so far, which are joined entry by entry."""
+        first, rows = next(iter(self.parts.values()))
+        structure = self.of.node(first, rows, self.place, as_rows=False)
+        for start, (x, count) in self.parts.items():
+            structure.put(x, start, count)
         return structure
 
     def result(self) -> Any:
         if self.structure is not None:
             return self.structure.result()
         lists, counts = zip(*self.parts.values(), strict=True)
-        if _joins_by_entry(lists, counts, self.of.axis):
-            if all(kind_of(entry) is ARRAY for entry in lists[0]):
-                return self._by_entry().result()
+        first = lists[0]
+        axis = self.of.axis
+        if len(set(counts)) == 1 and _are_results(lists, counts, axis):
+            if all(kind_of(entry) is ARRAY for entry in first) and not _are_alike(first, axis):
+                return self._join_by_entry().result()
             raise self.of.error(
                 self.place,
-                f"a list of length {len(lists[0])} may contain one entry per row or several results",
-                "For several results, return a tuple.",
+                f"a list of length {len(first)} may contain one entry per row or several results",
+                "For several results, return a tuple; for one row each, a stacked array.",
             )
         items = [plain(entry) for one in lists for entry in one]
-        fields = [node.result() for node in self.fields.values()]
-        return open_container(lists[0]).with_items(items, fields)
+        return items if self.cls is list else open_container(first).rebuild(items)
 
 
-def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
-    """Return whether lists with one entry per row can also be joined entry by entry."""
-    if len(set(counts)) > 1:  # lists of different lengths cannot be joined entry by entry
-        return False
-    return _batched(lists, counts, axis, top=True) is True
+def _are_results(values: Sequence[Any], counts: Sequence[int], axis: int) -> bool | None:
+    """Return whether the values of the parts, containers of one type, could be joined entry by entry.
 
-
-def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bool = False) -> bool | None:
-    """Return whether all arrays and lists in the values of the parts have one row per row of their part.
-
-    None means that the values contain neither arrays nor lists of rows, so the answer is unknown. With
-    ``top``, only the entries of the values count, because the values themselves are known row lists.
+    All arrays and lists in them have one row per row of their part. None means that the values contain
+    neither, so the answer is unknown.
     """
-    of_kind = {kind_of(x) for x in values}
-    if of_kind.isdisjoint((ARRAY, TREE)):
-        return None
-    if len(of_kind) > 1:
-        return False
-    if ARRAY in of_kind:
-        return _are_batched(values, counts, axis)
-    if not top and all(map(_has_entry_per_row, values, counts)):
-        return True
-    return _have_batched_children(values, counts, axis, without_fields=top)
-
-
-def _have_batched_children(
-    values: Sequence[Any], counts: Sequence[int], axis: int, *, without_fields: bool
-) -> bool | None:
-    """Return the result of `_batched` for containers, by comparing their children of the same name."""
     opened = [open_container(x) for x in values]
-    sorts = list(map(_common_properties, values, opened))
-    if any(sort != sorts[0] for sort in sorts):
+    if any(one.structure() != opened[0].structure() for one in opened):
         return False
     by_name = [dict(zip(one.names, one.children, strict=True)) for one in opened]
-    names = list(opened[0].names)
-    if without_fields:  # the fields of a list are joined in both cases
-        del names[len(names) - len(opened[0].fields()) :]
-    found = {_batched([one[name] for one in by_name], counts, axis) for name in names}
-    if False in found:
+    answers = {_is_result([one[name] for one in by_name], counts, axis) for name in opened[0].names}
+    return None if answers <= {None} else False not in answers
+
+
+def _is_result(values: Sequence[Any], counts: Sequence[int], axis: int) -> bool | None:
+    """Return the answer of `_are_results` for the entries at one position."""
+    kinds_of_values = {kind_of(x) for x in values}
+    if kinds_of_values == {LEAF}:
+        return None
+    if kinds_of_values == {ARRAY}:
+        return all(map(_has_rows, map(_shape, values), repeat(axis), counts)) and _are_alike(values, axis)
+    if kinds_of_values != {TREE}:
         return False
-    return True if True in found else None
+    return all(map(_has_entry_per_row, values, counts)) or _are_results(values, counts, axis)
 
 
-def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
-    """Return whether each array has one row per row of its part, and all can be concatenated."""
-    first: Any = None
-    for x, count in zip(arrays, counts, strict=True):
-        owner, data = source_of(x)
-        shape = owner.shape(data)
-        if not -len(shape) <= axis < len(shape) or shape[axis] != count:
-            return False
-        one = owner.name, owner.dtype_name(data), shape
-        first = first or one
-        if one != first:
-            return False
-    return True
+def _are_alike(arrays: Sequence[Any], axis: int) -> bool:
+    """Return whether arrays differ only in their values and in their numbers of rows."""
+    opened = (source_of(x) for x in arrays)
+    properties = [_common_properties(owner, data, owner.shape(data), axis) for owner, data in opened]
+    return all(one == properties[0] for one in properties)
 
 
-def _common_properties(tree: Any, opened: Any) -> tuple[Any, ...]:
-    """Return the properties of a container that must be equal in all parts."""
-    return type(tree), set(opened.names), opened.extra
-
-
-def _named(x: Any) -> str:
+def _outline_of(x: Any) -> str:
     if kind_of(x) is ARRAY:
         return "an array"
     is_short = issubclass(type(x), (str, bytes)) or _is_number(x)
@@ -600,10 +585,8 @@ def _snapshot_entry(x: Any) -> Any:
         return snapshot(x) if data is x else x
     if registry.find_owner(data) is None:  # such as an image or a file, whose values are read later
         return x
-    try:
-        return copy.deepcopy(x)
-    except Exception:  # noqa: BLE001  # __deepcopy__ may raise anything; memoryview cannot be copied
-        return x
+    copied = ask(copy.deepcopy, x)  # memoryview cannot be copied
+    return x if copied is None else copied
 
 
 def snapshot(x: Any) -> Any:

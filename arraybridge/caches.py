@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,11 +28,15 @@ def new_cache() -> dict[Any, Any]:
     return _caches[-1]
 
 
-def remember(cache: dict[K, V], key: K, value: V) -> V:
-    """Store a value in a cache, which is emptied first if it is full, and return the value."""
-    if len(cache) >= MOST_ENTRIES:
+def remember(cache: dict[K, V], key: K, value: V, most: int = MOST_ENTRIES) -> V:
+    """Store a value in a cache, which is emptied first if it has ``most`` entries, and return the value.
+
+    Nothing is stored for an unhashable key: a class whose metaclass defines ``__eq__`` but not ``__hash__``.
+    """
+    if len(cache) >= most:
         cache.clear()
-    cache[key] = value
+    with suppress(TypeError):
+        cache[key] = value
     return value
 
 

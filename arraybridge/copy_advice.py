@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from arraybridge.reasons import Reason
 
 __all__ = ["ADVICE", "WITHOUT_ADVICE", "Copy", "advice_for_copy"]
@@ -47,8 +47,8 @@ class Copy:
 
 def advice_for_copy(copy: Copy) -> str:
     """Return advice on avoiding the copy; ``""`` if there is none."""
-    advise = ADVICE.get(copy.code)
-    return "" if advise is None else advise(copy)
+    advice = ADVICE.get(copy.code, "")
+    return advice.format(copy=copy) if isinstance(advice, str) else advice(copy)
 
 
 _LAYOUTS = {
@@ -92,54 +92,9 @@ def _align(copy: Copy) -> str:
     )
 
 
-def _leave_copy_out(copy: Copy) -> str:
-    return "omit copy=True, as long as neither the result nor the original is modified"
-
-
-def _cast_once(copy: Copy) -> str:
-    return f"create the array in that dtype, or cast it {copy.once}"
-
-
-def _swap_bytes(copy: Copy) -> str:
-    return f"convert it to the native byte order {copy.once}: x.astype(x.dtype.newbyteorder('='))"
-
-
-def _allow_writes(copy: Copy) -> str:
-    return (
-        f"arraybridge.to_{copy.target}(x, copy=False) shares it, as long as the result is not modified; or"
-        " make the original writable"
-    )
-
-
-def _open_copy_on_write(copy: Copy) -> str:
-    return (
-        'open the file in copy-on-write mode (np.load(path, mmap_mode="c") or np.memmap(mode="c")), which'
-        " shares memory and never changes the file; do not overwrite or shorten the file while it is in use"
-    )
-
-
-def _pass_number(copy: Copy) -> str:
-    return "pass a number (float(x)) instead of a 0-d array"
-
-
-def _gather(copy: Copy) -> str:
-    return "gather it where it is created (jax.device_put(x, jax.devices()[0]))"
-
-
-def _resolve(copy: Copy) -> str:
-    return f"resolve it {copy.once}: x.resolve_conj().resolve_neg()"
-
-
-def _avoid_float8(copy: Copy) -> str:
-    return "use bfloat16, or convert float8 arrays once, before the loop"
-
-
-def _keep_results(copy: Copy) -> str:
-    return f"{copy.target} has separate memory: convert {copy.once}, and keep results there"
-
-
-def _leave_managed_memory(copy: Copy) -> str:
-    return "allocate it under cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc)"
+def _normalize_bools(copy: Copy) -> str:
+    bits = "x.view(torch.uint8)" if copy.source == "torch" else "x.view(np.uint8)"
+    return f"create the array by a comparison, or replace it {copy.once} with {bits} != 0"
 
 
 def _move_less(copy: Copy) -> str:
@@ -162,47 +117,50 @@ def _move_less(copy: Copy) -> str:
     )
 
 
-def _widen_indices(copy: Copy) -> str:
-    return f"int64 indices can be shared: cast them {copy.once}"
-
-
 def _share(copy: Copy) -> str:
     name, expression = _NATIVE.get((copy.source, copy.target), ("", ""))
     native = f"{expression} or " if name and name != copy.call else ""
     return f"{native}arraybridge.to_{copy.target}(x) shares it, as long as neither array is modified"
 
 
-def _keep_bits(copy: Copy) -> str:
-    return f"arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if fewer bits suffice"
-
-
-ADVICE: dict[Reason, Callable[[Copy], str]] = {
-    Reason.COPY_REQUESTED: _leave_copy_out,
-    Reason.CAST_REQUESTED: _cast_once,
+_CAST_ONCE = "create the array in that dtype, or cast it {copy.once}"
+_GATHER = "gather it where it is created (jax.device_put(x, jax.devices()[0]))"
+#: The advice for each reason, as text that refers to the `Copy` as ``copy``, or as a function of the `Copy`.
+ADVICE: dict[Reason, str | Callable[[Copy], str]] = {
+    Reason.COPY_REQUESTED: "omit copy=True, as long as neither the result nor the original is modified",
+    Reason.CAST_REQUESTED: _CAST_ONCE,
     Reason.NOT_C_CONTIGUOUS: _make_contiguous,
     Reason.NOT_COMPACT: _make_contiguous,
     Reason.STRIDES_IGNORED: _make_contiguous,
     Reason.NEGATIVE_STRIDES: _make_contiguous,
     Reason.STRIDE_MULTIPLES: _make_contiguous,
     Reason.MISALIGNED: _align,
+    Reason.MISALIGNED_IN_FILE: "save the file once with save_safetensors(new_path, load_safetensors(path)),"
+    " which aligns this array; then arraybridge.to_{copy.target}(x) shares it",
     Reason.MISALIGNED_ELEMENTS: _align,
-    Reason.BYTE_ORDER: _swap_bytes,
-    Reason.READ_ONLY: _allow_writes,
-    Reason.READ_ONLY_FILE_MAP: _open_copy_on_write,
-    Reason.CACHED_SCALAR: _pass_number,
-    Reason.REPLICATED: _gather,
-    Reason.LAZY_VALUES: _resolve,
-    Reason.FLOAT8: _avoid_float8,
-    Reason.COPIES_ONLY: _keep_results,
-    Reason.MANAGED_MEMORY: _leave_managed_memory,
-    Reason.SEVERAL_SHARDS: _gather,
+    Reason.BYTE_ORDER: "convert it to the native byte order {copy.once}: x.astype(x.dtype.newbyteorder('='))",
+    Reason.BOOL_BYTES: _normalize_bools,
+    Reason.READ_ONLY: "arraybridge.to_{copy.target}(x, copy=False) shares it, as long as the result is not"
+    " modified; or make the original writable",
+    Reason.READ_ONLY_FILE_MAP: 'open the file in copy-on-write mode (np.load(path, mmap_mode="c"),'
+    ' np.memmap(mode="c") or load_safetensors(path)), which shares memory and never changes the file; do not'
+    " overwrite or shorten the file while it is in use",
+    Reason.CACHED_SCALAR: "pass a number (float(x)) instead of a 0-d array",
+    Reason.REPLICATED: _GATHER,
+    Reason.LAZY_VALUES: "resolve it {copy.once}: x.resolve_conj().resolve_neg()",
+    Reason.FLOAT8: "use bfloat16, or convert float8 arrays once, before the loop",
+    Reason.COPIES_ONLY: "{copy.target} has separate memory: convert {copy.once}, and keep results there",
+    Reason.MANAGED_MEMORY: "allocate it under"
+    " cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc)",
+    Reason.SEVERAL_SHARDS: _GATHER,
     Reason.NO_SHARED_MEMORY: _move_less,
     Reason.OTHER_DEVICE: _move_less,
     Reason.SEPARATE_MEMORY: _move_less,
-    Reason.INDEX_DTYPE: _widen_indices,
+    Reason.INDEX_DTYPE: "int64 indices can be shared: cast them {copy.once}",
     Reason.NATIVE_COPY: _share,
-    Reason.NATIVE_CAST: _cast_once,
-    Reason.NARROWED: _keep_bits,
+    Reason.NATIVE_CAST: _CAST_ONCE,
+    Reason.NARROWED: "arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if fewer bits"
+    " suffice",
 }
 
 #: Reasons without advice.
@@ -214,6 +172,8 @@ WITHOUT_ADVICE = frozenset(
         Reason.SHARED_DEVICE_MEMORY,
         Reason.SHARED_MEMORY,
         Reason.REPLICA_ON_DEVICE,
+        # The program requested a copy into its own array.
+        Reason.INTO_OUTPUT,
         # The carrier does not expose memory that could be shared.
         Reason.FILE,
         Reason.SEPARATE_COLUMNS,
@@ -222,6 +182,7 @@ WITHOUT_ADVICE = frozenset(
         Reason.PACKED_BITS,
         Reason.CARRIER_COPIES,
         Reason.LIBRARY_COPIES,
+        Reason.NEW_MEMORY,
         Reason.NUMPY_SCALAR,
         # The program requested another distribution over devices.
         Reason.RESHARDED,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arraybridge.hooks import hooks
+from arraybridge.types import FrameworkLike
 from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
-    from arraybridge.types import DeviceLike, FrameworkLike
-
+    import cupy
+    import jax
+    import torch
 
 _KINDS = ("cpu", "gpu", "opencl")
 _DEVICE_STRING = r"(cpu|gpu|opencl|cuda|rocm|hip|mps|xpu|tpu)(?::(\d+))?"
@@ -26,7 +26,8 @@ class Device:
     """A device that holds arrays: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
 
     ``kind`` is ``"cpu"``, ``"gpu"`` (any accelerator: CUDA, ROCm, XPU, MPS, TPU) or ``"opencl"``.
-    Devices are equal if their kinds and indices are equal. A device also equals its device string.
+    Devices are equal if their kinds and indices are equal. A device also equals its string, and has the hash
+    of that string. To compare it with another device string, such as ``"cuda:0"``, parse that string.
 
     Raises:
         ValueError: If ``kind`` is not one of these, or ``index`` is negative or not an int.
@@ -52,8 +53,6 @@ class Device:
             )
         index = self.index
         if index.__class__ is not int or index < 0:
-            # NumPy integers are accepted, too, and stored as int.
-            index = int(index) if isinstance(index, np.integer) else index
             object.__setattr__(self, "index", whole_number("index", index, least=0, type_error=ValueError))
 
     @classmethod
@@ -71,9 +70,9 @@ class Device:
         """
         if isinstance(device, Device):
             return device
-        found = _device_of_string(device) if isinstance(device, str) else hooks.read_device(device)
-        if found is not None:
-            return found
+        parsed = _device_of_string(device) if isinstance(device, str) else hooks.read_device(device)
+        if parsed is not None:
+            return parsed
         raise ValueError(
             f"{device!r} is not a device. Pass 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps',"
             " 'xpu', 'tpu', 'opencl:0', or the device object of a framework."
@@ -109,15 +108,17 @@ class Device:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Device):
             return self.kind == other.kind and self.index == other.index
-        if isinstance(other, str):
-            try:
-                return self == Device.parse(other)
-            except ValueError:
-                return False
-        return NotImplemented
+        return str(self) == other if isinstance(other, str) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+if TYPE_CHECKING:
+    DeviceLike: TypeAlias = Device | str | torch.device | jax.Device | cupy.cuda.Device
+else:
+    # `typing.get_type_hints` evaluates annotations, and must not import a framework.
+    DeviceLike = Device | str | Any
 
 
 @functools.lru_cache(maxsize=64)  # calls with a device string parse it twice, at 2 µs each

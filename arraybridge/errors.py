@@ -9,14 +9,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from arraybridge.advice import Advice
+from arraybridge.advice import Advice, Cast
 from arraybridge.hooks import hooks
+from arraybridge.outcome import ask
 from arraybridge.reasons import Reason
-
-if TYPE_CHECKING:
-    from arraybridge.advice import Cast
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -29,10 +27,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 def text_of(error: BaseException) -> str | None:
     """Return the message of an error, or None if its ``__str__`` raises."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # __str__ of a third-party class may raise anything
-        return None
+    return ask(str, error)
 
 
 def note_on(error: BaseException, note: str) -> None:
@@ -93,10 +88,14 @@ class MemoryConversionError(Exception):
         ArrayNotSupportedError numpy x.filled(0)
     """
 
+    #: AutoGraph raises an exception with this attribute unchanged, and replaces others by a StagingError
+    #: (tensorflow/python/autograph/impl/api.py, TensorFlow 2.21).
+    ag_pass_through = True
+
     def __init__(
         self,
         problem: str = "",
-        *parts: str,
+        *,
         source_type: str = "",
         target_type: str = "",
         method: str = "",
@@ -106,13 +105,6 @@ class MemoryConversionError(Exception):
         cast: Cast | None = None,
         place: str = "",
     ) -> None:
-        # Code that was written for arraybridge 0.2 to 0.5 passes source, target, method and reason by
-        # position or by keyword.
-        if parts:
-            source_type, target_type, method, reason = (problem, *parts)
-            problem = ""
-        if not problem and reason:
-            problem = f"Cannot convert from {source_type} to {target_type} using {method}. Reason: {reason}"
         super().__init__(problem)
         self.problem = problem
         self.source_type = source_type
@@ -145,6 +137,11 @@ class MemoryConversionError(Exception):
         return self._advice.code()
 
     @property
+    def templates(self) -> tuple[str, ...]:
+        """The expressions, with ``{x}`` in the place of the object that was passed."""
+        return self._advice.templates()
+
+    @property
     def place(self) -> str:
         """The function, argument or position that the error is about; empty if unknown."""
         return ": ".join(self._calls) + self._path
@@ -167,6 +164,11 @@ class MemoryConversionError(Exception):
         """Apply the advice to an expression other than ``{x}``, such as ``{x}.data``; ignore ``""``."""
         if subject:
             self._advice = self._advice.about(subject)
+
+    def advise_then(self, code: str, note: str, part: str = "") -> None:
+        """Apply ``code``, in which ``{x}`` is each expression, to those with ``part``, and add a note."""
+        if self._advice.expressions:
+            self._advice = self._advice.apply(code, note, part)
 
     def add_path(self, path: str) -> None:
         """Add the path of the array in a container, such as ``['batch'][0]``, to ``place``."""
@@ -223,10 +225,11 @@ class DeviceNotFoundError(MemoryConversionError, ValueError):
     """
 
 
-class DtypeNotSupportedError(MemoryConversionError, TypeError):
+class DtypeNotSupportedError(MemoryConversionError, TypeError, ValueError):
     """The target does not support the dtype of the array; pass ``dtype`` to cast.
 
-    Also a ``TypeError``. ``error.cast`` is a cast with which the conversion succeeds, or None.
+    Also a ``TypeError`` and a ``ValueError``. ``error.cast`` is a cast with which the conversion succeeds, or
+    None.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -270,6 +273,21 @@ class CannotSplitError(MemoryConversionError, ValueError):
         Traceback (most recent call last):
             ...
         arraybridge.errors.CannotSplitError: ...
+    """
+
+
+class CheckpointError(MemoryConversionError, ValueError):
+    """A file is not a complete and consistent checkpoint; the message names the file and the defect.
+
+    Also a ``ValueError``.
+
+    Example:
+        >>> import tempfile, arraybridge
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     arraybridge.load_safetensors(file.name)
+        Traceback (most recent call last):
+            ...
+        arraybridge.errors.CheckpointError: ...
     """
 
 

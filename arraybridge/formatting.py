@@ -41,10 +41,10 @@ def format_seconds(seconds: float | None) -> str:
 _IRREGULAR_PLURALS = {"axis": "axes", "entry": "entries", "microbatch": "microbatches"}
 
 
-def counted(n: int, noun: str) -> str:
+def format_count(n: int, noun: str) -> str:
     """Format a number with a noun in the singular or plural.
 
-    >>> counted(1, "row"), counted(2, "row"), counted(0, "axis")
+    >>> format_count(1, "row"), format_count(2, "row"), format_count(0, "axis")
     ('1 row', '2 rows', '0 axes')
     """
     return f"{n} {noun}" if n == 1 else f"{n} {_IRREGULAR_PLURALS.get(noun, noun + 's')}"
@@ -121,12 +121,12 @@ def html_table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], caption: st
             cells[-1] = _cell("td", row[-1], f' colspan="{len(head) - len(row) + 1}"')
         body.append(f"<tr>{''.join(cells)}</tr>")
     top = "".join(_cell("th", cell) for cell in head)
-    line = caption and _cell("caption", caption)
+    line = caption and _cell("caption", (_escape(caption).replace("\n", "<br>"), ""))
     return f"<table>{line}<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def _cell(tag: str, cell: Cell, span: str = "") -> str:
-    inner, attributes = (_escaped(cell), "") if isinstance(cell, str) else cell
+    inner, attributes = (_escape(cell), "") if isinstance(cell, str) else cell
     return f"<{tag}{attributes and ' ' + attributes}{span}>{inner}</{tag}>"
 
 
@@ -169,10 +169,10 @@ def page(title: str, *parts: str) -> str:
     from string import Template
 
     template = files("arraybridge").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(title=_escaped(title), body="\n".join(filter(None, parts)))
+    return Template(template).substitute(title=_escape(title), body="\n".join(filter(None, parts)))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     from html import escape  # imported on use, because this takes 2 ms
 
     return escape(text)

@@ -17,6 +17,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from arraybridge import cuda_driver
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -85,14 +87,19 @@ class Driver:
 def gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA makes visible to this process.
 
-    The numbers follow the current values of ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. (CUDA reads
-    them once, when the first framework uses a GPU.) By default, CUDA numbers the fastest GPU first, by a rule
-    that NVIDIA does not document. For GPUs of different models, only ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes
-    the numbers reliable.
+    CUDA reads ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` once, when the first framework uses a GPU.
+    From then on, the numbers are those of the CUDA driver. Before, they follow the current values of the
+    variables. By default, CUDA numbers the fastest GPU first (CUDA_DEVICE_ORDER in the CUDA Programming
+    Guide), by a rule that NVIDIA does not document. For GPUs of different models, only
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes these numbers reliable.
 
     >>> [gpu.index for gpu in gpus()] == [*range(len(gpus()))]
     True
     """
+    uuids = cuda_driver.visible_uuids()
+    numbered = None if uuids is None else _gpus_by_uuid(uuids)
+    if numbered is not None:
+        return numbered
     return _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
@@ -180,9 +187,23 @@ def _query(function: str, *arguments: Any, field: str = "") -> Any:
 
 
 @cache
+def _gpus_by_uuid(uuids: tuple[str, ...]) -> tuple[Gpu, ...] | None:
+    """Return the GPUs that the CUDA driver lists; None if NVML does not list one of them."""
+    listed = {gpu.uuid.partition("-")[2].replace("-", ""): gpu for group in _all_gpus() for gpu in group}
+    if not listed.keys() >= set(uuids):
+        return None
+    return tuple(replace(listed[uuid], index=index) for index, uuid in enumerate(uuids))
+
+
+def _all_gpus() -> list[list[Gpu]]:
+    """Return every GPU that NVML lists, each followed by its MIG slices."""
+    return list(filter(None, map(_gpu_with_slices, range(_query("nvmlDeviceGetCount") or 0))))
+
+
+@cache
 def _visible_gpus(visible: str | None, order: str) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA makes visible for these values of the two environment variables."""
-    groups = list(filter(None, map(_gpu_with_slices, range(_query("nvmlDeviceGetCount") or 0))))
+    groups = _all_gpus()
     # NVML numbers GPUs by PCI address. CUDA does the same for GPUs of the same model, which are equally fast.
     if order != "PCI_BUS_ID" and len({gpu.name for gpu, *_ in groups}) > 1:
         groups.sort(key=_speed, reverse=True)
@@ -237,38 +258,21 @@ def _select(visible: str, usable: list[Gpu], candidates: list[Gpu]) -> list[Gpu]
 # -- the host ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Host memory in bytes: the total, and the amount that is available without swapping."""
-
-    total: int
-    available: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Host memory of a process in bytes: the current use, and the peak so far."""
-
-    used: int
-    peak: int
-
-
-def host_memory() -> HostMemory:
-    """Return the total and the available host memory."""
+def host_memory() -> Any:
+    """Return the memory of the host, with the attributes ``total`` and ``available`` in bytes."""
     import psutil
 
-    memory = psutil.virtual_memory()
-    return HostMemory(total=int(memory.total), available=int(memory.available))
+    return psutil.virtual_memory()
 
 
-def process_memory() -> ProcessMemory:
-    """Return the current and the peak host memory of this process."""
+def process_memory() -> tuple[int, int]:
+    """Return the current and the peak host memory of this process in bytes."""
     import psutil
 
     now = psutil.Process().memory_info()
     if sys.platform == "win32":
-        return ProcessMemory(used=int(now.rss), peak=int(now.peak_wset))
+        return now.rss, now.peak_wset
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return ProcessMemory(used=int(now.rss), peak=max(int(now.rss), peak))
+    return now.rss, max(now.rss, peak)

@@ -18,6 +18,7 @@ COLORS = {
     "decision": "#b279a2",
     "copy": "#e45756",
     "clean-up": "#eeca3b",
+    "start-up": "#bab0ac",
 }
 _INK = "#3a4450"
 #: Matplotlib settings for all plots: dark text on white, even on dark pages.

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     # -- requests by the caller
     COPY_REQUESTED = auto()
     CAST_REQUESTED = auto()
+    INTO_OUTPUT = auto()
 
     # -- the layout of the memory
     NOT_C_CONTIGUOUS = auto()
@@ -35,9 +36,13 @@ class Reason(StrEnum):
     NEGATIVE_STRIDES = auto()
     STRIDE_MULTIPLES = auto()
     MISALIGNED = auto()
+    #: A tensor in a map of a safetensors file, which `save_safetensors` would align.
+    MISALIGNED_IN_FILE = auto()
     #: The memory is not aligned to the size of an element.
     MISALIGNED_ELEMENTS = auto()
     BYTE_ORDER = auto()
+    #: The bools are stored as bytes other than 0 and 1.
+    BOOL_BYTES = auto()
 
     # -- unsafe writes
     READ_ONLY = auto()
@@ -67,6 +72,8 @@ class Reason(StrEnum):
     PACKED_BITS = auto()
     CARRIER_COPIES = auto()
     LIBRARY_COPIES = auto()
+    #: The object makes new memory on each access.
+    NEW_MEMORY = auto()
     NUMPY_SCALAR = auto()
 
     # -- conversions by the frameworks' own calls
@@ -153,11 +160,11 @@ def _text_with_details(cause: Cause) -> str:
     return text.format(cause) if isinstance(text, str) else text(cause)
 
 
-def as_cause(objection: Cause | str | None) -> Cause | None:
+def as_cause(cause: Cause | str | None) -> Cause | None:
     """Return a reason from a framework or carrier as a `Cause`. Plug-ins may provide it as text."""
-    if not objection:
+    if not cause:
         return None
-    return Cause(Reason.OTHER, words=objection) if isinstance(objection, str) else objection
+    return Cause(Reason.OTHER, words=cause) if isinstance(cause, str) else cause
 
 
 # -- texts -------------------------------------------------------------------------------------------
@@ -187,14 +194,17 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.REPLICA_ON_DEVICE: "one of its replicas is on {0.device}",
     Reason.COPY_REQUESTED: "copy=True was passed",
     Reason.CAST_REQUESTED: "a cast to {0.dtype} was requested",
+    Reason.INTO_OUTPUT: "out= was passed",
     Reason.NOT_C_CONTIGUOUS: "it is not C-contiguous",
     Reason.NOT_COMPACT: "it is not a permutation of a compact array, and XLA supports no other strides",
     Reason.STRIDES_IGNORED: "this version of JAX ignores strides on import",
     Reason.NEGATIVE_STRIDES: "{0.framework} does not support negative strides",
     Reason.STRIDE_MULTIPLES: "its strides are not multiples of the element size",
     Reason.MISALIGNED: "its memory is not aligned to {0.alignment} bytes",
+    Reason.MISALIGNED_IN_FILE: "its place in the safetensors file is not aligned to {0.alignment} bytes",
     Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
     Reason.BYTE_ORDER: "it has non-native byte order",
+    Reason.BOOL_BYTES: "some of its bools are bytes other than 0 and 1, which {0.framework} would misread",
     Reason.READ_ONLY: _read_only,
     Reason.READ_ONLY_FILE_MAP: _read_only_file_map,
     Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
@@ -217,6 +227,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.PACKED_BITS: "{0.source} stores booleans as bits",
     Reason.CARRIER_COPIES: "{0.source} returns a copy of its pixels",
     Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
+    Reason.NEW_MEMORY: "its __array_interface__ returns other memory on each access",
     Reason.NUMPY_SCALAR: "a NumPy scalar has no memory to share",
     Reason.NATIVE_COPY: "{0.call} copies, although the memory could be shared",
     Reason.NATIVE_CAST: "it is a cast to {0.dtype}",

@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 from arraybridge.device import Device
 from arraybridge.formatting import format_bytes, format_seconds, html_table
-from arraybridge.memory_layouts import Steps
-from arraybridge.memory_layouts import layout as memory_layout
 from arraybridge.reasons import Cause, Reason
+from arraybridge.strides import Steps, stride_pattern
 
-__all__ = ["Route"]
+__all__ = ["Route", "copy_method"]
 
 Method = Literal["same", "view", "dlpack", "device", "host"]
 _METHODS: dict[Method, str] = {
@@ -21,6 +20,11 @@ _METHODS: dict[Method, str] = {
     "device": "copied to the device",
     "host": "copied through host memory",
 }
+
+
+def copy_method(device: Device) -> Method:
+    """Return the method of a copy to a device."""
+    return "host" if device.kind == "cpu" else "device"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -107,7 +111,7 @@ class Route:
             source=self.source,
             target=self.target,
             device=str(self.device),
-            layout=memory_layout(*self.steps) if self.steps else "",
+            layout=stride_pattern(*self.steps) if self.steps else "",
         )
         advice = advice_for_copy(copy)
         if not advice or not self.layout:

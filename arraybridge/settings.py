@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from types import NoneType
 from typing import Any, Literal
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
 from arraybridge.formatting import either
 from arraybridge.hooks import hooks
+from arraybridge.validation import add_hints
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
@@ -32,8 +34,11 @@ def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
     return value
 
 
-@contextmanager
-def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None = None) -> Iterator[None]:
+@run_eagerly
+@add_hints
+def settings(
+    *, missing_gpu: MissingGpu | None = None, annotate: Profiler | None = None
+) -> AbstractContextManager[None]:
     """Change settings within a ``with`` block, only for this thread or task.
 
     Args:
@@ -43,6 +48,9 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
         annotate: The profiler that shows conversions, decorated calls, stages and items under the names that
             `trace` uses: ``"torch"`` (``torch.profiler``), ``"jax"`` (``jax.profiler``) or ``"nvtx"``
             (Nsight Systems). Defaults to None: no profiler.
+
+    Returns:
+        A context manager, which may also decorate a function.
 
     Raises:
         ValueError: An option has a value that is not listed above.
@@ -54,6 +62,11 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
     """
     _check_missing_gpu(missing_gpu, "missing_gpu", None, "error", "host")
     _check_missing_gpu(annotate, "annotate", None, "torch", "jax", "nvtx")
+    return _changed_settings(missing_gpu, annotate)
+
+
+@contextmanager
+def _changed_settings(missing_gpu: MissingGpu | None, annotate: Profiler | None) -> Iterator[None]:
     token = _missing_gpu.set(missing_gpu or _missing_gpu.get())
     try:
         with nullcontext() if annotate is None else hooks.annotate(annotate):
@@ -76,7 +89,7 @@ busy_workers: list[Device] = []
 worker_device: ContextVar[Device | None] = ContextVar("arraybridge_worker_device", default=None)
 
 
-def chosen_device() -> Device | None:
+def device_setting() -> Device | None:
     """Return the default device of this thread or task, otherwise that in ``ARRAYBRIDGE_DEVICE``, or None.
 
     Raises:

@@ -28,10 +28,12 @@ import numpy as np
 
 from arraybridge.caches import exact_key, new_cache, remember
 from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.third_party_arrays import is_protocol_producer, offers_on_instance
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.runtime import Pytree
-from arraybridge.frameworks.third_party_arrays import is_protocol_producer, offers_on_instance
+from arraybridge.interface import registry
+from arraybridge.interface.installation import package_of
+from arraybridge.interface.runtime import Pytree
+from arraybridge.outcome import ask
 
 # -- kinds of values -----------------------------------------------------------------------------------
 
@@ -61,6 +63,8 @@ _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), slice, range),
     *(FunctionType, BuiltinFunctionType, MethodType),
 )
+# Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
+_BYTES = (bytes, bytearray, mmap.mmap)
 _HOLDERS = (OrderedDict, dict, list, tuple, deque)
 _BUILT_IN = (*_HOLDERS, defaultdict)
 _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
@@ -80,25 +84,29 @@ _kinds_of_classes: dict[type, Kind] = new_cache()
 kinds: dict[type, Kind] = new_cache()
 
 
+def cached_kind(cls: type) -> Kind | None:
+    """Return the cached kind of the values of a class; None if there is none, or the class is unhashable."""
+    try:
+        return kinds.get(cls)
+    except TypeError:
+        return None
+
+
 def kind_of(value: Any) -> Kind:
     """Return `LEAF`, `ARRAY` or `TREE`; `LEAF` for an object that raises when it is inspected."""
     try:
-        return _kind_of(value)
+        cls = type(value)
+        kind = cached_kind(cls)
+        if kind is None:
+            kind = remember(kinds, cls, _kind_of_all(value))
+        return _kind_of_one(value) if kind is _DEPENDS else kind
     except (RecursionError, MemoryError, MemoryConversionError):  # the last one means a broken framework
         raise
     except Exception:  # noqa: BLE001  # attributes of third-party objects may raise anything
         return LEAF
 
 
-def _kind_of(value: Any) -> Kind:
-    cls = type(value)
-    kind = kinds.get(cls)
-    if kind is None:
-        kind = remember(kinds, cls, _shared_kind(value))
-    return _inspected_kind(value) if kind is _DEPENDS else kind
-
-
-def _shared_kind(value: Any) -> Kind:
+def _kind_of_all(value: Any) -> Kind:
     """Return the kind of all values of the class of ``value``; `DEPENDS` if their kinds may differ."""
     cls = type(value)
     if cls in _PLAIN or isinstance(value, (np.generic, type)):
@@ -114,10 +122,9 @@ def _shared_kind(value: Any) -> Kind:
     return TREE if _is_container(value) else _DEPENDS
 
 
-def _inspected_kind(value: Any) -> Kind:
+def _kind_of_one(value: Any) -> Kind:
     """Return the kind of a value whose class does not determine its kind."""
-    # Bytes are leaves in containers and arguments, but `convert_memory(b)` converts them.
-    if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
+    if carrier_of(value) is not None and not isinstance(value, _BYTES):
         return ARRAY  # checked first, since zarr arrays are dataclasses
     if _is_container(value):
         return TREE
@@ -136,19 +143,29 @@ def _field_names(cls: type) -> list[str] | None:
 
 
 def _is_mapping(x: Any) -> bool:
-    """Return whether ``x`` is a mapping that can be rebuilt from a dict, such as a ``MappingProxyType``."""
-    if not issubclass(type(x), Mapping) or type(x).__module__.partition(".")[0] in _FILE_MAPPINGS:
+    """Return whether ``x`` is a mapping that can be rebuilt from a dict, such as a ``MappingProxyType``.
+
+    `_kind_of_class` caches the answer, because this function constructs an empty mapping.
+    """
+    if not issubclass(type(x), Mapping) or package_of(type(x)) in _FILE_MAPPINGS:
         return False
-    try:
+
+    def rebuild() -> type:
+        for name in x.keys():  # noqa: SIM118  # the iterator of some mappings yields other objects
+            x[name]
+            break
         make: Any = type(x)
-        return type(make({})) is make
-    except Exception:  # noqa: BLE001  # a constructor of another library may raise anything
-        return False
+        return type(make({}))
+
+    return ask(rebuild) is type(x)
 
 
 def _is_container(x: Any) -> bool:
     cls = type(x)
-    kind = _kinds_of_classes.get(cls)
+    try:
+        kind = _kinds_of_classes.get(cls)
+    except TypeError:  # the class is unhashable
+        kind = None
     if kind is None:
         kind = remember(_kinds_of_classes, cls, _kind_of_class(x))
     if kind is not _DEPENDS:
@@ -169,15 +186,12 @@ def _kind_of_class(x: Any) -> Kind:
 
 def _is_model(cls: type) -> bool:
     """Return whether a class is a ``Module`` of PyTorch, Equinox or Flax, even one without ``__call__``."""
-    return any(
-        base.__name__ == "Module" and base.__module__.partition(".")[0] in _MODEL_PACKAGES
-        for base in cls.__mro__
-    )
+    return any(base.__name__ == "Module" and package_of(base) in _MODEL_PACKAGES for base in cls.__mro__)
 
 
 def _pytree_of(x: Any) -> Pytree | None:
     """Return the pytree of an object whose class is registered with a loaded framework, otherwise None."""
-    for framework in registry.loaded_cached():
+    for framework in registry.list_loaded_cached():
         pytree = framework.runtime.open_pytree(x)
         if pytree is not None:
             return pytree
@@ -224,33 +238,13 @@ class Container(ABC):
     def rebuild(self, children: Sequence[Any]) -> Any:
         """Return a container like this one with other children.
 
+        A list also accepts another number of items. They precede its fields, if it has any.
+
         Raises:
             ArrayNotSupportedError: The class of the container does not accept the children.
         """
-        return self._rebuild_checked(self._make, children)
-
-    def with_items(self, items: Sequence[Any], fields: Sequence[Any] = ()) -> Any:
-        """Return a list of the same class and with the same attributes, but with any number of items.
-
-        The container must be a list.
-
-        Args:
-            items: The items of the new list.
-            fields: The new values of the fields that the method `fields` returns, in the same order. By
-                default, the fields do not change.
-
-        Raises:
-            ArrayNotSupportedError: The class of the list does not accept the items.
-        """
-        return self._rebuild_checked(self.make_with_items, items, fields)
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields that the container has in addition to items, by path, such as ``.language``."""
-        return {}
-
-    def _rebuild_checked(self, make: Callable[..., Any], *children: Sequence[Any]) -> Any:
         try:
-            return make(*children)
+            return self._make(children)
         except _CLASS_ERRORS as error:
             name = type(self.tree).__qualname__
             raise ArrayNotSupportedError(
@@ -261,13 +255,13 @@ class Container(ABC):
                 " optree.register_pytree_node(..., namespace='arraybridge').",
             ) from error
 
+    def structure(self) -> tuple[Any, ...]:
+        """Return the properties that are equal for containers of the same structure."""
+        return type(self.tree), set(self.names), self.extra
+
     @abstractmethod
     def _make(self, children: Sequence[Any]) -> Any:
         """Return a container like this one with other children; the container's class may raise errors."""
-
-    def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
-        """Return a list like this one with other items and fields; the class of the list may raise errors."""
-        return self._make(items)
 
 
 def open_container(tree: Any) -> Container:
@@ -276,65 +270,32 @@ def open_container(tree: Any) -> Container:
     The items of a subclass of dict, list, tuple or deque are read with the methods of the built-in class,
     even if the subclass overrides them. Objects of classes registered with optree are flattened by optree.
     """
-    if type(tree) not in _BUILT_IN and is_registered(tree):
+    cls = type(tree)
+    if cls not in _BUILT_IN and is_registered(tree):
         return _OptreeNode(tree)
     base = _base_of(tree)
     if base is not None:
-        items = _Dict(tree, base) if base is dict or base is OrderedDict else _Sequence(tree, base)
-        fields = [] if type(tree) in _BUILT_IN else _additional_fields(tree, items.children)
-        return _ItemsAndFields(items, fields) if fields else items
-    if issubclass(type(tree), SimpleNamespace) or _field_names(type(tree)) is not None:
+        return _Items(tree, base)
+    if _has_fields(tree):
         return _Attributes(tree)  # mappings too, because their class may not accept a dict
-    return _Mapping(tree) if _is_mapping(tree) else _PytreeNode(tree)
+    # A class that JAX or PyTorch knows as a pytree may not accept a dict of its items, such as TensorDict
+    # (tensordict 0.15).
+    is_mapping = issubclass(type(tree), Mapping) and _pytree_of(tree) is None
+    return _Mapping(tree) if is_mapping else _PytreeNode(tree)
 
 
-class _Dict(Container):
-    """A dict, an OrderedDict, a subclass of either, or a ``UserDict``."""
+def _has_fields(tree: Any) -> bool:
+    """Return whether the children of an object are its fields, which can be replaced.
 
-    __slots__ = ("_base",)
-
-    def __init__(self, tree: Any, base: Any) -> None:
-        items = dict(base.items(_holder_of(tree)))
-        super().__init__(tree, list(items), list(items.values()))
-        self._base = base
-
-    def _make(self, children: Sequence[Any]) -> Any:
-        rebuilt = _copied(self.tree, self._base)
-        holder = _holder_of(rebuilt)
-        for name, child in zip(self.names, children, strict=True):
-            self._base.__setitem__(holder, name, child)
-        _restore_attributes(self, rebuilt, children)
-        return rebuilt
-
-
-class _Sequence(Container):
-    """A list, a tuple, a deque, or a subclass of one of these."""
-
-    __slots__ = ("_base",)
-
-    def __init__(self, tree: Any, base: Any) -> None:
-        children = list(base.__iter__(_holder_of(tree)))
-        bound = tree.maxlen if isinstance(tree, deque) else None
-        super().__init__(tree, range(len(children)), children, bound)
-        self._base = base
-
-    def _make(self, children: Sequence[Any]) -> Any:
-        rebuilt: Any
-        if self._base is tuple:
-            rebuilt = tuple.__new__(type(self.tree), children)
-            _attributes(rebuilt).update(_attributes(self.tree))
-        else:
-            rebuilt = self.make_with_items(children, ())
-        _restore_attributes(self, rebuilt, children)
-        return rebuilt
-
-    def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
-        rebuilt = _copied(self.tree, self._base)
-        holder = _holder_of(rebuilt)
-        self._base.clear(holder)
-        self._base.extend(holder, items)
-        _forget_computed(rebuilt)
-        return rebuilt
+    They cannot if the object stores them elsewhere, as a pytree of JAX or PyTorch may do: the tensorclass of
+    tensordict 0.15.
+    """
+    names = _field_names(type(tree))
+    if names is None:
+        return issubclass(type(tree), SimpleNamespace)
+    name = names[0] if names else ""
+    is_in_slot = isinstance(getattr(type(tree), name, None), MemberDescriptorType)
+    return not name or is_in_slot or name in _attributes(tree) or _pytree_of(tree) is None
 
 
 class _Field(NamedTuple):
@@ -343,57 +304,60 @@ class _Field(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f".{self.name}"
+        return self.name
 
 
-def _additional_fields(tree: Any, items: Sequence[Any]) -> list[_Field]:
-    """Return the fields of a container with items, except for attributes that refer to one of these items.
+class _Items(Container):
+    """A dict, list, tuple, deque, ``UserDict`` or an instance of a subclass.
 
-    `_replace_attributes` updates the excluded attributes together with the item. It cannot update slots.
+    If it is also a dataclass, the fields follow the items, except for attributes that refer to one of the
+    items. `_restore_attributes` updates these together with the item.
     """
-    names = _field_names(type(tree))
-    if not names:
-        return []
-    of_items = _ids_of_containers(items)
-    follow_items = {name for name, value in _attributes(tree).items() if id(value) in of_items}
-    return [_Field(name) for name in names if hasattr(tree, name) and name not in follow_items]
 
+    __slots__ = ("_base", "_fields")
 
-def _ids_of_containers(items: Sequence[Any]) -> set[int]:
-    """Return the ids of the items that are not leaves. Equal leaves may be the same object by chance."""
-    return {id(item) for item in items if (kinds.get(type(item)) or kind_of(item)) is not LEAF}
-
-
-class _ItemsAndFields(Container):
-    """A dataclass that also has items, such as a dataclass that is a subclass of list."""
-
-    __slots__ = ("_fields", "_items")
-
-    def __init__(self, items: Container, fields: Sequence[_Field]) -> None:
-        values = [getattr(items.tree, field.name) for field in fields]
-        super().__init__(items.tree, [*items.names, *fields], [*items.children, *values], items.extra)
-        self._items = items
-        self._fields = fields
+    def __init__(self, tree: Any, base: Any) -> None:
+        if issubclass(base, dict):
+            items = dict(base.items(_holder_of(tree)))
+        else:
+            items = dict(enumerate(base.__iter__(_holder_of(tree))))
+        names = list(items)
+        children = list(items.values())
+        self._base = base
+        self._fields: list[_Field] = []
+        if type(tree) not in _BUILT_IN:
+            of_items = {id(item) for item in children if kind_of(item) is not LEAF}
+            aliases = {name for name, value in _attributes(tree).items() if id(value) in of_items}
+            own = [name for name in _field_names(type(tree)) or () if name not in aliases]
+            self._fields = [_Field(name) for name in own if hasattr(tree, name)]
+            names += self._fields
+            children += [getattr(tree, field.name) for field in self._fields]
+        super().__init__(tree, names, children, tree.maxlen if base is deque else None)
 
     def place(self, i: int) -> str:
-        count = len(self._items.children)
-        return self._items.place(i) if i < count else f".{self._fields[i - count].name}"
-
-    def fields(self) -> dict[str, Any]:
-        count = len(self._items.children)
-        return dict(zip(map(str, self._fields), self.children[count:], strict=True))
+        name = self.names[i]
+        return f".{name}" if isinstance(name, _Field) else super().place(i)
 
     def _make(self, children: Sequence[Any]) -> Any:
-        count = len(self._items.children)
-        return self._with_fields(self._items._make(children[:count]), children[count:])
-
-    def make_with_items(self, items: Sequence[Any], fields: Sequence[Any]) -> Any:
-        rebuilt = self._items.make_with_items(items, ())
-        return self._with_fields(rebuilt, fields) if fields else rebuilt
-
-    def _with_fields(self, rebuilt: Any, values: Sequence[Any]) -> Any:
-        for field, value in zip(self._fields, values, strict=True):
+        base = self._base
+        count = len(children) - len(self._fields)
+        rebuilt: Any
+        if base is tuple:
+            rebuilt = tuple.__new__(type(self.tree), children[:count])
+            _attributes(rebuilt).update(_attributes(self.tree))
+        else:
+            rebuilt = _copy_of(self.tree, base)
+            holder = _holder_of(rebuilt)
+            if issubclass(base, dict):
+                for name, item in zip(self.names[:count], children, strict=False):
+                    base.__setitem__(holder, name, item)
+            else:
+                base.clear(holder)
+                base.extend(holder, children[:count])
+        for field, value in zip(self._fields, children[count:], strict=True):
             object.__setattr__(rebuilt, field.name, value)
+        if len(children) == len(self.children):
+            _restore_attributes(self, rebuilt, children)
         return rebuilt
 
 
@@ -403,12 +367,12 @@ class _Mapping(Container):
     __slots__ = ()
 
     def __init__(self, tree: Mapping[Any, Any]) -> None:
-        names = list(tree)
+        names = list(tree.keys())  # the iterator of some mappings yields other objects
         super().__init__(tree, names, [tree[name] for name in names])
 
     def _make(self, children: Sequence[Any]) -> Any:
         rebuilt = type(self.tree)(dict(zip(self.names, children, strict=True)))
-        if list(rebuilt) != self.names:
+        if list(rebuilt.keys()) != self.names:
             raise TypeError("the class does not accept a dict of its items")
         return rebuilt
 
@@ -429,7 +393,7 @@ class _Attributes(Container):
         return f".{self.names[i]}"
 
     def _make(self, children: Sequence[Any]) -> Any:
-        rebuilt = _copied(self.tree, None)
+        rebuilt = _copy_of(self.tree, None)
         extras = _extras(rebuilt)
         for name, child in zip(self.names, children, strict=True):
             if name in extras:
@@ -493,21 +457,45 @@ class _PytreeNode(Container):
         return self.tree if self._pytree is None else self._pytree.rebuild(children)
 
 
+def own_attributes(opened: Container) -> dict[str, Any]:
+    """Return the attributes of a container that are neither children nor computed from them."""
+    tree = opened.tree
+    covered = isinstance(opened, (_Mapping, _PytreeNode))  # by the constructor, or by the registration
+    if covered or type(tree) in _BUILT_IN or (isinstance(opened, _OptreeNode) and not opened.is_named_tuple):
+        return {}
+    children = {(str(name), id(child)) for name, child in zip(opened.names, opened.children, strict=True)}
+    holder = _holder_of(tree)
+    attributes = _attributes(tree) | (_slots(tree) if isinstance(opened, _Items) else {})
+    return {
+        name: value
+        for name, value in attributes.items()
+        if (name, id(value)) not in children
+        and value is not holder
+        and not isinstance(getattr(type(tree), str(name), None), cached_property)
+    }
+
+
 # -- items and attributes of a container ---------------------------------------------------------------
 
 
 def _holder_of(tree: Any) -> Any:
     """Return the object that holds the items: the container itself, or the data of a ``UserDict``."""
-    return tree.data if issubclass(type(tree), UserDict) else tree
+    if type(tree) in _BUILT_IN:
+        return tree
+    # issubclass() of an abstract base class raises for an unhashable class.
+    return tree.data if UserDict in type(tree).__mro__ else tree
 
 
 def _base_of(tree: Any) -> Any:
     """Return the built-in class whose methods read and write the items; None without such a class."""
     cls = type(_holder_of(tree))
-    return next((base for base in _HOLDERS if issubclass(cls, base)), None)
+    for base in _HOLDERS:
+        if issubclass(cls, base):
+            return base
+    return None
 
 
-def _copied(tree: Any, base: Any) -> Any:
+def _copy_of(tree: Any, base: Any) -> Any:
     """Return a shallow copy of a container, never the container itself."""
     if base is not None and not _defines_copying(type(tree)):
         return _bare_copy(tree, base)  # copy.copy would call the constructor, or overridden item methods
@@ -532,10 +520,8 @@ def _bare_copy(tree: Any, base: Any) -> Any:
     if issubclass(type(tree), defaultdict):
         defaultdict.__init__(rebuilt, tree.default_factory)
     _attributes(rebuilt).update(_attributes(tree))
-    for cls in type(tree).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, MemberDescriptorType) and hasattr(tree, name):
-                object.__setattr__(rebuilt, name, getattr(tree, name))
+    for name, value in _slots(tree).items():
+        object.__setattr__(rebuilt, name, value)
     if issubclass(type(tree), UserDict):
         rebuilt.data = copy.copy(tree.data)
     return rebuilt
@@ -551,22 +537,14 @@ def _extras(tree: Any) -> dict[str, Any]:
 
 def _restore_attributes(opened: Container, rebuilt: Any, children: Sequence[Any]) -> None:
     """Update attributes of a rebuilt container that refer to old items, and delete cached properties."""
+    attributes = _attributes(rebuilt)
     if _attributes(opened.tree) is opened.tree:  # the items of the container are its attributes
         rebuilt.__dict__ = rebuilt
-    else:  # some attributes may refer to an item, as in Hugging Face's ModelOutput
-        _replace_attributes(rebuilt, opened.children, children)
+    elif attributes:  # some attributes may refer to an item, as in Hugging Face's ModelOutput
+        pairs = zip(opened.children, children, strict=True)
+        by_id = {id(old): new for old, new in pairs if kind_of(old) is not LEAF}
+        attributes.update({name: by_id[id(old)] for name, old in attributes.items() if id(old) in by_id})
     _forget_computed(rebuilt)
-
-
-def _replace_attributes(rebuilt: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
-    """Update attributes that refer to an old item, so that they refer to the new one."""
-    attributes = _attributes(rebuilt)
-    if not attributes:
-        return
-    by_id = {id(old): new for old, new in zip(before, after, strict=True) if kind_of(old) is not LEAF}
-    for name, value in list(attributes.items()):
-        if id(value) in by_id:
-            attributes[name] = by_id[id(value)]
 
 
 def _forget_computed(rebuilt: Any) -> None:
@@ -575,6 +553,13 @@ def _forget_computed(rebuilt: Any) -> None:
     for name in list(attributes):
         if isinstance(getattr(type(rebuilt), str(name), None), cached_property):
             del attributes[name]
+
+
+def _slots(x: Any) -> dict[str, Any]:
+    """Return the values in the ``__slots__`` of an object, by name."""
+    members = ((name, member) for cls in type(x).__mro__ for name, member in vars(cls).items())
+    names = [name for name, member in members if isinstance(member, MemberDescriptorType)]
+    return {name: getattr(x, name) for name in names if hasattr(x, name)}
 
 
 def _attributes(x: Any) -> dict[str, Any]:
@@ -613,18 +598,19 @@ def has_array_inside(x: Any) -> bool:
 
     Attributes of objects and iterators are not inspected.
     """
+    return bool(ask(_has_array_inside, x))  # ``x`` may contain itself
+
+
+def _has_array_inside(x: Any) -> bool:
     is_collection = issubclass(type(x), _COLLECTIONS) and type(x) not in _PLAIN
     if not is_collection or kind_of(x) is ARRAY or callable(x):  # callable objects are models
         return False
-    try:
-        items = list(x.values() if issubclass(type(x), Mapping) else x)
-        leaves = [leaf for item in items for leaf in leaves_of(item)]
-        return any(kind_of(leaf) is ARRAY or has_array_inside(leaf) for leaf in leaves)
-    except Exception:  # noqa: BLE001  # third-party methods may raise anything, and ``x`` may contain itself
-        return False
+    items = list(x.values() if issubclass(type(x), Mapping) else x)
+    leaves = [leaf for item in items for leaf in leaves_of(item)]
+    return any(kind_of(leaf) is ARRAY or has_array_inside(leaf) for leaf in leaves)
 
 
-def flattened(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a container, in order, and the container with None in their places.
 
     If a class in the container does not accept None, some or all leaves stay in place.
@@ -635,8 +621,8 @@ def flattened(tree: Any) -> tuple[list[Any], Any]:
     return leaves, tree
 
 
-def filled(structure: Any, leaves: Iterator[Any]) -> Any:
-    """Return a structure from `flattened`, filled with the next leaves of an iterator."""
+def fill(structure: Any, leaves: Iterator[Any]) -> Any:
+    """Return a structure from `flatten`, filled with the next leaves of an iterator."""
     return map_arrays(structure, lambda _: next(leaves), also=object, rebuild_all=True)
 
 
@@ -646,8 +632,11 @@ def key_of(structure: Any) -> Any:
     Containers with equal keys have the same structure, and their leaves are in the same order. A dict with
     its keys in another order has a different key.
     """
+    cls = type(structure)
     if kind_of(structure) is not TREE:
         return None
+    if cls is tuple or cls is list:  # most containers, for which no `Container` is needed
+        return cls, *map(key_of, structure)
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
     # Other attributes may have any meaning, so the key must not be cached: a set makes it unhashable.
@@ -658,7 +647,12 @@ def key_of(structure: Any) -> Any:
 
 
 def map_arrays(
-    tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), rebuild_all: bool = False
+    tree: Any,
+    change: Callable[[Any], Any],
+    *,
+    also: type | tuple[type, ...] = (),
+    rebuild_all: bool = False,
+    is_whole: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Return a tree in which each array is replaced by the result of ``change``.
 
@@ -672,6 +666,8 @@ def map_arrays(
         also: Types of leaves for which ``change`` is also called: ``np.generic`` for NumPy scalars,
             ``object`` for all leaves.
         rebuild_all: Whether to rebuild containers even if nothing in them changes.
+        is_whole: Returns whether ``change`` is called with a container instead of its contents. Defaults to
+            None: never.
 
     Raises:
         MemoryConversionError: If ``change`` raises it. The place of the array is added, such as
@@ -679,12 +675,17 @@ def map_arrays(
         ArrayNotSupportedError: If a named tuple or an object registered with optree cannot be rebuilt.
         ValueError: If a container contains itself.
     """
-    kind = kinds.get(type(tree)) or kind_of(tree)
+    try:
+        kind = kinds.get(type(tree)) or kind_of(tree)
+    except TypeError:  # its class is unhashable
+        kind = kind_of(tree)
     if kind is not TREE:
         return change(tree) if kind is ARRAY or issubclass(type(tree), also) else tree
+    if is_whole is not None and is_whole(tree):
+        return change(tree)
     places: list[str] = []
     try:
-        return _mapped(tree, change, also, places, rebuild_all)
+        return _map(tree, change, also, places, rebuild_all, is_whole)
     except RecursionError:
         raise ValueError(
             "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass its"
@@ -696,7 +697,14 @@ def map_arrays(
         raise
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str], rebuild_all: bool) -> Any:
+def _map(
+    tree: Any,
+    change: Callable[[Any], Any],
+    also: Any,
+    places: list[str],
+    rebuild_all: bool,
+    is_whole: Callable[[Any], bool] | None,
+) -> Any:
     cls = type(tree)
     opened: Container | None = None
     children: Any
@@ -710,11 +718,17 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
         children = opened.children
     changed = list(children) if rebuild_all else None
     for i, child in enumerate(children):
-        kind = kinds.get(type(child)) or kind_of(child)
+        try:
+            kind = kinds.get(type(child)) or kind_of(child)
+        except TypeError:  # its class is unhashable
+            kind = kind_of(child)
         if kind is LEAF and not issubclass(type(child), also):
             continue
         try:
-            new = _mapped(child, change, also, places, rebuild_all) if kind is TREE else change(child)
+            if kind is TREE and (is_whole is None or not is_whole(child)):
+                new = _map(child, change, also, places, rebuild_all, is_whole)
+            else:
+                new = change(child)
         except MemoryConversionError:
             places.append((opened or open_container(tree)).place(i))
             raise
@@ -751,9 +765,7 @@ def together(
         CannotSplitError: If the trees differ in structure.
     """
     opened = [open_container(tree) if kind_of(tree) is TREE else None for tree in trees]
-    layouts = [
-        one and (type(tree), set(one.names), one.extra) for tree, one in zip(trees, opened, strict=True)
-    ]
+    layouts = [one and one.structure() for one in opened]
     # The index of the first tree whose structure differs from that of tree 0; 0 if all are equal.
     other = next((i for i, layout in enumerate(layouts) if layout != layouts[0]), 0)
     if other:
@@ -773,6 +785,34 @@ def together(
         for i, name in enumerate(first.names)
     ]
     return first.rebuild(children)
+
+
+def pair_arrays(tree: Any, other: Any, place: str = "") -> Iterator[tuple[Any, Any, str]]:
+    """Yield each array of a tree with the value at the same place of another tree, and the place.
+
+    Containers at the same place may be of different types, such as a dict and a dataclass.
+
+    Raises:
+        ValueError: If their keys differ, or only the other tree has an array or a container at a place.
+    """
+    kind = kind_of(tree)
+    if kind is ARRAY and other is not None:
+        yield tree, other, place
+        return
+    other_kind = kind_of(other)
+    if kind is LEAF and other_kind is LEAF:
+        return
+    opened = open_container(tree) if kind is TREE else None
+    others = open_container(other) if other_kind is TREE else None
+    if opened is None or others is None or set(opened.names) != set(others.names):
+        at = f" at {place}" if place else ""
+        raise ValueError(
+            f"The structure of out differs from that of the tree{at} ({difference(tree, other)}). Pass"
+            " containers with the same keys."
+        )
+    counterparts = dict(zip(others.names, others.children, strict=True))
+    for i, (name, child) in enumerate(zip(opened.names, opened.children, strict=True)):
+        yield from pair_arrays(child, counterparts[name], place + opened.place(i))
 
 
 def outline(tree: Any) -> str:
@@ -800,56 +840,3 @@ def difference(first: Any, second: Any) -> str:
     if only_one:
         return f"{one}, of which only one has {', '.join(sorted(only_one))}"
     return " and ".join(f"{one} with {reprlib.repr(x.extra)}" for x in opened)
-
-
-def additional_attributes(tree: Any, opened: Container, *, with_aliases: bool = False) -> dict[str, Any]:
-    """Return the attributes of a container that are neither its children nor computed from them.
-
-    ``with_aliases`` includes attributes that refer to a child.
-    """
-    attributes = _attributes(tree)
-    if not attributes or isinstance(opened, (_Mapping, _PytreeNode)):
-        return {}  # set by the mapping's constructor, or covered by the pytree registration
-    if isinstance(opened, _OptreeNode) and not opened.is_named_tuple:
-        return {}
-    aliased = set() if with_aliases else _ids_of_containers(opened.children)
-    fields = opened.fields()
-    holder = _holder_of(tree)
-    return {
-        name: value
-        for name, value in attributes.items()
-        if name not in opened.names
-        and f".{name}" not in fields
-        and value is not holder
-        and id(value) not in aliased
-        and not isinstance(getattr(type(tree), str(name), None), cached_property)
-    }
-
-
-def aliases(tree: Any, opened: Container) -> dict[str, Any]:
-    """Return the attributes of a container that refer to a child, with the name of that child."""
-    separate = additional_attributes(tree, opened).keys()
-    names = {id(child): name for name, child in zip(opened.names, opened.children, strict=True)}
-    return {
-        name: names.get(id(value))
-        for name, value in additional_attributes(tree, opened, with_aliases=True).items()
-        if name not in separate
-    }
-
-
-def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Return a container with each child replaced by ``change(child, place)``.
-
-    If no child changed, the result is the same object. Places are written as in Python: ``[0]``,
-    ``['batch']`` or ``.image``.
-    """
-    opened = open_container(tree)
-    children = [change(child, opened.place(i)) for i, child in enumerate(opened.children)]
-    if all(new is old for new, old in zip(children, opened.children, strict=True)):
-        return tree
-    try:
-        return opened.rebuild(children)
-    except ArrayNotSupportedError:
-        if is_registered(tree):
-            raise
-        return tree  # left unchanged, as in `map_arrays`

@@ -1,16 +1,9 @@
-"""Framework names, and the types of arguments that name a framework or a GPU."""
+"""Framework names, and the types of arguments that name a framework or a GPU number."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    import cupy
-    import jax
-    import torch
-
-    from arraybridge.device import Device
+from typing import Literal, TypeAlias
 
 
 class MemoryType(StrEnum):
@@ -34,6 +27,5 @@ class MemoryType(StrEnum):
     __hash__ = str.__hash__
 
 
-DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"
-FrameworkLike: TypeAlias = "str | MemoryType"
-GpuId: TypeAlias = "int | Literal['auto'] | None"
+FrameworkLike: TypeAlias = str | MemoryType
+GpuId: TypeAlias = int | Literal["auto"] | None

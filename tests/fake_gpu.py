@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from arraybridge.device import Device
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.batching import IndexedBatching
-from arraybridge.frameworks.component import component
-from arraybridge.frameworks.device_access import CPU, Devices
-from arraybridge.frameworks.interchange import Interchange
+from arraybridge.interface.batching import IndexedBatching
+from arraybridge.interface.component import component
+from arraybridge.interface.devices import CPU, Devices
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.interchange import Interchange
 
 FAKE_GPUS = (Device("gpu", 0), Device("gpu", 1))
 
@@ -69,7 +69,7 @@ class GpuDevices(Devices):
         return CPU if self.framework.has_host else self.framework.gpus[self.framework.current]
 
     @contextmanager
-    def selected(self, device: Device) -> Iterator[None]:
+    def select(self, device: Device) -> Iterator[None]:
         before, self.framework.current = self.framework.current, device.index
         try:
             yield

@@ -17,13 +17,16 @@ import pytest
 
 import arraybridge
 from arraybridge.carriers import registry as carrier_registry
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 #: The mode of the emulated GPU ("lazy", "at-once" or "guarded", see tests/emulated_gpu); "" on other
 #: machines.
 EMULATED = os.environ.get("ARRAYBRIDGE_EMULATED_GPU", "")
+
+#: The reason of skips on a machine with one GPU. tools/gpu_check_run.py counts "not applicable" separately.
+ONE_GPU = "not applicable: requires two GPUs"
 
 
 def required() -> frozenset[str]:
@@ -51,6 +54,14 @@ def require(name: str) -> Any:
     if name == "tensorflow":
         _split_tensorflow_cpu(module)
     return module
+
+
+def require_two_gpus() -> Any:
+    """Return CuPy; skip the test on a machine with one GPU, where it does not apply."""
+    cupy = require("cupy")
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip(ONE_GPU)
+    return cupy
 
 
 def jax_with(devices: int) -> Any:

@@ -6,15 +6,17 @@ import configparser
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 import arraybridge
-from tests.helpers import SCRIPTS, output_of, run_python
+from tests.helpers import SCRIPTS, output_of, require, run_python
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -29,15 +31,15 @@ _LATER = """
     hashlib json logging multiprocessing pathlib pickle subprocess traceback urllib uuid arraybridge.cli
     arraybridge.decorators.decorated_call arraybridge.decorators.gradient_flow arraybridge.frameworks.torch
     arraybridge.hardware arraybridge.memory.oom_recovery arraybridge.memory.stats
-    arraybridge.offload.device_choice arraybridge.offload.offloaded_call arraybridge.offload.gpu_search
+    arraybridge.offload.decision arraybridge.offload.offloaded_call arraybridge.offload.gpu_search
 """
 
 # Importable, but not in `__all__`: decorators named after a framework, results of calls, rarely needed names.
 _NOT_IN_ALL = """
     numpy torch jax tensorflow cupy pyclesperanto mlx paddle MemoryType Route TraceLog Timing Comparison
-    SizeComparison PipelineReport StageReport FoundDevice MemoryStats MemoryCollector Coexistence
-    SharedPoolError PoolLimitError least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu
-    to_mlx to_paddle
+    PipelineReport StageReport FoundDevice MemoryStats MemoryCollector Coexistence
+    SharedPoolError PoolLimitError least_used_gpu gpu_utilization share_gpu_memory memory_peak
+    to_mlx to_paddle Reason SharedMemoryGoneError ProcessDiedError
     cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
     cleanup_tensorflow_gpu cleanup_torch_gpu
 """
@@ -80,10 +82,30 @@ def test_framework_independent_functions_import_no_framework() -> None:
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
+# Parts that no other part needs: without one of them, only its own names are missing.
+PARTS = (
+    "tracing/interception.py",
+    "decorators/gradient*",
+    "dask",
+    "offload",
+    "cli",
+    "memory/shared_memory.py",
+)
+
+
+def test_each_optional_part_can_be_deleted(tmp_path: Path) -> None:
+    require("torch")
+    package = Path(arraybridge.__file__).parent
+    shutil.copytree(package, tmp_path / "arraybridge", ignore=shutil.ignore_patterns("__pycache__"))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = run_python(str(SCRIPTS / "independent_parts.py"), str(tmp_path), *PARTS, env={"PYTHONPATH": path})
+    assert done.stdout.splitlines() == list(PARTS), done.stderr
+
+
 def test_public_names_are_few_and_exist() -> None:
     names = arraybridge.__all__
     assert names[0] == "convert"
-    assert len(names) == len(set(names)) <= 65
+    assert len(names) == len(set(names)) <= 68
     assert not set(NOT_IN_ALL) & set(names)
     assert [name for name in (*names, *NOT_IN_ALL) if not hasattr(arraybridge, name)] == []
     assert {*names, *NOT_IN_ALL} <= set(dir(arraybridge))
@@ -104,6 +126,15 @@ def test_a_star_import_brings_the_errors_and_replaces_no_framework() -> None:
         "print(len(own) >= 12, [name for name in own if globals().get(name) is not getattr(errors, name)])",
     )
     assert output_of(*lines) == "True\nTrue []"
+
+
+def test_dir_lists_public_names_only() -> None:
+    """Internal modules are attributes of the package once they are imported, and are not listed."""
+    listed = set(dir(arraybridge))
+    assert listed == {*arraybridge.__all__, *NOT_IN_ALL, "dask", "interface", "testing"}
+    modules = {name for name in listed if isinstance(getattr(arraybridge, name), ModuleType)}
+    assert modules == {"dask", "interface", "testing"}
+    assert output_of("import arraybridge", "print(arraybridge.dask.__all__[0])") == "BlockError"
 
 
 def test_submodules_do_not_hide_decorators() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -314,13 +316,12 @@ def test_ambiguous_lists_are_joined_as_in_the_other_parts() -> None:
     assert same(Pipeline(fn, microbatches=4)(x), fn(x))
 
 
-def test_lists_of_batched_arrays_are_several_results() -> None:
+def test_lists_of_different_batched_arrays_are_several_results() -> None:
     x = numbered(8)
     for fn in (
-        lambda part: [part, part + 1],
-        lambda part: {"y": [part, part + 1]},
         lambda part: [part, part[:, 0]],
-        lambda part: [part, part > 3],
+        lambda part: {"y": [part, part > 3]},
+        lambda part: [part, part + 1, part * 2],  # never as many entries as a part has rows
     ):
         for run in WAYS:
             assert same(run(fn, x), fn(x))
@@ -334,14 +335,22 @@ def test_lists_of_batched_arrays_are_several_results() -> None:
         lambda part: {"y": [{"a": part}, {"b": part}]},
         lambda part: [{"a": part}, "text"],
         lambda part: [["a"] * len(part), ["b"] * len(part)],
+        lambda part: [part, part + 1],
+        lambda part: {"y": [np.ones(2) for _ in part]},
     ],
 )
 def test_ambiguous_lists_in_all_parts_raise(run: Callable[..., Any], fn: Callable[..., Any]) -> None:
-    with pytest.raises(CannotSplitError, match="return a tuple") as caught:
+    with pytest.raises(CannotSplitError, match=r"return a tuple.*stacked array") as caught:
         run(fn, numbered(8))
     assert len(str(caught.value).split()) < 40
     x = numbered(8)
     assert same(run(lambda part: (part, part + 1), x), (x, x + 1))
+
+
+@ways
+def test_a_list_with_a_fixed_value_is_not_a_row_list(run: Callable[..., Any]) -> None:
+    assert run(lambda part: [fixed("mean"), part], numbered(8))[0] == "mean"
+    assert run(lambda part: {"x": part, "names": [fixed("a"), None]}, numbered(8))["names"] == ["a", None]
 
 
 @ways
@@ -459,6 +468,22 @@ def split_in_random_parts(random: Random) -> Callable[..., Any]:
     return split
 
 
+def test_joining_leaves_no_reference_cycle() -> None:
+    """The batch and the result are freed as soon as the caller drops them."""
+    x = numbered(8)
+    references = []
+    gc.disable()
+    try:
+        for run in WAYS:
+            batch = x.copy()
+            result = run(lambda part: {"a": [part * 2, part[:, 0]], "rows": ["r"] * len(part)}, batch)
+            references += [weakref.ref(batch), weakref.ref(result["a"][0])]
+            del batch, result
+        assert [reference() is None for reference in references] == [True] * 6
+    finally:
+        gc.enable()
+
+
 # -- data that joining must preserve -------------------------------------------------------------------
 
 
@@ -495,138 +520,77 @@ def test_attributes_that_differ_between_parts_raise(run: Callable[..., Any]) -> 
 
 @dataclass
 class Names(list[str]):
-    """A list of rows with a field."""
+    """A list with a field."""
 
     language: str = "en"
 
 
 class Labels(list[str]):
-    """A list of rows with an attribute."""
+    """A list that may have attributes."""
 
 
-def names_of(part: np.ndarray) -> Names:
-    names = Names("de")
-    names.extend(f"row {int(row[0])}" for row in part)
-    return names
+class SlottedLabels(list[str]):
+    __slots__ = ("language",)
 
 
-def labels_of(part: np.ndarray) -> Labels:
-    labels = Labels(f"row {int(row[0])}" for row in part)
-    labels.language = "de"  # type: ignore[attr-defined]
-    return labels
+class Row(tuple[Any, ...]):  # noqa: SLOT001
+    """A tuple that may have attributes."""
 
 
-@ways
-@pytest.mark.parametrize("make", [names_of, labels_of])
-def test_row_lists_keep_their_class_and_attributes(run: Callable[..., Any], make: Callable[..., Any]) -> None:
-    joined = run(make, numbered(8))
-    whole = make(numbered(8))
-    assert type(joined) is type(whole)
-    assert list(joined) == list(whole)
-    assert joined.language == "de"
+def with_language(make: Callable[[Any], Any], part: np.ndarray) -> Any:
+    result = make(f"row {int(row[0])}" for row in part)
+    result.language = "de"
+    return result
 
 
-@dataclass
-class Scored(list[str]):
-    """A list of rows with an array of rows."""
-
-    scores: Any = None
-
-
-def scored(part: np.ndarray) -> Scored:
-    names = Scored(part * 2)
-    names.extend(f"row {int(row[0])}" for row in part)
+def names_of(rows: Any) -> Names:
+    names = Names()
+    names.extend(rows)
     return names
 
 
 @ways
-def test_arrays_in_fields_of_row_lists_are_joined(run: Callable[..., Any]) -> None:
-    joined = run(scored, numbered(8))
-    assert type(joined) is Scored
-    assert list(joined) == list(scored(numbered(8)))
-    np.testing.assert_array_equal(joined.scores, numbered(8) * 2, strict=True)
+@pytest.mark.parametrize("make", [names_of, Labels, SlottedLabels, Row])
+@pytest.mark.parametrize("first", [True, False])
+def test_lists_and_tuples_with_attributes_raise(
+    run: Callable[..., Any], make: Callable[..., Any], first: bool
+) -> None:
+    """Also if only the results of later parts have the attribute."""
 
-
-@ways
-@pytest.mark.parametrize("kind", [Names, Labels])
-def test_fields_and_attributes_of_row_lists_are_compared(run: Callable[..., Any], kind: Any) -> None:
     def fn(part: np.ndarray) -> Any:
-        names = kind()
-        names.extend("abcdefgh"[: len(part)])
-        names.language = "fr" if part[0, 0] else "de"
-        return names
+        if first or part[0, 0] or make is names_of:
+            return {"rows": with_language(make, part)}
+        return {"rows": make(f"row {int(row[0])}" for row in part)}
 
-    with pytest.raises(CannotSplitError, match=r"at \.language: different values"):
+    expected = r"at \['rows'\]: a \w+ has items and the attribute language\. Return a dict or a dataclass"
+    with pytest.raises(CannotSplitError, match=expected):
         run(fn, numbered(8))
 
 
 @ways
-def test_an_attribute_of_one_part_raises(run: Callable[..., Any]) -> None:
-    def fn(part: np.ndarray) -> Any:
-        labels = Labels("abcdefgh"[: len(part)])
-        if part[0, 0]:
-            labels.language = "de"  # type: ignore[attr-defined]
-        return labels
+def test_list_subclasses_without_attributes_are_joined(run: Callable[..., Any]) -> None:
+    joined = run(lambda part: Labels(f"row {int(row[0])}" for row in part), numbered(8))
+    assert type(joined) is Labels
+    assert joined == [f"row {3 * i}" for i in range(8)]
 
-    with pytest.raises(CannotSplitError, match="only some parts have the attribute language"):
-        run(fn, numbered(8))
+
+class Output(OrderedDict[str, Any]):
+    """A dict whose items are attributes as well, as in Hugging Face's ``ModelOutput``."""
+
+    def __init__(self, logits: Any, best: Any = None) -> None:
+        super().__init__(logits=logits)
+        self.logits = logits
+        self.best = best
 
 
 @ways
-def test_attributes_that_refer_to_rows_or_to_different_items_raise(run: Callable[..., Any]) -> None:
-    def rows_of(part: np.ndarray) -> Any:
-        labels = Labels([{"name": "a"} for _ in part])  # type: ignore[misc]
-        labels.best = labels[0]  # type: ignore[attr-defined]
-        return labels
-
-    def items_of(part: np.ndarray) -> Any:
-        labels = Labels([part, part * 2, part])  # type: ignore[list-item]
-        labels.best = labels[1 if part[0, 0] else 0]  # type: ignore[attr-defined]
-        return labels
-
+def test_attributes_of_dicts_follow_the_item_of_the_same_name(run: Callable[..., Any]) -> None:
+    joined = run(lambda part: Output(part * 2), numbered(8))
+    assert type(joined) is Output
+    assert joined.logits is joined["logits"]
+    np.testing.assert_array_equal(joined.logits, numbered(8) * 2)
     with pytest.raises(CannotSplitError, match=r"at \.best: different values"):
-        run(rows_of, numbered(8))
-    with pytest.raises(CannotSplitError, match="refer to different items"):
-        run(items_of, numbered(8))
-
-
-@ways
-@pytest.mark.parametrize("kind", [Names, Labels])
-def test_an_attribute_may_be_one_object_with_an_item(run: Callable[..., Any], kind: Any) -> None:
-    def fn(part: np.ndarray) -> Any:
-        names = kind()
-        names.extend(["fr" if part[0, 0] else "de"] * len(part))
-        names.language = names[0]
-        return names
-
-    with pytest.raises(CannotSplitError, match=r"at \.language: different values"):
-        run(fn, numbered(8))
-
-
-@ways
-def test_a_number_in_a_field_raises(run: Callable[..., Any]) -> None:
-    def fn(part: np.ndarray) -> Any:
-        names = Names(len(part))  # type: ignore[arg-type]
-        names.extend("ab"[: len(part)])
-        return names
-
-    with pytest.raises(
-        CannotSplitError,
-        match=r"at \.language: a separate number in each part, such as 2.* and reduce the joined rows",
-    ):
-        run(fn, numbered(8))
-
-
-def test_arrays_in_fields_of_an_argument_are_split() -> None:
-    names = scored(numbered(8))
-
-    def rows_of(x: np.ndarray, part: Scored) -> Any:
-        assert len(x) == len(part) == len(part.scores)
-        return part.scores
-
-    np.testing.assert_array_equal(
-        split_and_retry(limited(rows_of, 2), (numbered(8), names)), names.scores, strict=True
-    )
+        run(lambda part: Output(part, part), numbered(8))
 
 
 class Point(NamedTuple):
@@ -695,15 +659,73 @@ def test_parts_of_different_dtypes_get_the_advice_to_return_one_dtype(run: Calla
         run(lambda part: part.astype("f4") if part[0, 0] == 0 else part.astype("f8"), numbered(8))
 
 
-def test_parts_of_a_row_list_keep_its_class_and_fields() -> None:
-    names = Names("fr")
+@dataclass
+class Scored(list[str]):
+    """A list of rows with an array of rows."""
+
+    scores: Any = None
+    language: str = "fr"
+
+
+def test_a_list_argument_with_fields_is_split_with_them() -> None:
+    names = Scored(numbered(8) * 2)
     names.extend("abcdefgh")
 
-    def with_language(x: np.ndarray, part: Names) -> list[str]:
-        return [f"{part.language} {name}" for name in part]
+    def rows_of(x: np.ndarray, part: Scored) -> Any:
+        assert len(x) == len(part) == len(part.scores)
+        return {"scores": part.scores, "names": [f"{part.language} {name}" for name in part]}
 
-    joined = split_and_retry(limited(with_language, 2), (numbered(8), names))
-    assert joined == [f"fr {name}" for name in "abcdefgh"]
+    joined = split_and_retry(limited(rows_of, 2), (numbered(8), names))
+    np.testing.assert_array_equal(joined["scores"], names.scores, strict=True)
+    assert joined["names"] == [f"fr {name}" for name in "abcdefgh"]
+
+
+# -- dtypes that joining must preserve -----------------------------------------------------------------
+
+
+@ways
+@pytest.mark.parametrize("dtype", ["U", "S", ">U"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_arrays_of_text_take_the_longest_length(run: Callable[..., Any], dtype: str, masked: bool) -> None:
+    words = np.array(["a", "bb", "dddd", "ccc", "", "e", "ff", "g"])
+
+    def fn(part: Any) -> Any:
+        texts = np.array(words[part].tolist(), dtype)  # as long as the longest word of the part
+        return np.ma.masked_equal(texts, texts[0]) if masked else texts
+
+    joined = run(fn, np.arange(8))
+    assert joined.dtype == np.array(words.tolist(), dtype).dtype
+    assert np.ma.getdata(joined).tolist() == words.astype(dtype).tolist()
+    assert np.ma.getmaskarray(joined).tolist() == [masked, False] * 4
+
+
+def csr(cls: str, dtype: str, index: str) -> Any:
+    """Return a sparse array or matrix with eight rows and the given dtypes of values and indices."""
+    sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    x = getattr(sparse, cls)((8, 8))
+    x.data = np.arange(1.0, 9).astype(dtype)
+    x.indices = np.arange(8)[::-1].astype(index)
+    x.indptr = np.arange(9).astype(index)
+    return x
+
+
+@ways
+@pytest.mark.parametrize("cls", ["csr_array", "csr_matrix"])
+@pytest.mark.parametrize(
+    ("dtype", "index"), [("float64", "int64"), ("float16", "int32"), ("bfloat16", "int64"), (">f8", "int32")]
+)
+def test_sparse_parts_keep_index_and_value_dtypes(
+    run: Callable[..., Any], cls: str, dtype: str, index: str
+) -> None:
+    x = csr(cls, dtype, index)
+    joined = run(lambda part: part, x)
+    assert (type(joined), joined.shape) == (type(x), x.shape)
+    for name in ("data", "indices", "indptr"):
+        part, whole = getattr(joined, name), getattr(x, name)
+        assert part.dtype == whole.dtype, name
+        assert part.tolist() == whole.tolist(), name
 
 
 def limited(fn: Callable[..., Any], most: int) -> Callable[..., Any]:

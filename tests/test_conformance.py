@@ -9,9 +9,9 @@ import pytest
 
 import arraybridge
 from arraybridge.device import Device
-from arraybridge.frameworks.batching import Batching
-from arraybridge.frameworks.component import component
-from arraybridge.frameworks.device_access import Devices
+from arraybridge.interface.batching import Batching
+from arraybridge.interface.component import component
+from arraybridge.interface.devices import Devices
 from arraybridge.testing import FrameworkCheckError, check_framework
 from tests.decorators.cases import Box, BoxFramework
 from tests.helpers import require
@@ -168,7 +168,7 @@ def test_correct_plugins_pass() -> None:
         assert report
         assert all(one.cases for one in report.verdicts)
     assert {x.dtype.name for x in made} == Boxes.dtypes, "every dtype must be made by make()"
-    assert "boxes" not in arraybridge.frameworks.registry.framework_names()
+    assert "boxes" not in arraybridge.interface.registry.framework_names()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import inspect
 import io
 import os
 import re
+import sys
+import tomllib
+import typing
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,12 +24,12 @@ import pytest
 
 import arraybridge
 from arraybridge import hardware
-from arraybridge.frameworks.registry import framework_names, load_or_none
+from arraybridge.interface.registry import framework_names, load_or_none
 from tests.helpers import registry_kept, require, run_python
 
 DOCS = Path(__file__).parent.parent / "docs"
 # test_readme.py runs those of the README; the wheel's tests have no pages next to them.
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *(DOCS / "reference").glob("*.rst")])
 PACKAGE = Path(arraybridge.__file__).parent
 MODULES = [
     ".".join(("arraybridge", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
@@ -31,76 +37,109 @@ MODULES = [
     if ">>> " in file.read_text(encoding="utf-8")
 ]
 
-#: Packages that the blocks of a page import, without which it is skipped.
-NEEDS = {
-    "add-a-framework": ("torch",),
-    "api": ("torch",),
-    "carriers": (
-        "torch",
-        "xarray",
-        "zarr",
-        "h5py",
-        "SimpleITK",
-        "PIL",
-        "pandas",
-        "polars",
-        "pyarrow",
-        "matplotlib",
-    ),
-    "coming-from": ("torch",),
-    "concepts": ("torch", "jax", "tensorflow"),
-    "conversion-table": ("torch", "tensorflow"),
-    "dask": ("dask", "distributed", "torch", "jax"),
-    "dask-cluster": ("dask", "distributed", "torch"),
-    "decorators": ("torch", "jax", "pyclesperanto"),
-    "devices": ("torch", "jax"),
-    "gradients": ("torch", "jax", "tensorflow"),
-    "how-it-works": ("jax",),
-    "index": ("torch", "jax", "tensorflow"),
-    "kernels": ("torch", "jax", "pyclesperanto", "numba"),
-    "memory": ("torch",),
-    "parallel": ("jax",),
-    "quickstart": ("torch",),
-    "sparse": ("torch", "jax", "tensorflow", "scipy"),
-    "troubleshooting": ("torch", "jax"),
-    "traces": ("tensorflow", "torch", "skimage"),
+
+def _name_of_page(page: Path) -> str:
+    return page.relative_to(DOCS).with_suffix("").as_posix()
+
+
+#: Packages by the names of their distributions, if these differ.
+MODULES_OF = {
+    "pillow": "PIL",
+    "scikit-image": "skimage",
+    "ml-dtypes": "ml_dtypes",
+    "tensorflow-cpu": "tensorflow",
 }
+FRAMEWORKS = {"cupy", "jax", "mlx", "paddle", "pyclesperanto", "tensorflow", "torch"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_code_of_each_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _programs(page: Path) -> list[Any]:
+    """Return the blocks of Python code that a page runs, from top to bottom."""
     sybil = pytest.importorskip("sybil")
-    from sybil.parsers.myst import PythonCodeBlockParser
+    from sybil.parsers import myst, rest
 
-    for name in NEEDS.get(page.stem, ()):
+    parser = rest.PythonCodeBlockParser() if page.suffix == ".rst" else myst.PythonCodeBlockParser()
+    return list(sybil.Sybil(parsers=[parser]).parse(page).examples())
+
+
+def _packages_of(programs: list[Any]) -> set[str]:
+    """Return the packages that programs import, and those of the frameworks that they name."""
+    found = set()
+    for node in ast.walk(ast.parse("\n".join(str(program.parsed) for program in programs))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module).partition(".")[0]}
+            found |= {"dask", "distributed"} if node.module == "arraybridge.dask" else set()
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ab":
+            found |= {node.attr.removeprefix("to_")} & FRAMEWORKS
+        elif isinstance(node, ast.Constant) and node.value in FRAMEWORKS:
+            found.add(node.value)
+    return found - set(sys.stdlib_module_names) - {"arraybridge", "numpy"}
+
+
+def _packages_named(page: Path) -> set[str]:
+    """Return the packages that the installation commands of a page install from a checkout."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: set[str] = set()
+    commands = re.findall(r'pip install "\.\[([\w,-]+)\]"([\w -]*)', page.read_text(encoding="utf-8"))
+    waiting = [extra for extras, _ in commands for extra in extras.split(",")]
+    names = [name for _, others in commands for name in others.split()]
+    while waiting:
+        for requirement in project["optional-dependencies"][waiting.pop()]:
+            name, extras = re.match(r"([\w-]+)(?:\[([\w,-]+)\])?", requirement).groups()  # type: ignore[union-attr]
+            names.append(name)
+            waiting += extras.split(",") if name == "arraybridge" else []
+    found |= {MODULES_OF.get(name, name) for name in names}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name_of_page)
+def test_each_page_names_the_extras_that_its_programs_need(page: Path) -> None:
+    needed = _packages_of(_programs(page))
+    if page.parent.name == "reference":
+        page = page.with_name("index.rst")
+    assert needed - _packages_named(page) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name_of_page)
+def test_code_of_each_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = _programs(page)
+    text = page.read_text(encoding="utf-8")
+    assert examples or not re.search("```python|code-block:: python", text)
+    for name in sorted(_packages_of(examples)):
         require(name)
     if page.stem in ("decorators", "kernels"):
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
     if page.stem.startswith("dask"):
+        pytest.importorskip("distributed")
         # On a machine with GPUs, cluster() would require dask-cuda.
         monkeypatch.setattr(hardware, "gpus", lambda: ())
         from tests.dask.timeouts import let_workers_end
 
         let_workers_end()
-    document = sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page)
-    examples = list(document.examples())
-    assert examples or "```python" not in page.read_text(encoding="utf-8")
     with registry_kept():
         for example in examples:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 example.evaluate()
             shown = re.match(
-                r"\s*```text\n(.*?)^```$", document.text[example.end :], re.MULTILINE | re.DOTALL
+                r"\s*```text\n(.*?)^```$", example.document.text[example.end :], re.MULTILINE | re.DOTALL
             )
             if shown is not None:
                 assert printed.getvalue().strip() == shown[1].strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=_name_of_page)
 def test_no_paragraph_of_a_page_is_repeated(page: Path) -> None:
     paragraphs = [text for text in page.read_text(encoding="utf-8").split("\n\n") if len(text) > 100]
     assert [text for text in paragraphs if paragraphs.count(text) > 1] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name_of_page)
+def test_lines_of_code_fit_on_the_page(page: Path) -> None:
+    """Longer lines scroll, even on a wide screen."""
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [line for line in "".join(blocks).splitlines() if len(line) > 107] == []
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -185,7 +224,7 @@ def _without_times(text: str) -> list[str]:
 #: Names of `arraybridge` 0.5, which one paragraph of the reference describes.
 OLDER_NAMES = re.compile("cleanup_(all|torch|cupy|jax|tensorflow|pyclesperanto)_")
 #: Names that are loaded at the first access.
-LOADED_LATER = set(dir(arraybridge)) - set(vars(arraybridge))
+LOADED_LATER = set(dir(arraybridge)) - set(vars(arraybridge)) - {"dask", "interface", "testing"}
 PUBLIC_NAMES = sorted({*arraybridge.__all__, *LOADED_LATER})
 
 
@@ -196,12 +235,39 @@ def _read(page: str) -> str:
 @needs_pages
 @pytest.mark.parametrize("name", [name for name in PUBLIC_NAMES if not OLDER_NAMES.match(name)])
 def test_the_reference_has_each_public_name_and_an_example(name: str) -> None:
-    page = _read("api")
-    assert re.search(rf"^\.\. (?:auto\w+|py:\w+):: (?:arraybridge\.\w+\.)?{name}$", page, re.MULTILINE)
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.rst"))
+    assert re.search(rf"^\.\. (?:auto\w+|py:\w+):: (?:arraybridge\.\w+\.)?{name}$", pages, re.MULTILINE)
     docstring = inspect.getdoc(getattr(arraybridge, name)) or ""
     in_docstring = ">>> " in docstring or re.search(r"::\n\n    ", docstring)
-    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^\.\. code-block:: py(?:thon)?\n\n((?:    .*\n|\n)+)", pages, re.MULTILINE)
     assert in_docstring or any(re.search(rf"\b{name}\b", block) for block in blocks)
+
+
+def _public_functions() -> dict[str, Any]:
+    """Return the public functions, and the public methods of public classes, by name."""
+    found: dict[str, Any] = {}
+    packages = ["arraybridge", "arraybridge.testing"]
+    if importlib.util.find_spec("distributed") is not None:
+        packages.append("arraybridge.dask")
+    for package in map(importlib.import_module, packages):
+        for name in PUBLIC_NAMES if package is arraybridge else package.__all__:
+            value = getattr(package, name)
+            if inspect.isfunction(value):
+                found[name] = value
+            elif isinstance(value, type) and value.__module__.startswith("arraybridge"):
+                methods = inspect.getmembers(value, inspect.isfunction)
+                found |= {f"{name}.{method}": f for method, f in methods if not method.startswith("_")}
+    return found
+
+
+FUNCTIONS = _public_functions()
+# Its result is in a module that a trace loads when it ends.
+del FUNCTIONS["TraceLog.hotspots"]
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_type_hints_of_public_functions_resolve(name: str) -> None:
+    assert "return" in typing.get_type_hints(FUNCTIONS[name])
 
 
 @needs_pages
@@ -247,7 +313,7 @@ def test_each_error_and_warning_has_a_heading_with_an_answer() -> None:
     for section in sections:
         answer = section.partition("\n")[2].partition("\n## ")[0]
         sentences = re.findall(r"[.:](?:\s|$)", answer)
-        assert len(sentences) > 1 or "{doc}" in answer, f"the answer is too short: {section}"
+        assert len(sentences) > 1 or ".md)" in answer, f"the answer is too short: {section}"
 
 
 def _layouts() -> dict[str, np.ndarray]:

@@ -70,12 +70,17 @@ class FakeNvml:
         return result
 
 
+def _no_uuids() -> None:
+    """Simulate a CUDA driver that is not initialized."""
+
+
 def install_nvml(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
     """Simulate a machine with this library, or without one, and with no variables set."""
     monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setattr(hardware, "_visible_gpus", COUNTED)
+    monkeypatch.setattr(hardware.cuda_driver, "visible_uuids", _no_uuids)
 
 
 COUNTED = hardware._visible_gpus.__wrapped__  # without its cache
@@ -154,5 +159,26 @@ def test_host_memory_matches_psutil() -> None:
     host = hardware.host_memory()
     assert host.total == psutil.virtual_memory().total
     assert 0 < host.available < host.total
-    own = hardware.process_memory()
-    assert 0 < own.used <= own.peak
+    used, peak = hardware.process_memory()
+    assert 0 < used <= peak
+
+
+@pytest.mark.parametrize(
+    ("uuids", "expected"),
+    [
+        (("bbbb2", "aaaa1"), ["GPU-bbbb-2", "GPU-aaaa-1"]),
+        (("2222",), ["MIG-2222"]),
+        (("bbbb2", "eeee5"), ["GPU-aaaa-1"]),  # NVML does not list all of them, so the variable counts
+    ],
+)
+def test_an_initialized_driver_determines_the_numbers(
+    uuids: tuple[str, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a variable that has changed since CUDA read it."""
+    install_nvml(monkeypatch, FakeNvml(SLOW, FAST, DIVIDED))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aaaa-1")
+    monkeypatch.setattr(hardware.cuda_driver, "visible_uuids", lambda: uuids)
+    monkeypatch.setattr(hardware, "_gpus_by_uuid", hardware._gpus_by_uuid.__wrapped__)
+    found = hardware.gpus()
+    assert [gpu.uuid for gpu in found] == expected
+    assert [gpu.index for gpu in found] == [*range(len(expected))]

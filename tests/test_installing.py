@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from arraybridge.frameworks.installation import how_to_install
-from arraybridge.frameworks.registry import BUILT_IN
+from arraybridge.interface.installation import how_to_install
+from arraybridge.interface.registry import BUILT_IN
 
 TOP = Path(__file__).parent.parent
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -120,7 +120,7 @@ def test_paddle_imports_gpu_memory_with_its_gpu_selected() -> None:
     log: list[str] = []
 
     @contextmanager
-    def selected(device: arraybridge.Device) -> Iterator[None]:
+    def select(device: arraybridge.Device) -> Iterator[None]:
         log.append(f"selects {device}")
         yield
         log.append("leaves it")
@@ -133,7 +133,7 @@ def test_paddle_imports_gpu_memory_with_its_gpu_selected() -> None:
         return x
 
     exporter: Any = SimpleNamespace(
-        devices=SimpleNamespace(selected=selected),
+        devices=SimpleNamespace(select=select),
         interchange=SimpleNamespace(block_until_ready=block_until_ready, exported=exported),
     )
     x = arraybridge.aligned((3,), "float32")

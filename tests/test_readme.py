@@ -19,6 +19,7 @@ EXAMPLE = re.compile(r"^```python\n(.*?)^```$\n\n^```text\n(.*?)^```$", flags=re
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 SECTIONS = [
     "Installation",
+    "When not to use it",
     "Quick start",
     "Find hidden copies",
     "Features",
@@ -42,7 +43,7 @@ def test_the_table_of_pairs_is_current() -> None:
 
 def test_length_and_order_of_sections() -> None:
     prose = re.sub(r"^\|.*$", "", BLOCK.sub("", README), flags=re.MULTILINE)
-    assert words(prose) <= 900
+    assert words(prose) <= 950
     assert words(README) <= 1500
     assert re.findall(r"^## (.*)$", README, flags=re.MULTILINE) == SECTIONS
 
@@ -84,7 +85,7 @@ def test_the_two_commands_have_a_block_each() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
 def test_the_first_example_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
-    for framework in ("torch", "jax", "tensorflow"):
+    for framework in ("torch", "jax"):  # the extras that both pages install
         require(framework)
     page = CHECKOUT / name
     if not page.is_file():
@@ -98,12 +99,8 @@ def test_the_first_example_prints_what_the_page_shows(name: str, tmp_path: Path)
         checks.append("assert array.unsafe_buffer_pointer() == tensor.data_ptr()")
     script = tmp_path / "example.py"
     script.write_text("\n".join([example[0], *checks, ""]), encoding="utf-8")
-    # As a user runs it, without a variable that silences TensorFlow.
-    done = run_python(str(script), env={"TF_CPP_MIN_LOG_LEVEL": ""})
-    assert (done.returncode, done.stdout) == (0, example[1]), done.stderr
-    # TensorFlow reports the CPU's instructions when it is imported.
-    of_tensorflow = r"^(WARNING: All log messages before|I\d{4} .*\.cc:\d+\] |To enable the following).*\n"
-    assert re.sub(of_tensorflow, "", done.stderr, flags=re.MULTILINE) == ""
+    done = run_python(str(script))
+    assert (done.returncode, done.stdout, done.stderr) == (0, example[1], "")
 
 
 def test_the_trace_shows_the_lines_and_bytes_of_its_script(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,23 @@ def read_only_file_map() -> np.ndarray[Any, Any]:
         return np.memmap(file, "float32", "r")
 
 
+def misaligned_in_file() -> np.ndarray[Any, Any]:
+    header = b'{"a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}'.ljust(64)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes((64).to_bytes(8, "little") + header + bytes(64))
+        return arraybridge.load_safetensors(path)["a"]
+
+
 def aligned() -> np.ndarray[Any, Any]:
     x: Any = arraybridge.aligned((4, 4), "float32")
     x[...] = 1
+    return x
+
+
+def misread_bools() -> np.ndarray[Any, Any]:
+    x: Any = arraybridge.aligned(4, "uint8")
+    x[...] = 7
     return x
 
 
@@ -96,6 +111,7 @@ CASES: list[tuple[Make, str, dict[str, Any], Reason, str]] = [
         "skips elements",
     ),
     (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, Reason.MISALIGNED, "then arraybridge.to_jax(x)"),
+    (misaligned_in_file, "jax", {}, Reason.MISALIGNED_IN_FILE, "load_safetensors(path)"),
     (
         lambda: np.zeros(17, np.uint8)[1:].view("complex128"),
         "torch",
@@ -104,6 +120,7 @@ CASES: list[tuple[Make, str, dict[str, Any], Reason, str]] = [
         "then arraybridge.to_torch(x)",
     ),
     (lambda: np.ones(4, ">f8"), "torch", {}, Reason.BYTE_ORDER, "the native byte order"),
+    (lambda: misread_bools().view(bool), "jax", {}, Reason.BOOL_BYTES, "x.view(np.uint8) != 0"),
     (read_only, "torch", {}, Reason.READ_ONLY, "to_torch(x, copy=False) shares it"),
     (read_only_file_map, "torch", {}, Reason.READ_ONLY_FILE_MAP, 'np.load(path, mmap_mode="c")'),
     (lambda: require("jax").numpy.float32(2), "torch", {}, Reason.CACHED_SCALAR, "pass a number"),
@@ -219,6 +236,8 @@ def test_no_advice_depends_on_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plug_in_may_give_its_own_text() -> None:
+    require("torch")
+
     class Plugin(Framework):
         name = "plugin"
         modules = ("plugin",)
@@ -244,6 +263,7 @@ def test_a_plug_in_may_give_its_own_text() -> None:
 
 
 def test_a_route_prints_as_before() -> None:
+    require("torch")
     route: Route = explain(np.ones((2, 2))[::-1], "torch")
     assert str(route) == (
         "numpy → torch on cpu: copied through host memory (32 B),"

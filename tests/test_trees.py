@@ -400,6 +400,97 @@ def test_frozen_dicts_of_flax_are_containers() -> None:
     assert isinstance(tree["x"], np.ndarray)
 
 
+class TableOfRows(Mapping[str, Any]):
+    """A mapping whose iterator yields rows instead of keys, as that of a TensorDict."""
+
+    made = 0
+
+    def __init__(self, contents: Any) -> None:
+        type(self).made += 1
+        self.contents = dict(contents)
+
+    def keys(self) -> Any:
+        return self.contents.keys()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{key: value[0] for key, value in self.contents.items()}])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, key: str) -> Any:
+        return self.contents[key]
+
+
+class UnreadableTable(TableOfRows):
+    def keys(self) -> Any:
+        return Mapping.keys(self)
+
+
+def test_mappings_are_read_by_their_keys() -> None:
+    torch = require("torch")
+    rows = TableOfRows({"x": np.ones(2), "y": [np.zeros(2)]})
+    converted = convert_tree(rows, "torch")
+    assert type(converted) is TableOfRows
+    assert type(converted["x"]) is type(converted["y"][0]) is torch.Tensor
+    double = arraybridge.torch(lambda given: given["x"] * 2)
+    assert double(rows).tolist() == [2, 2]
+    before = TableOfRows.made
+    double(rows)
+    assert TableOfRows.made == before + 1  # the one with converted arrays
+    without = UnreadableTable({"x": np.ones(2)})
+    assert convert_tree(without, "torch") is without
+    assert arraybridge.torch(lambda given, x: given)(without, np.ones(2)) is without
+
+
+class Indirect(Mapping[str, Any]):
+    """A mapping that PyTorch knows as a pytree, and that a dict of its items cannot represent."""
+
+    def __init__(self, contents: Any, rows: int = 0) -> None:
+        self.contents = dict(contents)
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.contents)
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.contents[key]
+
+
+@dataclasses.dataclass
+class Stored:
+    """A dataclass that PyTorch knows as a pytree, and whose field is stored elsewhere."""
+
+    x: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        stored = object.__getattribute__(self, "__dict__")
+        return stored["_values"]["x"] if name == "x" else object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__["_values"] = {name: value}
+
+
+def test_pytrees_of_pytorch_are_opened_as_such() -> None:
+    torch = require("torch")
+    pytree: Any = torch.utils._pytree
+
+    def flatten(tree: Indirect) -> tuple[list[Any], Any]:
+        return [*tree.contents.values()], ([*tree.contents], tree.rows)
+
+    def unflatten(values: Any, state: Any) -> Indirect:
+        return Indirect(zip(state[0], values, strict=True), state[1])
+
+    pytree.register_pytree_node(Indirect, flatten, unflatten)
+    pytree.register_pytree_node(Stored, lambda tree: ([tree.x], None), lambda values, _: Stored(*values))
+    converted = convert_tree(Indirect({"x": np.ones(2)}, 2), "torch")
+    assert (type(converted), converted.rows, type(converted["x"])) == (Indirect, 2, torch.Tensor)
+    assert type(convert_tree(Stored(np.ones(2)), "torch").x) is torch.Tensor
+
+
 class _NeedsMore(FrozenMapping):
     def __init__(self, contents: Any, more: int) -> None:
         super().__init__(contents)
@@ -416,6 +507,8 @@ def test_mappings_that_cannot_be_rebuilt_stay() -> None:
 def test_options_are_checked_without_an_array(tree: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be|Pass 0"):
         arraybridge.convert_tree(tree, "numpy", **options)
+    with pytest.raises(ValueError, match=r"must be|Pass 0"):
+        arraybridge.convert_tree([], out=[], **options)
 
 
 class _Box:
@@ -641,19 +734,6 @@ def test_fields_in_addition_to_items_are_converted(kind: Any) -> None:
     wrong = kind(np.array(["text"]))
     with pytest.raises(MemoryConversionError, match=r"at \.mask: "):
         arraybridge.convert_tree(wrong, "torch")
-
-
-def test_fields_in_addition_to_items_are_joined() -> None:
-    def label(part: Any) -> Any:
-        labeled = Labeled(part > 4, "s")
-        labeled.append(part * 2)
-        return labeled
-
-    x = np.arange(8.0)
-    joined = arraybridge.Pipeline(label, microbatches=4)(x)
-    np.testing.assert_array_equal(joined.mask, x > 4)
-    np.testing.assert_array_equal(joined[0], x * 2)
-    assert (type(joined), joined.unit) == (Labeled, "s")
 
 
 class Checked:

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, overload
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from arraybridge.benchmarking.reports import Comparison, SizeComparison
-from arraybridge.benchmarking.standard_functions import array_of
 from arraybridge.benchmarking.timing import Timing, benchmark
 from arraybridge.carriers.sources import source_of
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.device import Device
 from arraybridge.devices.default_device import use_device
 from arraybridge.devices.inventory import framework_for_numpy_code, gpu_available
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.device_access import CPU
+from arraybridge.formatting import Table
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
 from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement
 from arraybridge.trees import arrays_of, map_arrays
-
-_Functions: TypeAlias = "Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]"
-_Make: TypeAlias = "Callable[[int], Any]"
+from arraybridge.validation import add_hints
 
 
-@overload
-def compare(
-    fn: Callable[..., Any], *args: Any, sizes: None = None, seconds: float = 0.5, runs: int | None = None
-) -> Comparison: ...
-@overload
-def compare(
-    fn: _Functions, *, sizes: Iterable[int], make: _Make = ..., seconds: float = 0.5, runs: int | None = None
-) -> SizeComparison: ...
-def compare(
-    fn: Any,
-    *args: Any,
-    sizes: Iterable[int] | None = None,
-    make: _Make = array_of,
-    seconds: float = 0.5,
-    runs: int | None = None,
-) -> Comparison | SizeComparison:
+@dataclass(frozen=True)
+class Comparison(Table):
+    """The timings of a call on the CPU and on the GPU. It prints as a table, including in notebooks.
+
+    Attributes:
+        cpu: The `Timing` on the CPU.
+        gpu: The `Timing` on the GPU; None if the GPU was not measured.
+        note: Whether transfers are included, or why the GPU was not measured.
+    """
+
+    cpu: Timing
+    gpu: Timing | None
+    note: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """The CPU median divided by the GPU median; None if the GPU was not measured."""
+        return None if self.gpu is None else self.cpu.median / self.gpu.median
+
+    def _table(self) -> Any:
+        head = ("", "median", "minimum", "spread", "runs")
+        rows = [(name, *timing.cells()) for name, timing in (("cpu", self.cpu), ("gpu", self.gpu)) if timing]
+        if self.speedup is None:
+            return head, rows, head, self.note
+        name, times = ("GPU", self.speedup) if self.speedup >= 1 else ("CPU", 1 / self.speedup)
+        return head, rows, head, f"the {name} is {times:.3g} times as fast; {self.note}"
+
+
+@run_eagerly
+@add_hints
+def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int | None = None) -> Comparison:
     """Time a call on the CPU and on the GPU, or only on the CPU if there is no GPU.
 
     Framework decorators and ``@gpu`` transfer the arguments themselves, so the timings of such functions
@@ -50,21 +62,17 @@ def compare(
     framework, for example with `array_namespace`.
 
     Args:
-        fn: The function. With ``sizes``, also a list of functions, or a dict of functions by name.
+        fn: The function.
         *args: The arguments of the function.
-        sizes: The numbers of elements to compare. Defaults to None: one comparison with ``args``.
-        make: A function that returns the argument for a size, used with ``sizes``. Defaults to a 1-D float32
-            array of that many elements.
         seconds: As for `benchmark`, per device.
         runs: As for `benchmark`, per device.
 
     Returns:
-        A `Comparison`; with ``sizes``, a `SizeComparison`.
+        A `Comparison`.
 
     Raises:
-        TypeError: If ``fn`` is not a function, or ``runs`` or a size is not an int.
-        ValueError: If a number is too small, ``sizes`` is empty or combined with ``args``, or there are no
-            functions.
+        TypeError: If ``fn`` is not a function, or ``runs`` is not an int.
+        ValueError: If a number is too small.
         Exception: Any exception raised by ``fn``.
 
     Example:
@@ -72,55 +80,7 @@ def compare(
         >>> result = compare(np.sort, np.arange(100), runs=5)
         >>> result.cpu.runs
         5
-        >>> print(compare(np.sort, sizes=[10, 1000], runs=5).crossover())  # on a machine without a GPU
-        None
     """
-    if sizes is None:
-        return _compared(fn, args, seconds, runs)
-    if args:
-        raise ValueError(
-            "compare() accepts arguments for the function or sizes=, not both. Pass a function that creates"
-            " the argument for each size as make=."
-        )
-    if not callable(make):
-        raise TypeError(
-            f"make={make!r} must be a function that returns the argument for a size, such as make=np.ones."
-        )
-    counts = _valid_sizes(sizes)
-    several = fn if isinstance(fn, Sequence) else [fn]
-    functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
-    if not functions:
-        raise ValueError("compare() got no functions. Pass at least one, such as [np.sort].")
-    pairs = [(name, one, size) for name, one in functions.items() for size in counts]
-    rows = ((name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
-    return SizeComparison(tuple(rows))
-
-
-def _valid_sizes(sizes: Any) -> list[int]:
-    """Return the sizes as ints in ascending order, without duplicates.
-
-    Raises:
-        TypeError: If a size is not an int.
-        ValueError: If there is no size, or a size is less than 1.
-    """
-    is_iterable = isinstance(sizes, Iterable) and not isinstance(sizes, str)
-    counts = list(sizes) if is_iterable else []
-    if not is_iterable or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in counts):
-        raise TypeError(
-            f"sizes={counts or sizes!r} must be a list of ints. Pass numbers of elements, such as"
-            " sizes=[1000, 1_000_000]."
-        )
-    counts = sorted({int(n) for n in counts})
-    if not counts or counts[0] < 1:
-        wrong = f"contains {counts[0]}" if counts else "is empty"
-        raise ValueError(
-            f"sizes={counts} {wrong}. Pass one or more numbers of elements, each at least 1, such as"
-            " sizes=[1000, 1_000_000]."
-        )
-    return counts
-
-
-def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> Comparison:
     if not callable(fn):
         raise TypeError(
             f"compare() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"

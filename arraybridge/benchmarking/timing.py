@@ -7,11 +7,12 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from arraybridge.formatting import counted, format_seconds
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.registry import loaded
+from arraybridge.compilers import run_eagerly
+from arraybridge.formatting import format_count, format_seconds
+from arraybridge.interface import registry
+from arraybridge.interface.registry import loaded
 from arraybridge.trees import arrays_of
-from arraybridge.validation import whole_number
+from arraybridge.validation import add_hints, whole_number
 
 # After `_TRIALS` waits, the remaining calls are timed without a wait as soon as one wait has taken at most
 # `_IDLE_FACTOR` times as long as the shortest wait on idle devices.
@@ -39,9 +40,13 @@ class Timing(NamedTuple):
         return (*(format_seconds(seconds) for seconds in self[:3]), str(self.runs))
 
     def __str__(self) -> str:
-        return "median {}, minimum {}, spread {}, {}".format(*self.cells()[:3], counted(self.runs, "run"))
+        return "median {}, minimum {}, spread {}, {}".format(
+            *self.cells()[:3], format_count(self.runs, "run")
+        )
 
 
+@run_eagerly
+@add_hints
 def benchmark(
     fn: Callable[..., Any], *args: Any, warmup: int = 2, seconds: float = 0.5, runs: int | None = None
 ) -> Timing:
@@ -78,9 +83,9 @@ def benchmark(
             f"benchmark() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"
             " benchmark(fn, x)."
         )
-    whole_number("warmup", warmup, least=0)
+    warmup = whole_number("warmup", warmup, least=0)
     if runs is not None:
-        whole_number("runs", runs, least=1)
+        runs = whole_number("runs", runs, least=1)
     if not isinstance(seconds, Real):
         raise TypeError(f"seconds={seconds!r} must be a number greater than 0.")
     if seconds <= 0:

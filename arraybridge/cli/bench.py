@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
-import pkgutil
 import platform
 import statistics
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -19,23 +14,18 @@ import typer
 from rich.markup import escape
 
 import arraybridge
-from arraybridge import compare
 from arraybridge.benchmarking.native_calls import NATIVE_CALLS
-from arraybridge.benchmarking.standard_functions import STANDARD
 from arraybridge.cli import option_parsing, output
+from arraybridge.conversion.table import FRAMEWORKS
 from arraybridge.errors import MemoryConversionError
 from arraybridge.formatting import format_bytes, format_seconds
 
 Json = dict[str, Any]
 Call = Callable[[], object]
 
-_ITEMSIZE = 4  # float32
-
-
-_ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
 _CALLS = {(source, target): call for sources, target, call in NATIVE_CALLS for source in sources.split()}
 #: (source, target) → the native call, in the order of the table.
-RAW = {(x, y): _CALLS[x, y] for x in _ORDER for y in _ORDER if (x, y) in _CALLS}
+RAW = {(x, y): _CALLS[x, y] for x in FRAMEWORKS for y in FRAMEWORKS if (x, y) in _CALLS}
 
 
 class Case(NamedTuple):
@@ -55,7 +45,6 @@ class Case(NamedTuple):
 
 
 def bench(
-    context: typer.Context,
     frameworks: output.Frameworks = None,
     size: Annotated[
         str, typer.Option(help="Size of the float32 array, such as 64KiB.", metavar="SIZE")
@@ -64,17 +53,6 @@ def bench(
         int, typer.Option(help="Number of timings per call.", min=3, max=1000, metavar="N")
     ] = 15,
     as_json: output.AsJson = False,
-    sizes: Annotated[
-        str | None,
-        typer.Option(help="Compare CPU and GPU at these sizes, such as 1000,1e6,64MiB.", metavar="SIZES"),
-    ] = None,
-    functions: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Functions for --sizes, such as fft,matmul or MODULE:NAME. Default: {', '.join(STANDARD)}.",
-            metavar="NAMES",
-        ),
-    ] = None,
 ) -> None:
     """Compare the speed of arraybridge with that of the frameworks' own functions.
 
@@ -82,26 +60,17 @@ def bench(
     Calls to decorated functions are compared with calls to the undecorated functions.
     The calls alternate, so that other load on the machine affects both equally.
 
-    With --sizes, functions are timed on the CPU and on the GPU, without transfers.
-    The table shows the size from which the GPU is faster.
-
-    Examples:
+    Example:
     [bold]arraybridge bench --frameworks torch,jax[/bold]
-
-    [bold]arraybridge bench --sizes 1e3,1e5,1e7 --functions fft,matmul[/bold]
     """
-    _check_mode(context)
+    nbytes = option_parsing.parse_size(size)
+    names = option_parsing.parse_frameworks(frameworks)
     result: Json = {
         "arraybridge": arraybridge.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "rounds": rounds,
     }
-    if sizes is not None:
-        _compare_sizes(parse_element_counts(sizes), parse_functions(functions), result, as_json)
-        return
-    nbytes = option_parsing.parse_size(size)
-    names = option_parsing.parse_frameworks(frameworks)
     with output.reserve_stdout(as_json):
         cases, left_out = make_cases(names, nbytes)
         with output.progress_bar() as bar:
@@ -113,43 +82,12 @@ def bench(
         print_result(result)
 
 
-def _check_mode(context: typer.Context) -> None:
-    """Raise for options that require ``--sizes`` if it is missing, and for options that it excludes."""
-    with_sizes = context.params["sizes"] is not None
-    if not with_sizes and context.params["functions"] is not None:
-        raise typer.BadParameter(
-            "It requires --sizes. Add sizes, such as --sizes 1000,1e6.", param_hint="--functions"
-        )
-    for name in ("size", "frameworks") if with_sizes else ():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            raise typer.BadParameter(
-                "It cannot be used with --sizes. Remove one of them.", param_hint=f"--{name}"
-            )
-
-
-def _compare_sizes(
-    counts: list[int], functions: dict[str, Callable[[Any], Any]], result: Json, as_json: bool
-) -> None:
-    """Time functions on the CPU and on the GPU, and print the result."""
-    with output.reserve_stdout(as_json):
-        comparison = compare(functions, sizes=counts, runs=result["rounds"])
-    result["rows"] = comparison.as_dicts()
-    result["note"] = comparison.note
-    result["crossover"] = {name: comparison.crossover(name) for name in comparison.names()}
-    if as_json:
-        output.print_json(result)
-        return
-    text = f"float32, median of {result['rounds']} timings\n\n{comparison}"
-    output.console().print(escape(text), soft_wrap=True)
-
-
 # -- conversions and decorators ----------------------------------------------------------------------
 
 
 def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str]]:
     """Return the cases for the frameworks that work here, and why the other frameworks do not."""
-    host = np.arange(max(1, nbytes // _ITEMSIZE), dtype=np.float32)
+    host = np.arange(max(1, nbytes // 4), dtype=np.float32)
     available, left_out = output.usable_frameworks(names)
     arrays = {name: arraybridge.convert_memory(host, name, copy=True) for name in available}
     cases = []
@@ -174,7 +112,7 @@ def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Cas
         except MemoryConversionError:
             return []
     native = RAW[source, target]
-    raw = native.call(output.imported_module(source), output.imported_module(target))
+    raw = native.call(output.module_of_framework(source), output.module_of_framework(target))
     ours = partial(arraybridge.convert_memory, x, target)
     return [Case(f"{source} → {target}", native.text, partial(raw, x), ours)]
 
@@ -206,54 +144,3 @@ def print_result(result: Json) -> None:
     if any(row["difference"] < 0 for row in result["rows"]):
         console.print("Negative overhead: arraybridge skips steps that the native functions repeat.")
     output.print_skipped(console, result["left_out"])
-
-
-def parse_element_counts(text: str) -> list[int]:
-    """Parse ``"1000,1e6,4MiB"`` and return sorted numbers of float32 elements."""
-    counts = set()
-    for item in option_parsing.split_list(text):
-        count = _element_count(item)
-        if not 1 <= count < 1e15:  # false for nan
-            raise typer.BadParameter(
-                f"{item!r} is not a number of elements. Use numbers such as 1000,1e6 or sizes such as 4MiB.",
-                param_hint="--sizes",
-            )
-        counts.add(int(count))
-    if not counts:
-        raise typer.BadParameter("The list is empty. Use sizes such as 1000,1e6,4MiB.", param_hint="--sizes")
-    return sorted(counts)
-
-
-def _element_count(text: str) -> float:
-    """Return the number of elements; nan if the text is neither a number nor a size."""
-    with suppress(ValueError):
-        return float(text)
-    with suppress(typer.BadParameter):
-        return option_parsing.parse_size(text) / _ITEMSIZE
-    return math.nan
-
-
-def parse_functions(text: str | None) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions in ``--functions fft,numpy:sort`` by name; by default the standard set."""
-    names = list(STANDARD) if text is None else option_parsing.split_list(text)
-    if not names:
-        raise typer.BadParameter("The list is empty. Use names such as fft,matmul.", param_hint="--functions")
-    return {name: STANDARD[name] if name in STANDARD else _import_function(name) for name in names}
-
-
-def _import_function(name: str) -> Callable[[Any], Any]:
-    """Import ``MODULE:NAME``. The module may be in the working directory."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function: Callable[[Any], Any] = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise typer.BadParameter(
-            f"Cannot import {name!r}: {error}. Use {', '.join(STANDARD)}, or pass a function as MODULE:NAME.",
-            param_hint="--functions",
-        ) from None
-    if not callable(function):
-        raise typer.BadParameter(
-            f"{name!r} is of type {type(function).__name__}. Pass a function as MODULE:NAME.",
-            param_hint="--functions",
-        )
-    return function

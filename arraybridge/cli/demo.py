@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -12,28 +11,17 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge.cli import output
+from arraybridge.conversion.table import FRAMEWORKS
 from arraybridge.errors import first_line
 from arraybridge.formatting import format_bytes, format_seconds
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from arraybridge.testing import inject_oom
 
 Json = dict[str, Any]
-ORDER = ("torch", "jax", "tensorflow", "cupy", "pyclesperanto")
+ORDER = tuple(name for name in FRAMEWORKS if name != "numpy")
 
 
-def demo(
-    image: Annotated[
-        Path | None,
-        typer.Option(
-            help="An image of your own: .npy, or any format that Pillow reads.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            metavar="FILE",
-        ),
-    ] = None,
-    as_json: output.AsJson = False,
-) -> None:
+def demo(as_json: output.AsJson = False) -> None:
     """Convert an image through every installed framework, compute in each, and show each conversion.
 
     Each framework inverts the image twice, and the result must equal the original exactly.
@@ -41,15 +29,16 @@ def demo(
     pipeline of two stages.
     The exit code is 1 if a result is wrong.
 
-    Examples:
+    Example:
     [bold]arraybridge demo[/bold]
-
-    [bold]arraybridge demo --image cell.png[/bold]
     """
-    name, pixels = _load(image)
+    name, pixels = load_image()
     with output.reserve_stdout(as_json):
         steps, missing = _convert_through_all(pixels)
-        features = _run_features(pixels, [step["target"] for step in steps if step["target"] in _LIKE_NUMPY])
+        targets = [step["target"] for step in steps]
+        features = _run_features(
+            pixels, [name for name in targets if name in ORDER and name not in _INVERSIONS]
+        )
     report: Json = {
         "image": name,
         "shape": list(pixels.shape),
@@ -68,39 +57,16 @@ def demo(
     raise typer.Exit(0 if report["exact"] else 1)
 
 
-def _load(image: Path | None) -> tuple[str, np.ndarray]:
-    """Return an image's name, and its pixels as a C-contiguous uint8 array (height, width[, channels])."""
-    if image is None:
-        try:
-            data = importlib.import_module("skimage.data")
-        except ImportError:
-            # Without scikit-image, compute an image of rings.
-            y, x = np.mgrid[-1:1:384j, -1:1:384j]
-            rings = (127 + 127 * np.cos(40 * (x * x + y * y))).astype(np.uint8)
-            return "computed rings (install scikit-image for a photograph)", rings
-        return "coins.png from scikit-image", np.asarray(data.coins())
+def load_image() -> tuple[str, np.ndarray]:
+    """Return the image's name, and its pixels as a uint8 array (height, width)."""
     try:
-        if image.suffix == ".npy":
-            pixels = np.load(image, allow_pickle=False)
-        else:
-            pixels = np.asarray(importlib.import_module("PIL.Image").open(image).convert("L"))
+        data = importlib.import_module("skimage.data")
     except ImportError:
-        raise typer.BadParameter(
-            f"Cannot read {image}: Pillow is not installed. Run pip install pillow, or use a .npy file.",
-            param_hint="--image",
-        ) from None
-    except (OSError, ValueError, EOFError) as error:
-        raise typer.BadParameter(
-            f"Cannot read {image} as an image: {error}. Use a .npy file or an image that Pillow reads.",
-            param_hint="--image",
-        ) from None
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
-        raise typer.BadParameter(
-            f"{image} contains a {pixels.dtype} array of shape {pixels.shape}. Use uint8 with two or three"
-            " axes.",
-            param_hint="--image",
-        )
-    return image.name, np.ascontiguousarray(pixels)
+        # Without scikit-image, compute an image of rings.
+        y, x = np.mgrid[-1:1:384j, -1:1:384j]
+        rings = (127 + 127 * np.cos(40 * (x * x + y * y))).astype(np.uint8)
+        return "computed rings (install scikit-image for a photograph)", rings
+    return "coins.png from scikit-image", np.asarray(data.coins())
 
 
 def _invert(framework: str, array: Any) -> Any:
@@ -111,7 +77,7 @@ def _invert(framework: str, array: Any) -> Any:
 
 def _invert_in_opencl(array: Any) -> Any:
     # The kernels compute in float32, which represents 0 to 255 exactly, and write the result as uint8.
-    cle = output.imported_module("pyclesperanto")
+    cle = output.module_of_framework("pyclesperanto")
     inverted = cle.create(array.shape, dtype=np.uint8)
     cle.add_image_and_scalar(cle.multiply_image_and_scalar(array, scalar=-1), inverted, scalar=255)
     return inverted
@@ -134,7 +100,8 @@ def _convert_through_all(image: np.ndarray) -> tuple[list[Json], dict[str, str]]
         try:
             # Warm up: OpenCL and XLA compile on first use, which is not part of the conversion.
             _invert(framework, arraybridge.convert_memory(image, framework))
-        except RuntimeError as error:  # for example, the OpenCL driver cannot compile for this CPU
+        except RuntimeError as error:
+            # For example, the OpenCL driver cannot compile for this CPU (pocl/pocl#1049).
             missing[framework] = (
                 f"its functions fail ({first_line(str(error))}). Run arraybridge doctor for details."
             )
@@ -146,10 +113,6 @@ def _convert_through_all(image: np.ndarray) -> tuple[list[Json], dict[str, str]]
         steps.append(log.records[0].to_dict() | {"work": "inverted twice", "exact": exact})
         current = twice
     return steps, missing
-
-
-# Frameworks other than NumPy that support slices and operators as NumPy does.
-_LIKE_NUMPY = ("torch", "jax", "tensorflow", "cupy")
 
 
 def _edges(image: Any) -> Any:

@@ -1,7 +1,7 @@
 """``arraybridge doctor``: report what is installed, what will fail, and how to fix it.
 
-`CHECKS` lists the checks. Their findings come from separate processes (`arraybridge.cli.probe`), so that a
-broken framework is reported without affecting this process.
+`doctor_checks.CHECKS` lists the checks. Their findings come from separate processes
+(`arraybridge.cli.probe`), so that a broken framework is reported without affecting this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from arraybridge.cli.import_trials import (
     working_probes,
 )
 from arraybridge.formatting import format_bytes
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 
 if TYPE_CHECKING:
     from arraybridge.cli.import_trials import Json
@@ -68,13 +68,13 @@ def gather(seconds: float) -> Findings:
         gpus=hardware.gpus(),
         probes={name: probes.get(name, {"state": "missing", "devices": []}) for name in names},
         trials=trials,
-        versions=_installed_versions(),
+        versions=_versions(),
         environ=os.environ,
         folder=Path.cwd(),
     )
 
 
-def _installed_versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Return the versions of arraybridge and of the distributions that contain CuPy, if installed."""
     versions = {}
     for name in ("arraybridge", *CUPY_DISTRIBUTIONS):

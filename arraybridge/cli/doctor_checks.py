@@ -12,9 +12,9 @@ import arraybridge
 from arraybridge import hardware
 from arraybridge.cli.import_trials import ENDED
 from arraybridge.cli.probe import COMPANIONS
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.installation import install_command
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
+from arraybridge.interface import registry
+from arraybridge.interface.installation import install_command
 
 if TYPE_CHECKING:
     from arraybridge.cli.import_trials import Json
@@ -29,7 +29,7 @@ STATES = {
     "crashed": "[red]crashes[/red]",
     "timed out": "[red]hangs[/red]",
 }
-#: The PoCL error message for a CPU that its compiler does not support.
+#: The PoCL error message for a CPU that its compiler does not support (pocl/pocl#1049).
 _UNKNOWN_CPU = "unknown target CPU"
 #: The CuPy wheels and the CUDA major version of each.
 _CUPY_WHEELS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
@@ -59,7 +59,7 @@ class Findings(NamedTuple):
     environ: Mapping[str, str] = {}
     folder: Path = Path()
 
-    def built_cuda(self, framework: str) -> int | None:
+    def cuda_of_build(self, framework: str) -> int | None:
         """Return the CUDA major version that a framework was built for, or None for other builds."""
         match = re.match(r"CUDA (\d+)", self.probes.get(framework, {}).get("built_for") or "")
         return None if match is None else int(match.group(1))
@@ -94,7 +94,7 @@ def _problem(check: str, severity: str, framework: str, message: str, *fix: str)
 def check_driver(findings: Findings) -> Iterator[Json]:
     """Report a missing driver if a CUDA build is installed, and a driver that does not respond."""
     driver = findings.driver
-    builds = ", ".join(name for name in findings.probes if findings.built_cuda(name))
+    builds = ", ".join(name for name in findings.probes if findings.cuda_of_build(name))
     if not driver.reason or not (builds or driver.is_silent):
         return
     reason = driver.reason[0].upper() + driver.reason[1:].rstrip(".")
@@ -112,7 +112,7 @@ def check_driver_version(findings: Findings) -> Iterator[Json]:
     """Report frameworks that were built for a newer CUDA version than the driver supports."""
     supported = findings.driver_cuda()
     for name in _BUILT_FOR_CUDA:
-        built = findings.built_cuda(name)
+        built = findings.cuda_of_build(name)
         if supported and built and built > supported:
             yield _problem(
                 "driver-too-old",
@@ -207,13 +207,14 @@ def check_preallocation(findings: Findings) -> Iterator[Json]:
         ("tensorflow", "nearly all memory of every GPU", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
     ):
         is_disabled = findings.environ.get(variable, "").lower() == modest
-        if findings.gpus and findings.built_cuda(name) and not is_disabled:
+        if findings.gpus and findings.cuda_of_build(name) and not is_disabled:
             message = f"{name} allocates {share} on first use."
             fix = (f"export {variable}={modest}", "# or call arraybridge.coexist() first in your program")
             yield _problem("preallocation", "warning", name, message, *fix)
 
 
-#: Framework → another fix if its import crashes after other frameworks have been imported.
+#: Framework → another fix if its import crashes after other frameworks have been imported
+#: (tensorflow/tensorflow#119254).
 _OTHER_ORDER_FIXES = {
     "pyclesperanto": (
         '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS set to an empty folder',

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arraybridge.cli.probe import COMPANIONS
-from arraybridge.frameworks.installation import can_find
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
+from arraybridge.interface.installation import can_find
 
 Json = dict[str, Any]
 # Limit the GPU memory of the probing processes, because other programs may use the same GPU.

@@ -17,8 +17,8 @@ from arraybridge.cli import option_parsing, output
 from arraybridge.cli.matrix_report import UNALIGNED, html_page, plot_times, print_result
 from arraybridge.device import Device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
-from arraybridge.frameworks import dtype_names
-from arraybridge.frameworks.installation import can_find
+from arraybridge.host import dtype_names
+from arraybridge.interface.installation import can_find
 
 if TYPE_CHECKING:
     from arraybridge.cli.matrix_report import Json

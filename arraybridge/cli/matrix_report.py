@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape as escape_html
 from pathlib import Path
 from typing import Any, TypeVar
@@ -126,7 +126,7 @@ def html_page(result: Json) -> str:
         f'<div class="wide grid">{grid}</div>',
         *(f"<p>{escape_html(remark)}</p>" for remark in _remarks(result)),
         "<h2>All pairs</h2>",
-        sortable_table(_COLUMNS, [_pair_row(cell) for cell in _all_cells(result)], ("time", "rate")),
+        f'<div class="wide">{html_table(_COLUMNS, [_pair_row(cell) for cell in _all_cells(result)])}</div>',
     )
 
 
@@ -137,16 +137,13 @@ def _grid_cell(cell: Json) -> Cell:
 
 
 def _pair_row(cell: Json) -> list[Cell]:
-    rate = cell["bytes_per_second"]
-    seconds = cell["seconds"]
     copies = f" ({cell['copies']} copies)" if (cell["copies"] or 0) > 1 else ""
-    # Cells without a number come last if times are in ascending order or rates in descending order.
     return [
         f"{cell['source']} → {cell['target']}",
         (_tag(cell["kind"], cell["kind"] + copies), ""),
         cell["method"] or "",
-        (format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
-        (_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
+        (format_seconds(cell["seconds"]), 'class="number"'),
+        (_format_rate(cell["bytes_per_second"]), 'class="number"'),
         cell["device"] or "",
         cell["reason"] or cell["error"] or "",
     ]
@@ -155,28 +152,6 @@ def _pair_row(cell: Json) -> list[Cell]:
 def _tag(kind: str, text: str = "") -> str:
     """Return HTML for text on the color of a kind. The text defaults to the kind."""
     return f'<span class="tag {kind}">{text or kind}</span>'
-
-
-def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str]) -> str:
-    """Return the HTML of a table that can be sorted by clicking a heading. A page can contain only one.
-
-    On a phone the table becomes a list of blocks.
-
-    Args:
-        columns: The headings. On a phone, the cells of the first and the last column have separate lines.
-        rows: One cell per column. The cells of ``numbers`` have the attribute ``data-value``.
-        numbers: The headings of the columns that can be sorted by number, in both directions.
-    """
-    heads = [(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
-    choices = "".join(
-        f'<option value="{column} {order}">{name}{", largest first" if order == "down" else ""}</option>'
-        for column, name in enumerate(columns)
-        for order in (("up", "down") if name in numbers else ("up",))
-    )
-    return (
-        f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
-        f'<div class="wide" id="sortable">{html_table(heads, rows)}</div>'
-    )
 
 
 def plot_times(result: Json, path: Path) -> None:

@@ -18,8 +18,8 @@ from rich.text import Text
 from arraybridge import MemoryCollector, hardware, memory_stats
 from arraybridge.cli import option_parsing, output
 from arraybridge.formatting import format_bytes
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerator_memory import Holding
+from arraybridge.interface import registry
+from arraybridge.interface.memory import Holding
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 
 _HISTORY = 24
@@ -116,7 +116,7 @@ def framework_processes() -> dict[int, tuple[list[str], int]]:
     systems that do not report mapped libraries (macOS).
     """
     libraries = {name: registry.metadata_of(name).libraries or () for name in registry.framework_names()}
-    found = {}
+    processes = {}
     for process in psutil.process_iter():
         try:
             if "python" not in Path(process.exe()).name:
@@ -125,10 +125,10 @@ def framework_processes() -> dict[int, tuple[list[str], int]]:
             paths = "\n".join(file.path for file in maps)
             names = sorted(n for n, parts in libraries.items() if any(part in paths for part in parts))
             if names:
-                found[process.pid] = names, int(process.memory_full_info().uss)
+                processes[process.pid] = names, int(process.memory_full_info().uss)
         except (psutil.Error, OSError):
             continue  # the process has ended, or belongs to another user
-    return found
+    return processes
 
 
 def _holdings(

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 
 
 def parse_size(text: str) -> int:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 import arraybridge
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 
 #: Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
@@ -121,7 +121,7 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _redirected(descriptor: int, target: int) -> Iterator[None]:
+def _redirect(descriptor: int, target: int) -> Iterator[None]:
     """Redirect a file descriptor to another one, including the output from C++ code."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     stream.flush()
@@ -137,7 +137,7 @@ def _redirected(descriptor: int, target: int) -> Iterator[None]:
 
 def reserve_stdout(for_json: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that redirects stdout to stderr if ``for_json`` is true."""
-    return _redirected(1, 2) if for_json else contextlib.nullcontext()
+    return _redirect(1, 2) if for_json else contextlib.nullcontext()
 
 
 def progress_bar(*, has_total: bool = True) -> Progress:
@@ -146,7 +146,7 @@ def progress_bar(*, has_total: bool = True) -> Progress:
     Without a total, it is a spinner.
     """
     to = console(stderr=True)
-    to.quiet = not to.is_terminal  # rich 13.0 prints a newline even for a disabled bar
+    to.quiet = not to.is_terminal  # rich 13.0 prints a newline even for a disabled bar, Textualize/rich#3905
     text = TextColumn("{task.description}")
     if has_total:
         columns = (text, BarColumn(bar_width=20), MofNCompleteColumn())
@@ -164,14 +164,14 @@ def usable_frameworks(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     for name in dict.fromkeys((*early, *names)):
         try:
             # TensorFlow's C++ code writes to stderr during the import, regardless of its settings.
-            with Path(os.devnull).open("w") as null, _redirected(2, null.fileno()):
+            with Path(os.devnull).open("w") as null, _redirect(2, null.fileno()):
                 arraybridge.convert_memory(np.zeros((2, 2), np.float32), name, copy=True)
         except MemoryConversionError as error:
             reasons[name] = str(error)
     return [name for name in names if name not in reasons], reasons
 
 
-def imported_module(name: str) -> Any:
+def module_of_framework(name: str) -> Any:
     """Return the module of a framework that is already imported."""
     return next(sys.modules[one] for one in registry.metadata_of(name).packages if one in sys.modules)
 

@@ -26,16 +26,17 @@ import numpy as np
 
 import arraybridge
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, error_text
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.installation import can_find
 from arraybridge.frameworks.pyclesperanto.opencl import lacks_platform
+from arraybridge.interface import registry
+from arraybridge.interface.installation import can_find
 from arraybridge.reasons import Reason
 
 Json = dict[str, Any]
 
 
-#: Packages that are not frameworks, but crash the process in some import orders. They are only imported.
-#: The CUDA build of PyTorch includes Triton and imports it late.
+#: Packages that are not frameworks, but crash the process in some import orders
+#: (tensorflow/tensorflow#124205). They are only imported. The CUDA build of PyTorch includes Triton and
+#: imports it late.
 COMPANIONS = ("triton",)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from arraybridge.cli import option_parsing, output
-from arraybridge.tracing.export import page
+from arraybridge.formatting import page
 from arraybridge.tracing.trace_log import everywhere
 from arraybridge.tracing.user_lines import as_own
 
@@ -75,7 +75,8 @@ def trace(
     if save is not None:
         log.save(save)
     if html is not None:
-        html.write_text(page(log.events, spots, name), encoding="utf-8")
+        table = f'<div class="wide">{spots._repr_html_()}</div>'
+        html.write_text(page(name, table), encoding="utf-8")
     if as_json:
         output.print_json({"program": name, "events": len(log.events), **spots.to_dict()})
     else:
@@ -90,8 +91,8 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
         BadParameter: If there is no such program.
     """
     sys.argv[:] = program
-    # Processes that multiprocessing spawns import the script as __mp_main__. The classes of objects
-    # that these processes send back are looked up in this module.
+    # Processes that multiprocessing spawns import the script as __mp_main__ (multiprocessing/spawn.py). The
+    # classes of objects that these processes send back are looked up in this module.
     alias = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
     vars(alias)["__getattr__"] = _attribute_of_main
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # undo the handler of `arraybridge.cli.app`

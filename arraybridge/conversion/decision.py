@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from arraybridge.advice import Cast
-from arraybridge.carriers.sources import advise_about, source_of
-from arraybridge.conversion.conversion_errors import (
+from arraybridge.advice import Advice, Cast
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import advise_about, is_array, source_of
+from arraybridge.carriers.third_party_arrays import check_readable_without_copy, view_for
+from arraybridge.conversion.device_resolution import shares_gpus, target_device
+from arraybridge.conversion.fitting_advice import advise_reshape, fit_expressions, is_limited
+from arraybridge.conversion.request import Decision, Request, check_options, dtype_name
+from arraybridge.conversion.table import cell, dlpack
+from arraybridge.conversion.typed_errors import (
     conversion_error,
     copy_required_error,
     graph_required_error,
     is_oom,
 )
-from arraybridge.conversion.device_resolution import shares_gpus, target_device
-from arraybridge.conversion.request import Decision, Request, check_options, dtype_name
-from arraybridge.conversion.table import cell, dlpack
 from arraybridge.device import Device
 from arraybridge.errors import (
+    ArrayNotSupportedError,
     DtypeNotSupportedError,
     MemoryConversionError,
     SourceMismatchError,
     UnknownArrayError,
 )
-from arraybridge.frameworks import host_memory, read_only_memory, registry
-from arraybridge.frameworks.base import Framework, conversion_errors
-from arraybridge.frameworks.streams import identity
-from arraybridge.frameworks.third_party_arrays import check_readable_without_copy
+from arraybridge.host import buffers, file_maps, read_only_memory
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework, isolate, native_errors
+from arraybridge.interface.streams import identity
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
-from arraybridge.route import Method, Route
+from arraybridge.route import Method, Route, copy_method
 from arraybridge.tracing import events
 from arraybridge.types import FrameworkLike
 
-__all__ = ["find_source"]
+__all__ = ["Choice", "compose", "decide", "find_requested_source", "find_source"]
 
 
 # Reasons without details.
@@ -53,12 +59,12 @@ def decide(data: Any, request: Request) -> Decision:
         TypeError: If a framework is not a string.
         ValueError: If an option is invalid.
     """
-    request = check_options(request)
-    if not isinstance(request.target, str) and issubclass(type(data), str):
-        raise TypeError(
-            f"Expected a framework name, got {type(request.target).__name__}. Did you swap the arguments?"
-            f" Use convert_memory(data, {data!r})."
-        )
+    try:
+        request = check_options(request)
+    except DtypeNotSupportedError as error:
+        error.source_type = getattr(registry.find_owner(data), "name", "")
+        error.target_type = str(request.target)
+        raise
     target = registry.framework(request.target)
     owner = registry.find_owner(data)
     if owner is not None and request.declared is None:  # true for most calls
@@ -67,35 +73,75 @@ def decide(data: Any, request: Request) -> Decision:
     else:
         if owner is None and request.copy is False:
             check_readable_without_copy(data, target.name)
-        source, array = _find_requested_source(data, request, target)
+        source, array = find_requested_source(data, request, target)
     try:
-        return _decide_for(source, array, target, request)
+        return _decide_for(source, array, target, request, is_import=_is_import(data, array))
     except MemoryConversionError as error:
-        if array is not data and error.expressions:
-            advise_about(error, data)
+        if error.expressions:
+            if array is not data:
+                advise_about(error, data)
+            if not error.target_type:  # the error does not consider the target
+                _fit_expressions(error, source, array, target)
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
 
 
-def _find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:
-    """Return the result of `find_source`, but report an invalid dtype before an unknown array."""
+def _is_import(data: Any, array: Any) -> bool:
+    """Return whether an array was imported from another library, and is not the array of a carrier."""
+    return array is not data and carrier_of(data) is None
+
+
+def find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:
+    """Return the result of `find_source`. The expressions in its errors fit ``target``.
+
+    The array of another library is in the form in which ``target`` may import it.
+    """
     try:
-        return find_source(data, request.declared, target.name)
-    except UnknownArrayError:
-        if request.dtype is not None:
-            dtype_name(request.dtype)
+        source, array = find_source(data, request.declared, target.name)
+        return source, view_for(target, source, array)
+    except UnknownArrayError as error:
+        unfit = error.templates
+        if is_limited(target):
+            from arraybridge.carriers.advice_objects import advice_for_object  # only errors need it
+
+            error.advise(advice_for_object(data, partial(_check_convertible, target.name)))
+        if error.templates == unfit:  # the expressions do not depend on the target
+            fit_expressions(error, target)
+        raise
+    except MemoryConversionError as error:
+        fit_expressions(error, target)
         raise
 
 
-def _decide_for(source: Framework, array: Any, target: Framework, request: Request) -> Decision:
-    """Return the decision for an array of a known framework.
+def _check_convertible(target: str, x: Any) -> None:
+    """Raise the error of a conversion to ``target``, without converting ``x``."""
+    if not is_array(x):
+        raise NotImplementedError
+    decide(x, Request(target))
+
+
+def _fit_expressions(error: MemoryConversionError, source: Framework, array: Any, target: Framework) -> None:
+    """Extend the expressions of an error about an array, so that the target supports their values.
+
+    Their values have the dtype and shape of the array, unless these are the problem.
+    """
+    dtype = source.dtype_name(array)
+    keeps_dtype = isinstance(error, ArrayNotSupportedError) and dtype.startswith(_NUMBERS)
+    values = array if isinstance(array, np.ndarray) else None
+    fit_expressions(error, target, dtype if keeps_dtype else "", values)
+
+
+def _decide_for(
+    source: Framework, array: Any, target: Framework, request: Request, *, is_import: bool
+) -> Decision:
+    """Return the decision for an array of a known framework, into which it may have been imported.
 
     Exceptions of the frameworks, except out-of-memory errors, are raised again as errors of this package.
     """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
-    cast = None if request.dtype is None else _required_cast(request.dtype, source, array)
+    cast = None if request.dtype is None else _find_cast(request.dtype, source, array)
     # `is` is true for most calls, and is faster than `==`.
     stays = source is target and (source_device is device or source_device == device)
     if stays and (request.device is not None or request.gpu_id is not None):
@@ -104,19 +150,20 @@ def _decide_for(source: Framework, array: Any, target: Framework, request: Reque
         from arraybridge.conversion.sparse import SparseConversion  # takes 1 ms; few programs need it
 
         conversion = SparseConversion(source, target, _request_for_parts(request, device), decide)
-        return conversion.decision(array, device, stays=stays, cast=cast)
-    choice = _Choice(request, source, target, array, source_device, device, cast)
+        with isolate(source, target):
+            return conversion.decision(array, device, stays=stays, cast=cast)
+    choice = Choice(request, source, target, array, source_device, device, cast)
     try:
-        return choice.in_place() if stays else choice.elsewhere()
+        return choice.in_place(is_import=is_import) if stays else choice.elsewhere()
     except MemoryConversionError:
         raise
-    except conversion_errors(source, target) as error:
+    except native_errors(source, target) as error:
         if is_oom(error, source, target):
             raise
         raise conversion_error(source, target, "", error) from error
 
 
-def _required_cast(dtype: Any, source: Framework, array: Any) -> str | None:
+def _find_cast(dtype: Any, source: Framework, array: Any) -> str | None:
     """Return the name of the requested dtype; None if the array already has it."""
     name = dtype_name(dtype)
     return None if name == source.dtype_name(array) else name
@@ -136,7 +183,15 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
         UnknownArrayError: If ``data`` is not an array.
         SourceMismatchError: If the array is not from the declared source.
     """
-    source, array = source_of(data)
+    try:
+        source, array = source_of(data)
+    except UnknownArrayError as error:
+        from arraybridge.trees import arrays_of  # only errors need it
+
+        with suppress(ValueError):  # a container that contains itself
+            if not error.expressions and arrays_of(data):
+                error.advise(Advice("Convert the arrays inside it with convert_tree(x, target)."))
+        raise
     if declared is not None and source.name != declared:
         declared = registry.framework_name(declared)
         raise SourceMismatchError(
@@ -158,7 +213,7 @@ _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint"
 # -- the choice of a route ---------------------------------------------------------------------------
 
 
-class _Choice:
+class Choice:
     """One conversion, and the methods that choose its route: `in_place` or `elsewhere`.
 
     The functions in a `Decision` must convert their argument and must not refer to ``array``, because plans
@@ -200,7 +255,7 @@ class _Choice:
         self.nbytes = 0
         self.copy_reason: Cause | None = None
 
-    def in_place(self) -> Decision:
+    def in_place(self, *, is_import: bool) -> Decision:
         """Return the decision for an array that is already in the target framework and on its device."""
         source = self.source
         array = self.array
@@ -211,11 +266,19 @@ class _Choice:
             source.interchange.check_castable(array)
             self._check_support(source.dtype_name(array), source.shape(array))
             # `_decision` adds the cast, which is a copy, and replaces the method and the reason.
-            return self._decision(self._copy_method, 0, SAME_OBJECT, identity)
+            return self._decision(copy_method(self.device), 0, SAME_OBJECT, identity)
         if self.request.copy:
             source.interchange.check_copy(array)
-            return self._decision(self._copy_method, 1, COPY_REQUESTED, source.copy)
-        return self._decision("same", 0, SAME_OBJECT, identity)
+            return self._decision(copy_method(self.device), 1, COPY_REQUESTED, source.copy)
+        return self._share_import() if is_import else self._decision("same", 0, SAME_OBJECT, identity)
+
+    def _share_import(self) -> Decision:
+        """Return the decision for the accelerator memory of another library, which is already imported."""
+        cause = self._read_only_cause()
+        if cause:
+            return self._decision(copy_method(self.device), 1, cause, self.source.copy)
+        cause = Cause(Reason.SHARED_DEVICE_MEMORY, device=str(self.device))
+        return self._decision("dlpack", 0, cause, identity)
 
     def elsewhere(self) -> Decision:
         """Return the decision for another framework or device; raise if the conversion cannot be exact."""
@@ -223,15 +286,17 @@ class _Choice:
         target = self.target
         if source is target:
             source.devices.check_move(self.array, self.device)
-        source.check(self.array)
-        self._choose_replica()
-        shape = source.shape(self.array)
-        self.nbytes = source.nbytes(self.array)
-        copy_reason = source.interchange.copy_reason(self.array)
-        if copy_reason:
-            self.copy_reason = as_cause(copy_reason)
+        self.inspect()
+        with isolate(source, target):
+            return self._read_elsewhere()
+
+    def _read_elsewhere(self) -> Decision:
+        """Return the decision for an array whose values can be read."""
+        source = self.source
+        target = self.target
         if source is not target and source.autodiff.requires_grad(self.array):
-            self._detach()
+            self.detach()
+        shape = source.shape(self.array)
         dtype = source.dtype_name(self.array)
         self._check_support(dtype, shape)
         if self.cast is not None and self._casts_on_host(dtype):
@@ -240,16 +305,29 @@ class _Choice:
             return self._on_host()
         return self._between_devices(shape)
 
+    def inspect(self) -> None:
+        """Check that the values of the array can be read, and set the attributes that state how."""
+        source = self.source
+        source.check(self.array)
+        self._choose_replica()
+        self.nbytes = source.nbytes(self.array)
+        copy_reason = source.interchange.copy_reason(self.array)
+        if copy_reason:
+            self.copy_reason = as_cause(copy_reason)
+
     def _check_support(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Raise if the target does not support the dtype or the rank; suggest only casts that exist."""
         try:
             self.target.supports(self.cast or dtype, shape)
         except DtypeNotSupportedError as error:
             if error.cast is not None:
-                error.advise_cast(self._existing(error.cast, dtype))
+                error.advise_cast(self._filter_casts(error.cast, dtype))
+            raise
+        except ArrayNotSupportedError as error:
+            advise_reshape(error, self.source, self.target, self.cast or dtype, shape)
             raise
 
-    def _existing(self, cast: Cast, dtype: str) -> Cast | None:
+    def _filter_casts(self, cast: Cast, dtype: str) -> Cast | None:
         """Return the suggested casts that exist for arrays of this dtype, or None if there are none."""
         names = [name for name in (cast.dtype, *cast.others) if self._has_cast(dtype, name)]
         if not names:
@@ -298,11 +376,11 @@ class _Choice:
     def _share_replica(self) -> Decision:
         """Return the decision that shares a replica on an accelerator as an array of the same framework."""
         if self.request.copy:
-            return self._decision(self._copy_method, 1, COPY_REQUESTED, self.source.copy)
+            return self._decision(copy_method(self.device), 1, COPY_REQUESTED, self.source.copy)
         cause = Cause(Reason.REPLICA_ON_DEVICE, device=str(self.device))
         return self._decision("view", 0, cause, identity)
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
         """Detach a tensor that requires grad, or raise an error if ``grad`` is ``"error"``."""
         source = self.source
         target = self.target
@@ -311,11 +389,6 @@ class _Choice:
         self.original = self.array
         self.prepare = source.autodiff.detach
         self.array = source.autodiff.detach(self.array)
-
-    @property
-    def _copy_method(self) -> Method:
-        """The method of a copy to the target device."""
-        return "host" if self.device.kind == "cpu" else "device"
 
     def _on_host(self) -> Decision:
         """Return the decision for a conversion between host arrays, which shares memory or copies once."""
@@ -326,55 +399,56 @@ class _Choice:
             return self._through_host()
         view: Callable[[Any], np.ndarray] = source.host_view
         memory = view(self.array)
-        objection = self._objection(memory)
+        cause = self._cause(memory)
         # A cast does not write to the original, so only memory that the target cannot view must be copied.
-        if objection and (self.cast is None or target.cannot_view(memory)):
+        if cause and (self.cast is None or target.cannot_view(memory)):
             if not target.alignment:  # the target's `from_host` copies
-                return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
-            copy = host_memory.aligned_copy if target.alignment > 1 else host_memory.contiguous_copy
-            return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
+                return self._decision("host", 1, cause, lambda x: target.from_host(view(x), device))
+            copy = buffers.copy_normalized if target.alignment > 1 else buffers.contiguous_copy
+            return self._decision("host", 1, cause, lambda x: target.from_host(copy(view(x)), device))
         # `from_host` shares the memory in both cases; the method is only the name in the route.
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         if (source.mutable or self.is_replica) and not target.mutable:
-            view = _compose(view, read_only_memory.export_read_only)  # records that the memory is read-only
+            view = compose(view, read_only_memory.export_read_only)  # records that the memory is read-only
         return self._decision(method, 0, SHARED_HOST_MEMORY, lambda x: target.from_host(view(x), device))
 
-    def _objection(self, memory: np.ndarray) -> Cause | None:
+    def _cause(self, memory: np.ndarray) -> Cause | None:
         """Return why the target cannot or should not share this host memory, or None if it can share it."""
         if self.request.copy:
             return COPY_REQUESTED
-        obstacle = self.target.cannot_view(memory)
-        return as_cause(obstacle) if obstacle else self._write_objection(memory)
+        cause = self.target.cannot_view(memory)
+        return as_cause(cause) if cause else self._write_cause(memory)
 
-    def _write_objection(self, memory: np.ndarray) -> Cause | None:
+    def _write_cause(self, memory: np.ndarray) -> Cause | None:
         """Return why the target, which could write to this memory, should not share it, or None if it may."""
         source = self.source
         target = self.target
         if not target.mutable or target.respects_read_only:
             return None
         if self.is_replica:
-            return self._replica_objection()
+            return self._replica_cause()
         if self.request.copy is False:
             return None  # copy=False also shares memory that must not be written to
         if not source.mutable and memory.ndim == 0:
-            return self._scalar_objection()
+            return self._scalar_cause()
         is_read_only = not memory.flags.writeable
         if not source.mutable:  # NumPy's view of an immutable array is always read-only
-            is_read_only = read_only_memory.is_shared_read_only(host_memory.address(memory))
+            is_read_only = read_only_memory.is_shared_read_only(buffers.address(memory))
         if is_read_only:
             # The target has no read-only arrays, and a write to a read-only page crashes the process.
-            code = Reason.READ_ONLY_FILE_MAP if read_only_memory.is_file_map(memory) else Reason.READ_ONLY
+            code = Reason.READ_ONLY_FILE_MAP if file_maps.is_read_only_map(memory) else Reason.READ_ONLY
             return Cause(code, framework=target.name)
         return None
 
-    def _replica_objection(self) -> Cause | None:
+    def _replica_cause(self) -> Cause | None:
         """Return why the target must not share one of several replicas, or None if it can share it."""
         if not self.is_replica or not self.target.mutable or self.target.respects_read_only:
             return None
         return Cause(Reason.REPLICATED, framework=self.target.name)
 
-    def _scalar_objection(self) -> Cause:
-        # tf.constant(2.0) is cached: a write through PyTorch would change every later constant.
+    def _scalar_cause(self) -> Cause:
+        # tf.constant(2.0) is cached (tensorflow/tensorflow#109357): a write through PyTorch would change
+        # every later constant.
         return Cause(Reason.CACHED_SCALAR, source=self.source.name, framework=self.target.name)
 
     def _through_host(self) -> Decision:
@@ -384,7 +458,7 @@ class _Choice:
         to_gpu = self.source_device.kind == "cpu" and self.device.kind != "cpu"
         method: Method = "device" if to_gpu else "host"
         cause = cause or Cause(Reason.SEPARATE_MEMORY, device=str(self.device))
-        return self._decision(method, copies + more, cause, _compose(fetch, put))
+        return self._decision(method, copies + more, cause, compose(fetch, put))
 
     def _to_host(self) -> tuple[Callable[[Any], np.ndarray], int, Cause | None]:
         """Return a function that reads the values into host memory, the number of copies, and their cause."""
@@ -406,9 +480,9 @@ class _Choice:
         """Return a function that turns unshared host memory into the result, and the number of copies."""
         target = self.target
         device = self.device
-        if device.kind != "cpu":
+        if device.kind != "cpu" or not target.alignment:
             return lambda memory: target.from_host(memory, device), 1
-        return lambda memory: target.from_host(_viewable(target, memory), device), int(not target.alignment)
+        return lambda memory: target.from_host(_make_viewable(target, memory), device), 0
 
     def _to_other_device(self) -> Decision:
         """Return the decision for another device of the same framework; one of the two is an accelerator."""
@@ -419,7 +493,7 @@ class _Choice:
         # OpenCL copies from one device to the host, and from there to the other device.
         if between_gpus and target.interchange.dlpack_device is None:
             return self._decision("host", 2, cause, lambda x: target.devices.to_device(x, device))
-        return self._decision(self._copy_method, 1, cause, lambda x: target.devices.to_device(x, device))
+        return self._decision(copy_method(device), 1, cause, lambda x: target.devices.to_device(x, device))
 
     def _gpu_to_gpu(self, shape: tuple[int, ...]) -> Decision:
         """Return the decision for a GPU array if both frameworks can access that GPU."""
@@ -427,19 +501,21 @@ class _Choice:
         target = self.target
         source_device = self.source_device
         device = self.device
-        objection = self._gpu_copy_reason(shape)
+        copy_cause = self._gpu_copy_reason(shape)
 
         def import_from(x: Any) -> Any:
-            packed = source.copy(x) if objection else x
+            packed = source.copy(x) if copy_cause and copy_cause.code is not Reason.BOOL_BYTES else x
+            if target.alignment > 1:
+                packed = source.interchange.normalize_bools(packed)
             return target.interchange.import_from(packed, source, source_device)
 
         if source_device != device:
             cause = Cause(Reason.OTHER_DEVICE, device=str(device))
-            copies = 2 if objection else 1
+            copies = 2 if copy_cause else 1
             move = target.devices.to_device
             return self._decision("device", copies, cause, lambda x: move(import_from(x), device))
-        if objection:
-            return self._decision("device", 1, objection, import_from)
+        if copy_cause:
+            return self._decision("device", 1, copy_cause, import_from)
         cause = Cause(Reason.SHARED_DEVICE_MEMORY, device=str(device))
         return self._decision("dlpack", 0, cause, import_from)
 
@@ -452,19 +528,30 @@ class _Choice:
             return COPY_REQUESTED
         if self.copy_reason:
             return self.copy_reason
-        if objection := self._replica_objection():
-            return objection
+        if cause := self._replica_cause() or self._read_only_cause():
+            return cause
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
-            return self._scalar_objection()
-        return self._layout_objection(shape)
+            return self._scalar_cause()
+        return self._stride_cause(shape)
 
-    def _layout_objection(self, shape: tuple[int, ...]) -> Cause | None:
+    def _read_only_cause(self) -> Cause | None:
+        """Return why the target should not share read-only memory of an accelerator, or None if it may."""
+        target = self.target
+        if not read_only_memory.exported_ranges or not target.mutable or self.request.copy is False:
+            return None
+        if read_only_memory.is_shared_read_only(self.source.interchange.address(self.array)):
+            return Cause(Reason.READ_ONLY, framework=target.name)
+        return None
+
+    def _stride_cause(self, shape: tuple[int, ...]) -> Cause | None:
         """Return why the target cannot share GPU memory with this layout, or None if it can."""
         target = self.target
         interchange = self.source.interchange
         if target.alignment and interchange.address(self.array) % target.alignment:
             # XLA and TensorFlow kernels load several elements at once, and require this alignment.
             return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
+        if target.alignment > 1 and interchange.normalize_bools(self.array) is not self.array:
+            return Cause(Reason.BOOL_BYTES, framework=target.name)
         itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         return as_cause(target.interchange.cannot_stride(shape, interchange.strides(self.array), itemsize))
 
@@ -478,7 +565,7 @@ class _Choice:
         cast = numpy.cast
         copies += 1 + (self.device.kind != "cpu")  # the cast and the transfer
         cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
-        return self._decision(self._copy_method, copies, cause, lambda x: put(cast(fetch(x), dtype)))
+        return self._decision(copy_method(self.device), copies, cause, lambda x: put(cast(fetch(x), dtype)))
 
     def _decision(self, method: Method, copies: int, cause: Cause, convert: Callable[[Any], Any]) -> Decision:
         """Return the decision, with the requested cast; raise if ``copy=False`` and the route copies."""
@@ -488,10 +575,10 @@ class _Choice:
         if self.cast is not None:
             dtype = self.cast
             target.interchange.check_cast(source.dtype_name(self.array), dtype)
-            method = self._copy_method
+            method = copy_method(self.device)
             copies += 1
             cause = Cause(Reason.CAST_REQUESTED, dtype=dtype)
-            run = _compose(run, lambda x: target.cast(x, dtype))
+            run = compose(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:
             raise copy_required_error(source, target, self.device, method, cause)
         steps = None
@@ -510,16 +597,14 @@ class _Choice:
         )
         if self.original is None:
             return Decision(route, source, target, self.array, run)
-        return Decision(route, source, target, self.original, _compose(self.prepare, run))
+        return Decision(route, source, target, self.original, compose(self.prepare, run))
 
 
-def _compose(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def compose(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the composition of two functions: ``second(first(x))``."""
     return lambda x: second(first(x))
 
 
-def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
+def _make_viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Return unshared host memory with a layout that the target can view."""
-    return (
-        memory if not target.alignment or not target.cannot_view(memory) else host_memory.aligned_copy(memory)
-    )
+    return buffers.copy_normalized(memory) if target.cannot_view(memory) else memory

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from arraybridge.carriers import third_party_arrays
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
+from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
-from arraybridge.frameworks import registry, third_party_arrays
+from arraybridge.interface import registry
 
 __all__ = ["detect_memory_type", "device_of"]
 
 
+@run_eagerly
 def detect_memory_type(x: Any) -> str:
     """Return the name of the framework of an array, without importing any framework.
 
@@ -44,6 +47,7 @@ def detect_memory_type(x: Any) -> str:
     return "cupy" if third_party_arrays.is_on_gpu(x) else "numpy"
 
 
+@run_eagerly
 def device_of(x: Any) -> Device:
     """Return the device of an array.
 
@@ -51,15 +55,15 @@ def device_of(x: Any) -> Device:
         x: An array of any framework and shape, or a carrier.
 
     Returns:
-        A `Device`, such as ``cpu`` or ``gpu:1``.
+        A `Device`, such as ``cpu`` or ``gpu:1``. It equals that string.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.
 
     Example:
         >>> import numpy as np
-        >>> print(device_of(np.zeros(3)))
-        cpu
+        >>> device_of(np.zeros(3)) == "cpu"
+        True
     """
     owner = registry.find_owner(x)
     if owner is not None:

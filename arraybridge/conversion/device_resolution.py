@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from arraybridge.device import Device
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.frameworks.missing_gpu import find_device_or_host
-from arraybridge.types import DeviceLike, GpuId
+from arraybridge.device import Device, DeviceLike
+from arraybridge.interface.devices import CPU
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.missing_gpu import find_device_or_host
+from arraybridge.types import GpuId
+from arraybridge.validation import whole_number
 
 __all__ = [
     "Placement",
@@ -117,15 +116,12 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
     """
     if gpu_id is None:
         return None
-    is_bool = isinstance(gpu_id, bool) or "bool" in str(getattr(gpu_id, "dtype", ""))
-    if not is_bool:  # numpy < 2 warns if a bool is used as an index
-        with suppress(TypeError):
-            index = operator.index(gpu_id)
-            if index >= 0:
-                return index
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
-    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU number. Pass 0, 1, … or 'auto'.")
+    try:
+        return whole_number("gpu_id", gpu_id, least=0)
+    except (TypeError, ValueError):
+        raise ValueError(f"gpu_id={gpu_id!r} is not a GPU number. Pass 0, 1, … or 'auto'.") from None
 
 
 def gpu_index_of(gpu_id: GpuId) -> GpuId:

@@ -1,8 +1,8 @@
 """The plan cache: decisions that later calls with the same signature and plan key reuse.
 
 1. A *call signature* consists of all arguments except the array: the target, a declared source and options.
-   Its first two items are ``source_type`` and ``target_type`` of `convert_memory`. The first one may be the
-   source or, if it is the only positional argument, the target.
+   Its first two items are ``source_type`` and ``target_type`` of `convert_memory`. If only one of them is
+   passed by position, it is the target, and the other is None.
 2. `plans_by_signature` maps a call signature and the type of the array to a plan, a function that converts
    such arrays.
 3. A plan first tries the fast converter of the two frameworks, which raises for arrays that need special
@@ -14,107 +14,303 @@
 
 The plan for sparse arrays takes them apart and converts each part with the plan for that part.
 
-Nothing is cached for carriers and for calls that name an accelerator. The result of such a call depends on
-more than the call and the array: ``gpu_id="auto"`` depends on free memory, and the CPU may replace a missing
-GPU. For dense arrays, at most a fast converter is cached if the array or the result is on an accelerator, if
-the array is an instance of a subclass, or if its framework has no plan key.
+The plan for carriers reads the array of each object, and converts it with the plan for arrays.
+
+Nothing is cached for calls that pass ``gpu_id``. The result of such a call depends on more than the call and
+the array: ``"auto"`` depends on free memory, and the CPU may replace a missing GPU. For dense
+arrays, at most a fast converter is cached if the array or the result is on an accelerator, if the array is an
+instance of a subclass, or if its framework has no plan key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 from arraybridge.caches import MOST_ENTRIES, new_cache, remember
 from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import is_planned_source, key_of_values, open_by_carrier
+from arraybridge.carriers.third_party_arrays import (
+    HOST_PRODUCERS,
+    is_protocol_producer,
+    make_importer,
+    make_opener,
+    restrict_to_host,
+)
 from arraybridge.conversion.decision import decide
 from arraybridge.conversion.request import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks.base import conversion_errors
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.frameworks.third_party_arrays import FOREIGN_HOST, importer, opener
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
+from arraybridge.interface.framework import NoPlanError
+from arraybridge.interface.streams import identity
 
-__all__ = ["declined", "plans_by_signature", "signature_of_call"]
+__all__ = ["MOST_PLAN_KEYS", "add_plan", "plans_by_signature", "run", "signature_of_call"]
 
-#: Call signature → type of the array → the plan, a function of the array.
-plans_by_signature: dict[Hashable, dict[type, FastFunction]] = new_cache()
-#: The exceptions that plans raise for arrays that they do not support. The slow path then handles the array.
-#: `store_plan` replaces this tuple, so other modules read it as ``plan_cache.declined``.
-declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *conversion_errors())
-_declined_lock = Lock()
-
-# Call signature and type of the array → plan key → the function that converts such arrays.
-_converters: dict[tuple[Hashable, type], dict[Hashable, FastFunction]] = new_cache()
-_MAX_PLAN_KEYS = 4096
+#: Call signature → type of the array → the plan, a function of the array and, if it was passed, of ``out``.
+#: Plans raise `NoPlanError` for arrays that they do not support. The slow path then handles the array.
+#: The target's name → type of the array → the plan for calls that pass only a target.
+#: ``(_KEYED, signature)`` → type of the array → the `_KeyedPlan` of a plan, to which plan keys are added.
+plans_by_signature: dict[Hashable, dict[type, Any]] = new_cache()
+_KEYED = "plan keys"
+#: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
+MOST_PLAN_KEYS = 4096
 
 
 def signature_of_call(
-    source: Any, target: Any, *, dtype: Any = None, grad: str = "error", device: Any = None
-) -> Hashable:
-    """Return the call signature of ``convert_memory(x, source, target, dtype=, grad=, device=)``."""
-    return (source, target, None, None, type(None), dtype, type(dtype), grad, device)
+    source: Any,
+    target: Any,
+    *,
+    copy: Any = None,
+    dtype: Any = None,
+    grad: str = "error",
+    device: Any = None,
+) -> tuple[Any, ...]:
+    """Return the call signature of ``convert_memory(x, source, target, copy=, dtype=, grad=, device=)``.
+
+    It includes the types of ``copy`` and ``dtype``, because 1 == True.
+    """
+    return (source, target, None, copy, type(copy), dtype, type(dtype), grad, device)
 
 
 def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
     """Cache the decision for this call signature and the plan key of the array, if it can be cached."""
-    global declined
+    if request.gpu_id is not None or not _is_hashable((signature, type(data))):
+        return
+    if data is not decision.data and carrier_of(data) is not None:
+        _store_carrier_plan(signature, request, data, decision)
+        return
     open_array: FastFunction | None = None
-    if data is not decision.data:  # a carrier, or an array of another library
-        open_array = _opener_of(data, decision)
+    if data is not decision.data:  # an array of another library
+        open_array = _make_opener_for(data, decision)
         if open_array is None:
             return
-    if request.gpu_id is not None:
-        return
     if decision.route.layout:
         by_parts = decision.convert_by_parts
         if by_parts is None or open_array is not None:
             return
 
+        errors = decision.native_errors
+
         def convert(x: Any) -> Any:
-            return by_parts(x, _convert_part)
+            return run(by_parts, errors, x, _convert_part)
 
         decision = replace(decision, convert=convert)
-    with _declined_lock:
-        declined = tuple(dict.fromkeys((*declined, *decision.conversion_errors)))
-    with suppress(TypeError):  # an option may be unhashable
-        _add_plans(signature, type(data), open_array, request, decision)
+    _add_plans(signature, data, open_array, request, decision)
 
 
-def _opener_of(data: Any, decision: Decision) -> FastFunction | None:
+def run(convert: Callable[..., Any], errors: tuple[type[Exception], ...], *arrays: Any) -> Any:
+    """Call the function of a decision on other arrays.
+
+    If it fails, raise `NoPlanError`: the slow path decides again, and reports the error.
+    """
+    expected: tuple[type[Exception], ...] = (MemoryConversionError, *errors)
+    try:
+        return convert(*arrays)
+    except expected as error:
+        raise NoPlanError from error
+
+
+def _convert_planned(x: Any, signature: Hashable) -> Any:
+    """Convert an array by the plan for a call signature; raise `NoPlanError` if there is none."""
+    try:
+        plan = plans_by_signature[signature][type(x)]
+    except (KeyError, TypeError):
+        raise NoPlanError from None
+    return plan(x)
+
+
+class _KeyedPlan:
+    """The functions for arrays of one class and one call signature, by plan key.
+
+    Attributes:
+        plan_key: The function `FastPath.plan_key` of the source.
+        alignment: The alignment that the target requires.
+        errors: The exceptions that the two frameworks raise for arrays that they do not support.
+        converters: Plan key → the function that converts such arrays.
+        function: The plan for `plans_by_signature`. It tries the fast converter, if there is one that the
+            caller has not tried, then the function for the plan key. It is not a method, whose calls take
+            50 ns longer.
+    """
+
+    __slots__ = ("alignment", "converters", "errors", "function", "plan_key")
+
+    def __init__(self, fast: FastFunction | None, decision: Decision) -> None:
+        self.plan_key = decision.source.fast_path.plan_key
+        self.alignment = decision.target.alignment
+        self.errors: tuple[type[Exception], ...] = (MemoryConversionError, *decision.native_errors)
+        self.converters: dict[Hashable, FastFunction] = {}
+        by_key = self._by_key()
+        self.function = by_key if fast is None else _try_first(fast, by_key)
+
+    def _by_key(self) -> FastFunction:
+        """Return a function that converts an array by the function for its plan key."""
+        converters = self.converters
+        plan_key = self.plan_key
+        alignment = self.alignment
+        errors = self.errors
+
+        def convert_by_key(x: Any) -> Any:
+            key = plan_key(x, alignment)
+            try:
+                convert = converters[key]
+            except KeyError:
+                raise NoPlanError from None
+            try:  # as in `run`, without another call
+                return convert(x)
+            except errors as error:
+                raise NoPlanError from error
+
+        return convert_by_key
+
+    def add(self, key: Hashable, convert: FastFunction) -> None:
+        """Add the function that converts arrays with a plan key."""
+        remember(self.converters, key, convert, MOST_PLAN_KEYS)
+
+
+def _try_first(first: FastFunction, second: FastFunction) -> FastFunction:
+    """Return a plan that calls ``second`` for arrays that ``first`` does not support."""
+
+    def convert(x: Any) -> Any:
+        try:
+            return first(x)
+        except NoPlanError:
+            return second(x)
+
+    return convert
+
+
+def _open_first(
+    open_array: FastFunction, convert_view: FastFunction, direct: FastFunction | None, request: Request
+) -> FastFunction:
+    """Return a plan for arrays of another library, which calls ``direct`` or else converts a NumPy view."""
+    if convert_view is identity:
+        return open_array
+    for_view = replace(request, declared=None)
+
+    def open_and_convert(x: Any) -> Any:
+        view = open_array(x)
+        try:
+            return convert_view(view)
+        except NoPlanError:
+            pass
+        try:  # a producer that always returns one DLPack capsule cannot be opened again by the slow path
+            return _convert_part(view, for_view)
+        except MemoryConversionError as error:
+            raise NoPlanError from error
+
+    return open_and_convert if direct is None else _try_first(direct, open_and_convert)
+
+
+class _CarrierPlan:
+    """The plan for carriers of one class: take the array out, and convert it by the plan for such arrays.
+
+    Nothing about the object is cached, so it may change between conversions.
+
+    Attributes:
+        bare: The target's name if the call passes only a target, otherwise None.
+        signature: The call signature for the array.
+        errors: The exceptions that the two frameworks raise for values that they do not support.
+        reads: The functions that read and convert values that are not in memory, by `key_of_values`.
+    """
+
+    __slots__ = ("bare", "errors", "reads", "signature")
+
+    def __init__(self, bare: Any, signature: Hashable, errors: tuple[type[Exception], ...]) -> None:
+        self.bare = bare
+        self.errors: tuple[type[Exception], ...] = (MemoryConversionError, *errors)
+        self.signature = signature
+        self.reads: dict[Hashable, FastFunction] = {}
+
+    def __call__(self, x: Any) -> Any:
+        array = open_by_carrier(x)
+        if type(array) is tuple:
+            values = array[0]
+            read = self.reads.get(key_of_values(values))
+            if read is None:
+                raise NoPlanError
+            try:  # as in `run`, without another call
+                return read(values)
+            except self.errors as error:
+                raise NoPlanError from error
+        if self.bare is not None:
+            try:
+                return _convert_planned(array, self.bare)
+            except NoPlanError:
+                pass
+        return _convert_planned(array, self.signature)
+
+
+def _store_carrier_plan(signature: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
+    """Cache the plan for carriers of the class of ``data``, and the plan for its array or its values."""
+    if request.copy is False and is_protocol_producer(data):
+        return  # `decide` inspects the device of each object
+    bare = request.target if _is_bare(request) else None
+    own = signature if bare is None else signature_of_call(bare, None)
+    array = decision.data
+    if registry.find_owner(array) is decision.source:
+        store_plan(own, request, array, decision)
+    elif not is_planned_source(decision.source, array) or decision.route.device != CPU:
+        return
+    cls = type(data)
+    plan = plans_by_signature.get(signature, {}).get(cls)
+    if not isinstance(plan, _CarrierPlan):
+        plan = _CarrierPlan(bare, own, decision.native_errors)
+        add_plan(signature, cls, plan)
+    if bare is not None:
+        add_plan(bare, cls, plan)
+    if registry.find_owner(array) is not decision.source:
+        remember(plan.reads, key_of_values(array), decision.convert, MOST_PLAN_KEYS)
+
+
+def _is_hashable(key: Any) -> bool:
+    """Return whether a key can be in the table. An option or a class may be unhashable."""
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _make_opener_for(data: Any, decision: Decision) -> FastFunction | None:
     """Return a fast function that views arrays of the class of ``data`` as NumPy arrays, or None."""
-    if decision.source is not FOREIGN_HOST or carrier_of(data) is not None:
+    if decision.source not in HOST_PRODUCERS:
         return None
-    return opener(data, decision.data)
+    return make_opener(data, decision.data, decision.target)
 
 
 def _add_plans(
     signature: tuple[Any, ...],
-    cls: type,
+    data: Any,
     open_array: FastFunction | None,
     request: Request,
     decision: Decision,
 ) -> None:
     """Add the plan for the call signature and, for calls that pass only a target, for the target's name."""
-    fast = _fast(request, decision)
+    cls = type(data)
+    fast = _choose_fast(request, decision)
     is_bare = _is_bare(request)
     # ``convert_memory(x, target)``, whose signature begins with the target, has already tried the fast
     # converter, which is stored for the target's name.
     has_tried = is_bare and signature[0] is not None and open_array is None
-    plan = _planned(signature, request, decision, None if has_tried else fast)
+    plan = _make_plan(signature, cls, request, decision, None if has_tried else fast)
     if open_array is not None:
-        direct = importer(open_array, decision.target) if decision.route.shares_memory else None
-        plan = _after_opening(open_array, plan, direct)
+        direct: FastFunction | None = None
+        if fast is not None:
+            direct = make_importer(data, decision.data, decision.source, decision.target)
+        if request.copy is False:
+            open_array = restrict_to_host(open_array)
+            direct = direct and restrict_to_host(direct)
+        plan = plan and _open_first(open_array, plan, direct, request)
         fast = plan
-    _add(signature, cls, plan)
+    add_plan(signature, cls, plan)
     if is_bare:  # the target may have been passed by position or by keyword
         # If all arrays of the class are sparse, there is no fast converter, and the plan has no plan keys.
-        has_only_plan = fast is None and plan is decision.convert
-        _add(request.target, cls, plan if has_only_plan else fast)
+        is_always_sparse = fast is None and plan is decision.convert
+        add_plan(request.target, cls, plan if is_always_sparse else fast)
 
 
 def _is_bare(request: Request) -> bool:
@@ -124,40 +320,30 @@ def _is_bare(request: Request) -> bool:
 
 
 def _convert_part(x: Any, request: Request) -> Any:
-    """Convert a part of a sparse array with its plan, or with a new decision if there is no plan."""
-    dtype = request.dtype
-    device = request.device
-    copy = request.copy
-    signature = (None, request.target, None, copy, type(copy), dtype, type(dtype), request.grad, device)
-    is_bare = copy is None and dtype is None and device is None and request.grad == "error"
+    """Convert an array with its plan, or with a new decision if there is no plan."""
+    if _is_bare(request):
+        try:
+            return _convert_planned(x, request.target)
+        except NoPlanError:
+            pass
+    signature = signature_of_call(
+        request.target,
+        None,
+        copy=request.copy,
+        dtype=request.dtype,
+        grad=request.grad,
+        device=request.device,
+    )
     try:
-        return plans_by_signature[request.target if is_bare else signature][type(x)](x)
-    except declined:
+        return _convert_planned(x, signature)
+    except NoPlanError:
         decision = decide(x, request)
     result = decision()
     store_plan(signature, request, x, decision)
     return result
 
 
-def _after_opening(
-    open_array: FastFunction, plan: FastFunction | None, direct: FastFunction | None
-) -> FastFunction | None:
-    """Return a plan for arrays of another library, which calls ``direct`` or else converts a NumPy view."""
-    if plan is None:
-        return None
-    if direct is None:
-        return lambda x: plan(open_array(x))
-
-    def import_or_open(x: Any) -> Any:
-        try:
-            return direct(x)
-        except NotImplementedError:
-            return plan(open_array(x))
-
-    return import_or_open
-
-
-def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
+def add_plan(signature: Hashable, cls: type, plan: Any) -> None:
     """Add a plan for a call signature and a type of arrays, unless it is None."""
     if plan is None:
         return
@@ -168,8 +354,8 @@ def _add(signature: Hashable, cls: type, plan: FastFunction | None) -> None:
     by_type[cls] = plan
 
 
-def _planned(
-    signature: Hashable, request: Request, decision: Decision, fast: FastFunction | None
+def _make_plan(
+    signature: Hashable, cls: type, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
     """Return a plan that tries ``fast`` first, then the function cached for the array's plan key."""
     source = decision.source
@@ -178,30 +364,22 @@ def _planned(
         return decision.convert  # every array of the class is sparse
     plan_key = source.fast_path.plan_key
     alignment = target.alignment
-    if plan_key is None or not _depends_on_plan_key_only(request, decision):
+    if fast is identity or plan_key is None or not _depends_on_plan_key_only(request, decision):
         return fast
     try:
         array_key = plan_key(decision.data, alignment)
-    except declined:
+    except NoPlanError:
         return fast  # the array has no plan key, for example because it is not in host memory
-    key = (signature, type(decision.data))
-    by_plan_key = _converters.get(key) or remember(_converters, key, {})
-    if len(by_plan_key) >= _MAX_PLAN_KEYS:
-        by_plan_key.clear()
-    by_plan_key[array_key] = decision.convert
-    if fast is None:
-        return lambda x: by_plan_key[plan_key(x, alignment)](x)
-
-    def plan(x: Any) -> Any:
-        try:
-            return fast(x)
-        except declined:
-            return by_plan_key[plan_key(x, alignment)](x)
-
-    return plan
+    keyed: Any = plans_by_signature.get((_KEYED, signature), {}).get(cls)
+    if keyed is None:
+        keyed = _KeyedPlan(fast, decision)
+        add_plan((_KEYED, signature), cls, keyed)
+    keyed.add(array_key, decision.convert)
+    function: FastFunction = keyed.function
+    return function
 
 
-def _fast(request: Request, decision: Decision) -> FastFunction | None:
+def _choose_fast(request: Request, decision: Decision) -> FastFunction | None:
     """Return the fast converter of the two frameworks; None if it does not support the call."""
     source = decision.source
     target = decision.target
@@ -213,7 +391,8 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
     if fast is None or request.grad == "error" or source is target:
         return fast
     detach = source.autodiff.detach
-    return lambda x: fast(detach(x))
+    errors = decision.native_errors
+    return lambda x: fast(run(detach, errors, x))
 
 
 def _is_beyond_fast(request: Request, decision: Decision) -> bool:

@@ -21,6 +21,7 @@ def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
     if logs and route.device.kind == "cpu" and not decision.source.devices.has_only_host:
         # The wait for pending computation does not count as conversion time.
         events.wait_for(decision.source, decision.data)
+    events.start_devices(route.target)
     start = time.perf_counter()
     with annotation(f"{route.source} → {route.target}"):
         result = decision()

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.conversion_errors import conversion_error, is_oom
 from arraybridge.conversion.device_resolution import check_placement
+from arraybridge.conversion.typed_errors import conversion_error, is_oom
+from arraybridge.device import DeviceLike
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError, nearest
-from arraybridge.formatting import one_of
-from arraybridge.frameworks import dtype_names, registry
-from arraybridge.frameworks.base import Framework, conversion_errors
+from arraybridge.formatting import either, one_of
+from arraybridge.host import dtype_names
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework, isolate, native_errors
 from arraybridge.route import Route
-from arraybridge.types import DeviceLike, FrameworkLike, GpuId
+from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["Decision", "Request", "dtype_name"]
 
@@ -35,6 +37,7 @@ class Request:
     copy: bool | None = None
     dtype: Any = None
     grad: str = "error"
+    out: Any = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -51,19 +54,22 @@ class Decision:
     #: Converts any sparse array of this class and layout, with a function that converts its parts. None for
     #: dense arrays, and for sparse ones that are converted as a whole.
     convert_by_parts: Callable[[Any, Callable[[Any, Request], Any]], Any] | None = None
+    #: Writes ``data`` to the array ``out``, and any arrays like ``data`` and ``out``. None without ``out``.
+    write: Callable[[Any, Any], None] | None = None
 
     @property
-    def conversion_errors(self) -> tuple[type[Exception], ...]:
+    def native_errors(self) -> tuple[type[Exception], ...]:
         """The exceptions that the two frameworks raise for arrays that they do not support."""
-        return conversion_errors(self.source, self.target)
+        return native_errors(self.source, self.target)
 
     def __call__(self) -> Any:
         """Convert the array."""
         try:
-            return self.convert(self.data)
+            with isolate(self.source, self.target):
+                return self.convert(self.data)
         except MemoryConversionError:
             raise
-        except self.conversion_errors as error:
+        except self.native_errors as error:
             if is_oom(error, self.source, self.target):
                 raise
             raise conversion_error(self.source, self.target, self.route.method, error) from error
@@ -75,6 +81,7 @@ def check_options(request: Request) -> Request:
     Raises:
         ValueError: If an option is invalid, or no framework has the declared name.
         TypeError: If the declared source is not a name.
+        DtypeNotSupportedError: If casts to the dtype are not supported.
     """
     copy = request.copy
     if request.declared is not None:
@@ -85,6 +92,8 @@ def check_options(request: Request) -> Request:
         raise ValueError(f"copy={copy!r} must be None, True or False.")
     if request.gpu_id is not None or request.device is not None:
         check_placement(request.gpu_id, request.device)
+    if request.dtype is not None:
+        dtype_name(request.dtype)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 
@@ -113,16 +122,32 @@ def dtype_name(dtype: Any) -> str:
         return name
     raise DtypeNotSupportedError(
         f"dtype={dtype!r} is not a supported dtype{_nearest_dtype(name)}.",
-        advice=f"Pass {one_of(sorted(_DTYPES))}.",
+        advice=f"Pass {either(_USUAL[name]) if name in _USUAL else one_of(sorted(_DTYPES))}.",
         reason=f"unknown dtype {name}",
     )
+
+
+#: The usual dtypes of each kind, for names without a width.
+_USUAL = {
+    "int": ("int64", "int32"),
+    "uint": ("uint64", "uint8"),
+    "float": ("float32", "float64"),
+    "complex": ("complex64", "complex128"),
+    "half": ("float16",),
+    "single": ("float32",),
+    "double": ("float64",),
+    "long": ("int64",),
+}
 
 
 def _nearest_dtype(name: str) -> str:
     """Return text such as ``" (did you mean 'int8'?)"``, or ``""`` if no supported dtype is similar.
 
-    For a width that is a power of 2, the text suggests the next larger supported width, or the largest.
+    For a width that is a power of 2, the text suggests the next larger supported width, or the largest. For a
+    kind without a width, the advice names the usual widths instead.
     """
+    if name in _USUAL:
+        return ""
     kind = name.rstrip("0123456789")
     bits = sorted(int(one.removeprefix(kind)) for one in _DTYPES if one.rstrip("0123456789") == kind != one)
     width = name.removeprefix(kind)

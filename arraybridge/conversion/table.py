@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.streams import identity
+from arraybridge.interface.framework import Framework, NoPlanError, native_errors
+from arraybridge.interface.streams import identity
 
 FastFunction = Callable[[Any], Any]
 #: A function that returns the fast converter from a source framework to a target framework, or None if there
@@ -47,7 +47,16 @@ def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     import_from = target.fast_path.fast_import
     if export is None or import_from is None:
         return None
-    return lambda x: import_from(export(x))
+    errors = native_errors(target)
+
+    def convert(x: Any) -> Any:
+        capsule = export(x)
+        try:
+            return import_from(capsule)
+        except errors as error:
+            raise NoPlanError from error
+
+    return convert
 
 
 def device(source: Framework, target: Framework) -> FastFunction | None:
@@ -59,8 +68,6 @@ def host(source: Framework, target: Framework) -> FastFunction | None:
     """Return None: copies through host memory have no fast converter."""
     return None
 
-
-FRAMEWORKS = ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto")
 
 # fmt: off
 _GRID: dict[str, tuple[RouteFunction, ...]] = {
@@ -74,6 +81,7 @@ _GRID: dict[str, tuple[RouteFunction, ...]] = {
 }
 # fmt: on
 
+FRAMEWORKS = tuple(_GRID)
 #: The route function of each pair of frameworks, as ``TABLE[source][target]``.
 TABLE: dict[str, dict[str, RouteFunction]] = {
     source: dict(zip(FRAMEWORKS, row, strict=True)) for source, row in _GRID.items()

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left, bisect_right
+from typing import Any
 
-from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.request import Request, check_options, dtype_name
-from arraybridge.frameworks import registry
-from arraybridge.trees import map_arrays
-from arraybridge.types import DeviceLike, FrameworkLike, GpuId
-
-if TYPE_CHECKING:
-    from arraybridge.conversion.convert import Grad
+from arraybridge.compilers import run_eagerly
+from arraybridge.conversion.convert import Grad, convert_memory, explain
+from arraybridge.conversion.detection import detect_memory_type
+from arraybridge.conversion.output import memory_range
+from arraybridge.conversion.request import Request, check_options
+from arraybridge.device import DeviceLike
+from arraybridge.errors import MemoryConversionError, note_on
+from arraybridge.interface import registry
+from arraybridge.trees import map_arrays, pair_arrays
+from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import add_hints
 
 __all__ = ["convert_tree"]
 
 
+@run_eagerly
+@add_hints
 def convert_tree(
     tree: Any,
-    target: FrameworkLike,
+    target: FrameworkLike | None = None,
     gpu_id: GpuId = None,
     *,
     copy: bool | None = None,
     dtype: Any = None,
     grad: Grad = "error",
     device: DeviceLike | None = None,
+    out: Any = None,
 ) -> Any:
     """Convert every array in nested containers, and leave everything else unchanged.
 
@@ -37,15 +44,19 @@ def convert_tree(
             dataclasses, attrs classes, pydantic models, ``UserDict``, ``SimpleNamespace``, other mappings
             that can be rebuilt from a dict, and classes that are registered with optree (in its global
             namespace or in ``"arraybridge"``), JAX or PyTorch.
-        target: The framework to convert to.
+        target: The framework to convert to. It is optional if ``out`` is passed.
         gpu_id: As for `convert_memory`. Every option applies to every array.
         copy: As for `convert_memory`.
         dtype: As for `convert_memory`.
         grad: As for `convert_memory`.
         device: As for `convert_memory`.
+        out: Containers with the same keys as ``tree``, of any types. Each array of ``tree`` is written to the
+            array at the same place of ``out``, as by `convert_memory`. All arrays are compared before any is
+            written. Defaults to None, which returns other arrays.
 
     Returns:
-        A container of the same structure; ``tree`` itself if nothing was converted.
+        ``out`` if it was passed. Otherwise, a container of the same structure; ``tree`` itself if nothing was
+        converted.
 
     Raises:
         MemoryConversionError: One of the subclasses that `convert_memory` raises. The message contains the
@@ -53,21 +64,70 @@ def convert_tree(
         ArrayNotSupportedError: If a named tuple, or an object of a class that is registered with optree,
             cannot be rebuilt with the converted arrays.
         UnknownFrameworkError: If no framework has the name of the target.
-        ValueError: If a container contains itself, or an option is invalid.
+        TypeError: If there is neither a target nor ``out``, or an array of ``out`` cannot be modified.
+        ValueError: If a container contains itself, the keys of ``out`` differ, or an option is invalid.
 
     Example:
         >>> import numpy as np
         >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
         {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
+    if out is not None:
+        return _write_tree(tree, out, target, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
+    if target is None:
+        raise TypeError('the target framework is missing. Pass its name, as in convert_tree(tree, "torch").')
     name = registry.framework_name(target)
+    check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
 
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
-    converted = map_arrays(tree, convert)
-    if converted is tree:  # without arrays, no conversion has checked the options
-        check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
-        if dtype is not None:
-            dtype_name(dtype)
-    return converted
+    return map_arrays(tree, convert)
+
+
+def _write_tree(tree: Any, out: Any, target: FrameworkLike | None, gpu_id: GpuId, **options: Any) -> Any:
+    """Write each array of a tree to the array at the same place of ``out``, and return ``out``."""
+    name = "" if target is None else registry.framework_name(target)
+    check_options(Request(name, None, gpu_id, **options))
+    pairs = list(pair_arrays(tree, out))
+    for x, buffer, place in pairs:  # all are compared before any is written
+        try:
+            explain(x, None, target, gpu_id, out=buffer, **options)
+        except MemoryConversionError as error:
+            if place:
+                error.add_path(place)
+            raise
+        except (TypeError, ValueError) as error:
+            note_on(error, f"arraybridge: at {place or 'the top level'} of out")
+            raise
+    written = _Ranges()
+    sources = [x for x, _, _ in pairs]
+    for i, (x, buffer, _) in enumerate(pairs):
+        if x is not buffer and written.overlap(*memory_range(x)):
+            # An earlier array of `out` is this array, or overlaps it.
+            sources[i] = convert_memory(x, detect_memory_type(x), copy=True, grad="detach")
+        written.add(*memory_range(buffer))
+    for x, (_, buffer, _) in zip(sources, pairs, strict=True):
+        convert_memory(x, None, target, gpu_id, out=buffer, **options)
+    return out
+
+
+class _Ranges:
+    """A union of memory ranges, as sorted ranges that do not overlap."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def overlap(self, first: int, last: int) -> bool:
+        """Return whether a byte of the range from ``first`` to before ``last`` is in the union."""
+        i = bisect_left(self._starts, last)
+        return i > 0 and self._ends[i - 1] > first
+
+    def add(self, first: int, last: int) -> None:
+        """Add the range from ``first`` to before ``last``."""
+        begin = bisect_right(self._ends, first)
+        end = bisect_left(self._starts, last)
+        # The ranges from `begin` to before `end` overlap the new one.
+        self._starts[begin:end] = [min([first, *self._starts[begin:end]])]
+        self._ends[begin:end] = [max([last, *self._ends[begin:end]])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -28,13 +28,14 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
     UnknownArrayError,
-    nearest,
     note_on,
 )
-from arraybridge.formatting import counted
-from arraybridge.frameworks import dtype_names, registry
-from arraybridge.parallel.function_devices import decorated, placement
+from arraybridge.formatting import format_count
+from arraybridge.host import dtype_names
+from arraybridge.interface import registry
+from arraybridge.parallel.function_devices import find_decorated, placement
 from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import add_hints, bool_option, raise_unknown_option
 
 
 class BlockError(MemoryConversionError, ValueError):
@@ -60,7 +61,12 @@ class Block:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], dtype: np.dtype[Any], target: str | None, expected: str
+        self,
+        fn: Callable[..., Any],
+        dtype: np.dtype[Any],
+        target: str | None,
+        expected: str,
+        x64: bool | None,
     ) -> None:
         self._fn: Callable[..., Any] | None = fn
         self._pickled = b""
@@ -69,9 +75,12 @@ class Block:
         #: Where the expected dtype comes from, for messages.
         self.expected = expected
         self.target = target
-        placed = placement(fn)
-        #: The function's framework if JAX would narrow the dtype without its x64 context; otherwise None.
-        self.x64_framework = placed.framework if placed is not None and dtype.name in _WIDE_DTYPES else None
+        if x64 is None and dtype.name in _WIDE_DTYPES:
+            x64 = True  # JAX would narrow the dtype
+        #: Whether x64 is on while the function runs; None for the setting of the worker.
+        self.x64 = x64
+        #: The function's framework if x64 is selected for its calls; otherwise None.
+        self.x64_framework = None if x64 is None else _x64_framework_of(fn)
         #: Whether a result must have the shape of its block. This is checked in the task itself.
         self.keeps_shape = False
 
@@ -81,7 +90,7 @@ class Block:
         return self._fn or _unpickled(self._pickled)
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
-        return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape)
+        return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape, self.x64)
 
     def __getstate__(self) -> dict[str, Any]:
         self._pickled = self._pickled or cloudpickle.dumps(self._fn)
@@ -93,11 +102,7 @@ class Block:
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
             function = self.__wrapped__  # may unpickle the function, whose imports may raise
-            with (
-                nullcontext()
-                if self.x64_framework is None
-                else registry.framework(self.x64_framework).runtime.x64_context()
-            ):
+            with self._x64_context():
                 result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
             error.add_call(f"{self.__name__}(){on_this_worker()}")
@@ -125,11 +130,16 @@ class Block:
             )
         return _check_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
 
+    def _x64_context(self) -> AbstractContextManager[Any]:
+        if self.x64_framework is None or self.x64 is None:
+            return nullcontext()
+        return registry.framework(self.x64_framework).runtime.x64_context(self.x64)
+
     def _note_on_call(self, blocks: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return a note on a failed call, with the shapes of the blocks and the names of the options."""
         shapes = [str(getattr(x, "shape", ())) for x in blocks]
         named = [name for name in kwargs if name not in ("block_id", "block_info")]
-        arguments = f"{counted(len(blocks), 'block')} of shape {' and '.join(shapes)}"
+        arguments = f"{format_count(len(blocks), 'block')} of shape {' and '.join(shapes)}"
         options = f", and {', '.join(named)} by keyword" if named else ""
         advice = " If they should be equal, rechunk one of the arrays." if len(set(shapes)) > 1 else ""
         return f"arraybridge: {self.__name__}() got {arguments}{options}.{advice}"
@@ -144,7 +154,7 @@ def _check_blocks(out: Any, name: str | None, token: str, function: str) -> Any:
     places = ArraySliceDep(out.chunks)
     return da.blockwise(
         _check_block, axes, out, axes, places, axes, function, None,
-        align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=token,  # noqa: SLF001 - as Dask itself
+        align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=token,  # noqa: SLF001  # as Dask itself
     )  # fmt: skip
 
 
@@ -166,8 +176,15 @@ def _check_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
     return block
 
 
+@add_hints
 def map_blocks(
-    fn: Callable[..., Any], array: Any, *arrays: Any, dtype: Any = None, meta: Any = None, **kwargs: Any
+    fn: Callable[..., Any],
+    array: Any,
+    *arrays: Any,
+    dtype: Any = None,
+    meta: Any = None,
+    x64: bool | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Call a function on every block of a Dask array, in the framework of its decorator.
 
@@ -185,9 +202,10 @@ def map_blocks(
             array with the most blocks. A single chunk along an axis is passed to all calls along that axis.
             Other objects are passed to every call.
         dtype: The dtype of the results. Defaults to the dtype of ``meta``, then to the decorator's
-            ``dtype_conversion``, then to the dtype of ``array``. With a 64-bit dtype, a function decorated
-            with `jax` runs with x64 enabled, so that it keeps 64-bit values.
+            ``dtype_conversion``, then to the dtype of ``array``.
         meta: An empty array of the type of the results' chunks. Defaults to the chunk type of ``array``.
+        x64: Whether a function decorated with `jax` runs with 64-bit types enabled. Defaults to None: they
+            are enabled if ``dtype`` has 64 bits, and otherwise the worker's setting applies.
         **kwargs: ``chunks``, ``drop_axis``, ``new_axis``, ``name``, ``token`` and ``enforce_ndim`` as for
             ``dask.array.map_blocks``; the first three declare a change of shape. Other arguments are passed
             to ``fn``; a ``dask.delayed`` object among them is sent to each worker once.
@@ -196,8 +214,9 @@ def map_blocks(
         A Dask array, which is not computed yet.
 
     Raises:
-        TypeError: If ``fn`` is not callable, or ``array`` is not a Dask array.
-        ValueError: If two arrays have different numbers of blocks along an axis.
+        TypeError: If ``fn`` is not callable, ``array`` is not a Dask array, or ``x64`` is not a bool.
+        ValueError: If two arrays have different numbers of blocks along an axis, or ``x64`` is given and
+            ``fn`` is not decorated with `jax`.
 
     Raises while the result is computed:
         BlockError: If a block does not have the declared shape and dtype, or is not an array.
@@ -212,7 +231,7 @@ def map_blocks(
     >>> map_blocks(row_sums, images, drop_axis=1).compute()
     array([3., 3., 3., 3.], dtype=float32)
     """
-    block, meta = _declared("map_blocks", fn, array, dtype, meta)
+    block, meta = _declare("map_blocks", fn, array, dtype, meta, x64)
     _check_block_counts([x for x in (array, *arrays) if isinstance(x, da.Array)])
     reshapes = any(kwargs.get(option) is not None for option in ("chunks", "drop_axis", "new_axis"))
     block.keeps_shape = not reshapes and not any(isinstance(one, da.Array) for one in arrays)
@@ -242,6 +261,7 @@ def _check_block_counts(arrays: list[Any]) -> None:
             )
 
 
+@add_hints
 def map_overlap(
     fn: Callable[..., Any],
     array: Any,
@@ -250,6 +270,7 @@ def map_overlap(
     boundary: Any = "none",
     dtype: Any = None,
     meta: Any = None,
+    x64: bool | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call a function on every block with a margin from its neighbors, and trim the margin from the result.
@@ -266,6 +287,7 @@ def map_overlap(
             array.
         dtype: As for `map_blocks`.
         meta: As for `map_blocks`.
+        x64: As for `map_blocks`.
         **kwargs: ``trim``, ``allow_rechunk``, ``align_arrays``, ``chunks``, ``drop_axis`` and ``new_axis`` as
             for ``dask.array.map_overlap``; ``name`` and ``token`` as for `map_blocks`. Other arguments are
             passed to ``fn``. With ``trim=False`` the function trims the margins itself, and returns blocks of
@@ -289,7 +311,7 @@ def map_overlap(
     >>> map_overlap(differences, x, depth=1, boundary="periodic").compute()
     array([-15,   3,   5,   7])
     """
-    block, meta = _declared("map_overlap", fn, array, dtype, meta)
+    block, meta = _declare("map_overlap", fn, array, dtype, meta, x64)
     for one in (array, *arrays):
         if not isinstance(one, da.Array):
             advice = (
@@ -316,7 +338,9 @@ def map_overlap(
     return _check_blocks(out, name, token, block.__name__)
 
 
-def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: Any) -> tuple[Block, Any]:
+def _declare(
+    what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: Any, x64: Any
+) -> tuple[Block, Any]:
     """Return the `Block` for a function, and an empty array of the type and dtype of its results."""
     if not callable(fn):
         raise TypeError(f"{what}() expected a function as its first argument, got {fn!r}.")
@@ -324,21 +348,35 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         advice = " Create one with to_dask(x, chunks)." if is_array(array) else ""
         name = type(array).__name__
         raise TypeError(f"{what}() expected a Dask array as its second argument, got {name}.{advice}")
+    if x64 is not None:
+        bool_option("x64", x64)
+        if _x64_framework_of(fn) is None:
+            raise ValueError(
+                f"x64 is a setting of JAX, and {name_of(fn)} is not decorated with @jax. Omit x64=."
+            )
     target = _framework_of_meta(meta)
     expected = "as declared"
     if dtype is None:
         expected = "the dtype of the array, since dtype= is missing" if meta is None else "the dtype of meta="
         dtype = array.dtype.newbyteorder("=") if meta is None else meta.dtype
-        conversion = getattr(decorated(fn), "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
+        conversion = getattr(find_decorated(fn), "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
             expected = f"as {conversion} declares"
     else:
         dtype = dtype_names.dtype_of(dtype)
-    # Dask has no public name for the meta array.
+    # Dask has no public name for the meta array (2026.8; see dask/array/core.py).
     meta = array._meta if meta is None else meta  # noqa: SLF001
     empty = meta_from_array(meta, dtype=dtype)
-    return Block(fn, empty.dtype, target, expected), empty
+    return Block(fn, empty.dtype, target, expected, x64), empty
+
+
+def _x64_framework_of(fn: Callable[..., Any]) -> str | None:
+    """Return the framework of a decorated function if it has an x64 setting; otherwise None."""
+    placed = placement(fn)
+    if placed is None or placed.framework is None or not registry.metadata_of(placed.framework).has_x64:
+        return None
+    return placed.framework
 
 
 def _framework_of_meta(meta: Any) -> str | None:
@@ -362,6 +400,7 @@ def _framework_of_meta(meta: Any) -> str | None:
 # -- conversion to and from Dask -----------------------------------------------------------------------
 
 
+@add_hints
 def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any = "error") -> Any:
     """Convert an array of any framework to a Dask array.
 
@@ -402,8 +441,11 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
             f"chunks={chunks!r} needs the size of an element, which dtype {array.dtype} does not have. Pass a"
             " block size, such as chunks=1000."
         ) from error
-    # Without asarray=False, Dask would copy CuPy arrays to the host.
-    return da.from_array(array, chunks=blocks, name=name, asarray=False)
+    # Dask copies the array, on the current GPU.
+    with registry.framework(detect_memory_type(array)).runtime.device_guard(array):
+        # Without asarray=False, Dask would convert arrays without __array_function__ to NumPy
+        # (dask/dask#5074).
+        return da.from_array(array, chunks=blocks, name=name, asarray=False)
 
 
 #: The keywords of `convert_memory` that `from_dask` passes on.
@@ -437,8 +479,14 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
         )
     for option in options:
         if option not in _CONVERSION_OPTIONS:
-            raise TypeError(
-                f"from_dask() has no option {option!r}{nearest(option, _CONVERSION_OPTIONS)}. Its options are"
-                f" gpu_id, {', '.join(_CONVERSION_OPTIONS)}."
-            )
-    return convert_memory(array.compute(), framework, gpu_id=gpu_id, **options)
+            raise_unknown_option("from_dask() has no option", option, ("gpu_id", *_CONVERSION_OPTIONS))
+    return convert_memory(_compute(array), framework, gpu_id=gpu_id, **options)
+
+
+def _compute(array: da.Array) -> Any:
+    """Return the values of a Dask array, on the GPU of its first block."""
+    if array.npartitions != 1:
+        return array.compute()
+    # Dask 2026.8 would copy a single block, which may be part of the graph, on the current GPU.
+    block = array.to_delayed().item().compute()
+    return convert_memory(block, detect_memory_type(block), copy=True)

@@ -18,12 +18,12 @@ from arraybridge.conversion import device_resolution
 from arraybridge.dask import array_registration, worker_shared_memory
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import gpu_sharing, oom_recovery
-from arraybridge.validation import bool_option, whole_number
+from arraybridge.validation import add_hints, bool_option, whole_number
 
 
 @dataclass
 class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
-    """The worker plugin of `prepare`; its fields are the arguments of `prepare`."""
+    """The worker plug-in of `prepare`; its fields are the arguments of `prepare`."""
 
     environment: Mapping[str, str]
     share_memory: bool
@@ -43,6 +43,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
             gpu_sharing.share_gpu_memory("torch")
 
 
+@add_hints
 def cluster(
     n_workers: int | None = None,
     *,
@@ -84,7 +85,7 @@ def cluster(
             map_blocks(row_sums, images, drop_axis=1).compute()
     """
     if n_workers is not None:
-        whole_number("n_workers", n_workers, least=1)
+        n_workers = whole_number("n_workers", n_workers, least=1)
     bool_option("gpus", gpus, optional=True)
     bool_option("share_memory", share_memory)
     _check_env(env)
@@ -109,7 +110,9 @@ def _cuda_cluster() -> Any:
     """Return the cluster class of dask-cuda."""
     try:
         from dask_cuda import LocalCUDACluster
-    except ImportError as error:  # raised even if only the bindings from its extras cu12 and cu13 are missing
+    except ImportError as error:
+        # Raised even if only the bindings from its extras cu12 and cu13 are missing
+        # (rapidsai/dask-cuda#1549).
         raise FrameworkNotInstalledError(
             "cluster() needs dask-cuda to start workers on NVIDIA GPUs.",
             reason=str(error),
@@ -119,6 +122,7 @@ def _cuda_cluster() -> Any:
     return LocalCUDACluster
 
 
+@add_hints
 def prepare(
     client: Any,
     *,
@@ -204,3 +208,4 @@ def recoveries() -> dict[str, int]:
 
 
 array_registration.register_tokens()
+array_registration.register_joining()

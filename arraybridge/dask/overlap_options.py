@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import nearest
-from arraybridge.formatting import counted
+from arraybridge.formatting import format_count
+from arraybridge.validation import whole_number
 
 _BOUNDARIES = ("none", "reflect", "periodic", "nearest")
 _PER_AXIS_AND_ARRAY = "a tuple or dict with one per axis, or a list of these with one per array."
@@ -27,15 +28,11 @@ def check_depth(depth: Any, ranks: Sequence[int]) -> None:
         TypeError: If a margin is not an int.
         ValueError: If a margin is negative, or the entries do not match the arrays and their axes.
     """
-    problem = f"depth={depth!r} has"
     for margin in _entries(depth, ranks, f"depth={depth!r}", _DEPTH_ADVICE):
         # A tuple of two numbers has different margins before and after a block.
         both = margin if isinstance(margin, tuple) and len(margin) == 2 else (margin,)
         for n in both:
-            if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-                raise TypeError(f"{problem} the margin {n!r}, which is not an int. {_DEPTH_ADVICE}")
-            if n < 0:
-                raise ValueError(f"{problem} a negative margin. {_DEPTH_ADVICE}")
+            whole_number("depth", n, least=0, advice=_DEPTH_ADVICE)
 
 
 def check_boundary(boundary: Any, ranks: Sequence[int]) -> None:
@@ -82,4 +79,6 @@ def _entries(option: Any, ranks: Sequence[int], text: str, advice: str) -> Itera
 
 def _check_count(entries: Sequence[Any], count: int, text: str, what: str, advice: str) -> None:
     if len(entries) != count:
-        raise ValueError(f"{text} has {counted(len(entries), 'entry')} for {counted(count, what)}. {advice}")
+        raise ValueError(
+            f"{text} has {format_count(len(entries), 'entry')} for {format_count(count, what)}. {advice}"
+        )

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import error_text
-from arraybridge.memory.shared_memory import Exchange, Segment, SharedArray, SharedMemoryGoneError
+from arraybridge.memory.segments import Exchange, Segment, SharedMemoryGoneError
 
 
-def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
+def save_shared(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     """Serialize a `shared` array: by reference for processes on this machine, otherwise by value."""
     from distributed.comm.addressing import get_address_host
     from distributed.protocol.numpy import serialize_numpy_ndarray
@@ -88,13 +88,13 @@ def export(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any
     frames = [ensure_memoryview(frame) for frame in frames]
     if sum(map(len, frames)) > _MIN_NBYTES:
         with _lock:
-            segment, sizes = _exported_now(frames)
+            segment, sizes = _export_now(frames)
         if segment is not None:
             return {"inner": header, "place": pickle.dumps((segment, sizes))}, []
     return {"inner": header}, frames
 
 
-def _exported_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
+def _export_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
     now = time.monotonic()
     for one, since in list(_exported.items()):
         if not one.in_use.value or now - since > _TIMEOUT:

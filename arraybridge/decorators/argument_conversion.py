@@ -5,22 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arraybridge.advice import Advice
+from arraybridge.carriers.advice_objects import has_method
+from arraybridge.carriers.sources import unknown_array_error
 from arraybridge.conversion import plan_cache
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.wrapping import label_of
 from arraybridge.device import Device
-from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.non_array_advice import has_method
-from arraybridge.frameworks.third_party_arrays import unknown_array_error
+from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError, warn
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework, NoPlanError
 from arraybridge.settings import busy_workers, worker_device
 from arraybridge.tracing.trace_log import open_logs
 from arraybridge.trees import ARRAY, has_array_inside, kind_of, leaves_of
@@ -74,9 +75,14 @@ class ArrayConverter:
         """Convert an array. Ignores ``gpu_id``: if the options name an accelerator, use `current` instead."""
         if not open_logs:
             try:
-                return plans_by_signature[self.signature][type(x)](x)
-            except plan_cache.declined:
-                pass
+                plan = plans_by_signature[self.signature][type(x)]
+            except (KeyError, TypeError):
+                pass  # no plan yet, or an unhashable class
+            else:
+                try:
+                    return plan(x)
+                except NoPlanError:
+                    pass
         return convert_memory(
             x, self.source, self.target, dtype=self.dtype, grad=self.grad, device=self.device
         )
@@ -90,34 +96,71 @@ class ArrayConverter:
             device = worker_device.get()
         if device is None:
             return self.convert
-        return _DeviceConverter(self, registry.framework(self.target), device).convert
+        return partial(self._convert_to, registry.framework(self.target), device)
+
+    def _convert_to(self, framework: Framework, device: Device, x: Any) -> Any:
+        """Convert an array to a device of the framework."""
+        is_there = self.may_stay and framework.owns(x) and framework.devices.device_of(x) == device
+        if is_there and not open_logs and not framework.devices.is_scattered(x):
+            return x
+        return convert_memory(x, self.source, self.target, grad=self.grad, device=device, dtype=self.dtype)
 
 
-class _DeviceConverter:
-    """The conversion of single arrays to one device of a framework."""
+class WarningConverter(ArrayConverter):
+    """A conversion that warns if the function would compute with fewer bits than its arguments have.
 
-    __slots__ = ("converter", "device", "framework", "may_stay")
+    Attributes:
+        label: The name of the function.
+    """
 
-    def __init__(self, converter: ArrayConverter, framework: Framework, device: Device) -> None:
-        self.converter = converter
-        self.framework = framework
-        self.device = device
-        self.may_stay = converter.may_stay and not open_logs
+    __slots__ = ("label",)
+
+    def __init__(self, target: str, options: DecoratorOptions, label: str) -> None:
+        super().__init__(target, options)
+        self.label = label
 
     def convert(self, x: Any) -> Any:
-        framework = self.framework
-        is_there = self.may_stay and framework.owns(x) and framework.devices.device_of(x) == self.device
-        if is_there and not framework.devices.is_scattered(x):
-            return x
-        converter = self.converter
-        return convert_memory(
-            x,
-            converter.source,
-            converter.target,
-            grad=converter.grad,
-            device=self.device,
-            dtype=converter.dtype,
-        )
+        """Convert an array, as `ArrayConverter.convert` does."""
+        if type(x) is np.ndarray and x.itemsize < 8 and not open_logs:  # NumPy's dtype is read fastest
+            try:
+                plan = plans_by_signature[self.signature][np.ndarray]
+            except (KeyError, TypeError):
+                pass  # no plan yet
+            else:
+                try:
+                    return plan(x)
+                except NoPlanError:
+                    pass
+        return self.warn_about(super().convert(x))
+
+    def current(self) -> Change:
+        """Return a function that converts the arrays of one call, as `ArrayConverter.current` does."""
+        convert = super().current()
+        if convert == self.convert:
+            return convert
+
+        def convert_and_warn(x: Any) -> Any:
+            return self.warn_about(convert(x))
+
+        return convert_and_warn
+
+    def warn_about(self, x: Any) -> Any:
+        """Return a converted array; warn, once per process, if the function would narrow it."""
+        if not _functions_with_warning:
+            framework = registry.framework(self.target)
+            if framework.runtime.narrows(x):
+                _functions_with_warning.append(self.label)
+                warn(
+                    f"{self.label}() received {framework.dtype_name(x)}, but {self.target} computes in 32"
+                    f" bits while x64 is off. Write @{self.target}(x64=True) to compute in 64 bits, or"
+                    f" @{self.target}(x64=False) to omit this warning, which is shown once.",
+                    UserWarning,
+                )
+        return x
+
+
+#: The functions for which this process has emitted the warning of `WarningConverter`: at most one.
+_functions_with_warning: list[str] = []
 
 
 def check_array_protocol_only(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,9 +13,11 @@ import numpy as np
 from arraybridge.advice import Advice
 from arraybridge.batches import fixed, plain
 from arraybridge.carriers.sources import source_of
+from arraybridge.compilers import exempt, find_untraced_call, hook_getter
 from arraybridge.conversion.device_resolution import gpu_index_of
 from arraybridge.decorators.argument_conversion import (
     ArrayConverter,
+    WarningConverter,
     advise_by_options,
     check_all_converted,
     check_array_protocol_only,
@@ -26,17 +27,20 @@ from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.results import Restoration, ResultConversion
 from arraybridge.decorators.slices import call_by_planes
+from arraybridge.decorators.surroundings import Surroundings
 from arraybridge.decorators.wrapping import SelfArgument, label_of, name_of
+from arraybridge.device import Device
 from arraybridge.errors import (
     FrameworkNotInstalledError,
     GradientError,
     MemoryConversionError,
     note_on,
 )
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, take_over
-from arraybridge.frameworks.graph_breaks import call_untraced
-from arraybridge.memory.oom_recovery import recovered
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.streams import identity
+from arraybridge.memory.oom_recovery import RecoveryOptions, recover
+from arraybridge.memory.split_arguments import Named, name_arguments
 from arraybridge.settings import busy_workers
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.events import device_text
@@ -77,7 +81,16 @@ class DecoratedCall:
         self_argument: Recognizes ``self`` and ``cls``, which are never converted; None if there is none.
     """
 
-    __slots__ = ("fn", "label", "native_results", "options", "recovers", "self_argument", "splits")
+    __slots__ = (
+        "fn",
+        "label",
+        "native_results",
+        "options",
+        "recovers",
+        "recovery",
+        "self_argument",
+        "splits",
+    )
 
     fn: Callable[..., Any]
     options: DecoratorOptions
@@ -96,6 +109,14 @@ class DecoratedCall:
         self.self_argument = SelfArgument.of(self.fn)
         self.recovers = bool(self.options.oom_recovery)
         self.splits = self.options.splits
+        gpu: Any = None if self.options.gpu_id == "auto" else self.options.gpu_id
+        self.recovery = RecoveryOptions(
+            max_retries=self.options.max_retries,
+            gpu_id=gpu,
+            split=self.splits,
+            split_axis=self.options.split_axis,
+            min_split=self.options.min_split,
+        )
         self.native_results = ()
         self.prepare()
 
@@ -106,35 +127,48 @@ class DecoratedCall:
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function and return its result, restored to the caller's types."""
-        if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
-            # torch.compile cannot trace conversions, because traced tensors have no memory.
-            return call_untraced(DecoratedCall.__call__, self, args, kwargs)
+        if hook_getter:
+            # The same as in `run_eagerly`, without a wrapper.
+            try:
+                call = find_untraced_call()
+            finally:
+                pass
+            if call is not None:
+                return call(self.call_in_span, args, kwargs)
         if not open_logs:
             # This is the body of `run`, inlined.
-            result = self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
+            result = self._recover(args, kwargs) if self.recovers else self.attempt(args, kwargs)
             if type(result) in self.native_results:
                 return result
             return self.restore_result(result, args, kwargs)
+        return self.call_in_span(args, kwargs)
+
+    def call_in_span(self, args: Args, kwargs: Kwargs) -> Any:
+        """Do the same as `__call__`, and record the call in the open traces."""
         with trace_log.span("call", self.label) or nullcontext() as span:
             result = self.run(args, kwargs)
             if span is not None:
                 span.device = device_text(result)
             return self.restore_result(result, args, kwargs)
 
-    async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
+    async def await_call(self, args: Args, kwargs: Kwargs) -> Any:
         """Call a coroutine function and return its awaited result, restored to the caller's types."""
         with trace_log.span("call", self.label, annotate=False) or nullcontext():
-            return self.restore_result(await self.run(args, kwargs), args, kwargs)
+            return self.restore_result(await self.await_attempt(args, kwargs), args, kwargs)
 
     # -- steps of a call ---------------------------------------------------------------------------
 
     def run(self, args: Args, kwargs: Kwargs) -> Any:
         """Return the unconverted result of the function. With recovery, call it again if memory runs out."""
-        return self._recovered(args, kwargs) if self.recovers else self.attempt(args, kwargs)
+        return self._recover(args, kwargs) if self.recovers else self.attempt(args, kwargs)
 
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function once, with the arguments that the caller passed."""
         return self.fn(*args, **kwargs)
+
+    async def await_attempt(self, args: Args, kwargs: Kwargs) -> Any:
+        """Await the coroutine function, with the arguments that the caller passed."""
+        return await self.fn(*args, **kwargs)
 
     def restore_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
         """Return the result for the caller, given the arguments that the caller passed.
@@ -142,9 +176,9 @@ class DecoratedCall:
         Raises:
             ValueError: If the result breaks the contract.
         """
-        return result if self.options.contract is None else self.checked(result, self.options.contract)
+        return result if self.options.contract is None else self.check_contract(result, self.options.contract)
 
-    def checked(self, result: Any, contract: Callable[[Any], Any]) -> Any:
+    def check_contract(self, result: Any, contract: Callable[[Any], Any]) -> Any:
         """Check a result against the contract, and return the result.
 
         Raises:
@@ -165,30 +199,20 @@ class DecoratedCall:
 
     # -- recovery ----------------------------------------------------------------------------------
 
-    def _recovered(self, args: Args, kwargs: Kwargs) -> Any:
+    def _recover(self, args: Args, kwargs: Kwargs) -> Any:
         """Convert the arguments and call the function; if memory runs out, try again or continue in parts."""
-        options = self.options
         splits = self.splits
-        gpu: Any = None
-        if options.gpu_id is not None and options.gpu_id != "auto":
-            gpu = gpu_index_of(options.gpu_id)
+        recovery = self.recovery
+        if recovery.gpu_id is not None:
+            gpu: Any = gpu_index_of(recovery.gpu_id)  # a worker process may have only one GPU
+            recovery = recovery._replace(gpu_id=gpu)
         if splits and self.count_own(args):
             args = (fixed(args[0]), *args[1:])  # `self` is never split
-        # The arguments are positional, because keywords cost 0.4 µs per call here.
-        result = recovered(
-            self.attempt,
-            (args, kwargs),
-            {},
-            options.max_retries,
-            gpu,
-            None,
-            splits,
-            options.split_axis,
-            options.min_split,
-            self.fn,
-            True,
-        )
-        return plain(result) if splits and kinds.get(type(result)) is not ARRAY else result
+        result = recover(self.attempt, (args, kwargs), {}, recovery, self._name_arguments)
+        return plain(result) if splits else result
+
+    def _name_arguments(self, args: Args, kwargs: Kwargs) -> Named:
+        return name_arguments(self.fn, *args, **kwargs)
 
 
 class ConvertingCall(DecoratedCall):
@@ -199,6 +223,7 @@ class ConvertingCall(DecoratedCall):
         arguments: The conversion of array arguments.
         results: The conversion of results if it does not depend on the first array argument.
         native_arguments: Types of arguments that need no conversion.
+        selects_device: Whether the device of the first array is selected, because the framework has streams.
         uses_own_stream: Whether the function runs on a separate stream of this thread. None before the first
             array, because the framework may not be imported yet.
         is_direct: Whether all calls can call ``body`` directly, without selecting a device or a stream. Until
@@ -216,9 +241,11 @@ class ConvertingCall(DecoratedCall):
         "is_direct",
         "native_arguments",
         "placement",
+        "restores",
         "restores_dtype",
         "restores_input",
         "results",
+        "selects_device",
         "uses_accelerator",
         "uses_own_stream",
     )
@@ -228,30 +255,39 @@ class ConvertingCall(DecoratedCall):
         fn = self.fn
         options = self.options
         self.body = partial(call_by_planes, fn, self.self_argument) if options.slice_by_slice else fn
+        self.selects_device = False
         self.uses_own_stream: bool | None = None
-        self.is_direct = not options.placement.is_named
+        self.is_direct = not options.placement.is_named and options.x64 is None
         self.placement = options.placement
         self.uses_accelerator = options.uses_accelerator
         self.direct_types: Container[type] = ()
-        self.arguments = ArrayConverter(options.framework, options)
+        self.arguments = (
+            WarningConverter(options.framework, options, self.label)
+            if options.warns_of_narrowing
+            else ArrayConverter(options.framework, options)
+        )
         self.convert_argument: Change = self.arguments.convert
         self.native_arguments: Container[type] = ()
         self.restores_input = options.output_type == "input"
         self.restores_dtype = options.dtype_conversion is DtypeConversion.PRESERVE_INPUT
+        self.restores = self.restores_input or self.restores_dtype
         # With output_type="input", `results` converts for callers whose first array is a NumPy array.
         target = "numpy" if self.restores_input else options.output_type
         for_results = replace(options, strict=False, dtype=None, device=None, gpu_id=None)
         converter = ArrayConverter(target, for_results)
-        self.results = ResultConversion(converter.convert, _dtype_of_results(options))
+        self.results = ResultConversion(converter.convert, options.dtype_conversion.dtype)
         self.changes_dtype = self.restores_dtype or self.results.dtype is not None
 
     def _configure_for(self, framework: Framework) -> None:
         """Set the attributes that depend on the imported framework, in the first call with an array."""
         options = self.options
-        types = frozenset(framework.fast_path.fast_types() or framework.runtime.array_classes())
-        self.uses_own_stream = options.stream and framework.streams.has_streams
-        self.is_direct = not self.uses_own_stream and not self.placement.is_named
-        if not self.uses_own_stream and self.self_argument is None:
+        # A tuple, because a set raises for arguments and results whose class is unhashable.
+        types = framework.fast_path.fast_types() or framework.runtime.array_classes()
+        self.selects_device = framework.streams.has_streams
+        self.uses_own_stream = options.stream and self.selects_device
+        is_surrounded = self.selects_device or options.x64 is not None
+        self.is_direct = not is_surrounded and not self.placement.is_named
+        if not is_surrounded and self.self_argument is None:
             self.direct_types = types
         if self.arguments.may_stay and not self.placement.is_named:
             self.native_arguments = types
@@ -263,12 +299,12 @@ class ConvertingCall(DecoratedCall):
 
     def attempt(self, args: Args, kwargs: Kwargs) -> Any:
         """Convert the arguments and call the function once."""
-        converted, named = self.convert_arguments(args, kwargs)
+        converted, named, has_array = self.convert_arguments(args, kwargs)
         try:
             # This does the same as `call` for most arguments, but is 0.05 µs faster.
             if self.is_direct or (converted and type(converted[0]) in self.direct_types):
                 return self.body(*converted, **named) if named else self.body(*converted)
-            return self.call(converted, named)
+            return self.call(converted, named, has_array=has_array)
         except (AttributeError, TypeError) as error:
             self._add_note_on_lists(error, args, kwargs)
             raise
@@ -292,8 +328,9 @@ class ConvertingCall(DecoratedCall):
 
     # -- the arguments -----------------------------------------------------------------------------
 
-    def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs]:
-        """Return the arguments with their arrays converted, except for ``self``.
+    @exempt  # AutoGraph cannot rewrite it
+    def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs, bool]:
+        """Return the arguments with their arrays converted, except for ``self``, and whether there are any.
 
         If the batch can be split, values that are wrapped in `fixed` are unwrapped and converted as well.
 
@@ -314,7 +351,12 @@ class ConvertingCall(DecoratedCall):
                 if cls in native:
                     has_array = True
                     values.append(value)
-                elif (kind := kinds.get(cls)) is ARRAY:
+                    continue
+                try:
+                    kind = kinds.get(cls)
+                except TypeError:  # the class is unhashable
+                    kind = None
+                if kind is ARRAY:
                     has_array = True
                     values.append(convert(value))
                 elif kind is LEAF:
@@ -332,14 +374,19 @@ class ConvertingCall(DecoratedCall):
         if has_other:
             has_array = self._check_others(args, kwargs, values, skip, has_array=has_array)
         if has_array and self.uses_own_stream is None:
-            self._configure_for(registry.framework(self.options.framework))
+            framework = registry.framework(self.options.framework)
+            self._configure_for(framework)
+            if isinstance(self.arguments, WarningConverter):
+                # Arrays that are not converted may be narrowed as well.
+                for x in filter(framework.owns, leaves_of(values[skip:])):
+                    self.arguments.warn_about(x)
         # The values of keyword arguments follow those of positional arguments.
         named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
-        return values, named
+        return values, named, has_array
 
     def _own_arguments(self, args: Args, self_argument: SelfArgument) -> list[Any]:
         """Return ``self`` or ``cls``, which is never converted, in a list; otherwise an empty list."""
-        first = [plain(x) if self.splits else x for x in args[:1]]  # `_recovered` wraps self in `fixed`
+        first = [plain(x) if self.splits else x for x in args[:1]]  # `_recover` wraps self in `fixed`
         return first[: self_argument.count(first)]
 
     def _describe(self, error: MemoryConversionError, args: Args, kwargs: Kwargs, place: int) -> None:
@@ -368,43 +415,63 @@ class ConvertingCall(DecoratedCall):
 
     # -- the function ------------------------------------------------------------------------------
 
-    def call(self, args: Any, kwargs: Kwargs) -> Any:
-        """Call the function on its arguments' device, or on the decorator's device if there are no arrays."""
-        skip = self.count_own(args)
-        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
-            first = args[skip]
-        else:
-            first = self._first_array(args, kwargs)
-            if first is None:
-                return self._call_without_arrays(args, kwargs)
-        if self.uses_own_stream:
-            framework = registry.framework(self.options.framework)
-            if not framework.owns(first):  # it was not converted: its container cannot be rebuilt
-                leaves = leaves_of([*args[skip:], *kwargs.values()])
-                first = next(filter(framework.owns, leaves), None)
-            if first is not None:
-                return on_own_stream(framework, first, self.body, args, kwargs)
-        return self.body(*args, **kwargs) if kwargs else self.body(*args)
+    def call(self, args: Any, kwargs: Kwargs, *, has_array: bool) -> Any:
+        """Call the function with converted arguments, in its surroundings."""
+        surroundings = None
+        if not has_array or self.selects_device or self.options.x64 is not None:  # in few calls
+            surroundings = self._find_surroundings(args, kwargs, has_array=has_array)
+        if surroundings is None:
+            return self.body(*args, **kwargs) if kwargs else self.body(*args)
+        return surroundings.call(self.body, args, kwargs)
+
+    async def await_attempt(self, args: Args, kwargs: Kwargs) -> Any:
+        """Convert the arguments and await the coroutine, all of whose steps run in the surroundings."""
+        converted, named, has_array = self.convert_arguments(args, kwargs)
+        surroundings = self._find_surroundings(converted, named, has_array=has_array)
+        if surroundings is None:
+            return await self.body(*converted, **named)
+        return await surroundings.call_coroutine(self.body, converted, named)
+
+    @exempt
+    def _find_surroundings(self, args: Any, kwargs: Kwargs, *, has_array: bool) -> Surroundings | None:
+        """Return the device, stream and x64 setting to select for a call with converted arguments, or None.
+
+        The function runs on its arguments' device, or on the decorator's device if there are no arrays.
+        """
+        x64 = self.options.x64
+        device = None
+        if has_array:
+            if self.selects_device:
+                device = self._device_of_arguments(args, kwargs)
+        elif self.placement.is_named:
+            device = self.placement.resolve(registry.framework(self.options.framework))
+        if x64 is None and device is None:
+            return None
+        own_stream = has_array and bool(self.uses_own_stream)
+        return Surroundings(registry.framework(self.options.framework), x64, device, own_stream)
+
+    def _device_of_arguments(self, args: Any, kwargs: Kwargs) -> Device | None:
+        """Return the device of the first converted array; None if there is none."""
+        framework = registry.framework(self.options.framework)
+        first = self._first_array(args, kwargs)
+        if not framework.owns(first):  # it was not converted: its container cannot be rebuilt
+            leaves = leaves_of([*args[self.count_own(args) :], *kwargs.values()])
+            first = next(filter(framework.owns, leaves), None)
+        return None if first is None else framework.devices.device_of(first)
 
     def _first_array(self, args: Any, kwargs: Kwargs) -> Any:
         """Return the first array argument; None if there is none."""
-        skip = 0 if self.self_argument is None else self.self_argument.count(args)
-        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
-            return args[skip]
+        skip = self.count_own(args)
+        try:
+            if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
+                return args[skip]
+        except TypeError:  # the class is unhashable
+            pass
         return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
-
-    def _call_without_arrays(self, args: Any, kwargs: Kwargs) -> Any:
-        """Call the function with the decorator's device selected, so that it creates arrays there."""
-        if self.placement.is_named:
-            framework = registry.framework(self.options.framework)
-            device = self.placement.resolve(framework)
-            if device is not None:
-                with framework.devices.selected(device):
-                    return self.body(*args, **kwargs)
-        return self.body(*args, **kwargs)
 
     # -- the result --------------------------------------------------------------------------------
 
+    @exempt
     def restore_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
         """Return the result, converted according to the options and the first array argument.
 
@@ -413,10 +480,14 @@ class ConvertingCall(DecoratedCall):
             ValueError: If the result breaks the contract.
         """
         try:
-            if self.restores_input or self.restores_dtype:
+            if self.restores:
                 first = self._first_array(args, kwargs)
-                if kinds.get(type(result)) is ARRAY and not self.changes_dtype:  # in most calls
-                    result = self._restored(result, first)
+                try:
+                    is_array = kinds.get(type(result)) is ARRAY  # in most calls
+                except TypeError:  # the class is unhashable
+                    is_array = False
+                if is_array and not self.changes_dtype:
+                    result = self._restore(result, first)
                 else:
                     result = ResultConversion(self._deliver_to(first), self._dtype_for(first)).tree(result)
             elif open_logs:  # skip the `unchanged` check: traces record all arrays
@@ -430,9 +501,9 @@ class ConvertingCall(DecoratedCall):
             if error.cast is None and isinstance(error, GradientError):
                 error.advise(_KEEP_VALUES)
             raise
-        return result if self.options.contract is None else self.checked(result, self.options.contract)
+        return result if self.options.contract is None else self.check_contract(result, self.options.contract)
 
-    def _restored(self, result: Any, first: Any) -> Any:
+    def _restore(self, result: Any, first: Any) -> Any:
         """Convert a result array for the caller, whose first array argument is ``first`` (or None)."""
         if type(result) is type(first) and _are_together(result, first):
             return result
@@ -441,7 +512,7 @@ class ConvertingCall(DecoratedCall):
     def _deliver_to(self, first: Any) -> Change:
         if not self.restores_input or type(first) is np.ndarray:
             return self.results.deliver
-        return _unchanged if first is None else Restoration(first, self.options.grad).array
+        return identity if first is None else Restoration(first, self.options.grad).array
 
     def _dtype_for(self, first: Any) -> str | None:
         if not self.restores_dtype or first is None:
@@ -460,37 +531,23 @@ def _are_together(x: Any, y: Any) -> bool:
     return owner is not None and owner.devices.device_of(x) == owner.devices.device_of(y)
 
 
-def _dtype_of_results(options: DecoratorOptions) -> str | None:
-    conversion = options.dtype_conversion
-    return None if conversion.numpy_dtype is None else str(conversion.value)
-
-
-def _unchanged(x: Any) -> Any:
-    return x
-
-
 # -- helpers -------------------------------------------------------------------------------------------
 
 
 def first_array(values: Iterable[Any]) -> Any:
     """Return the first array among these values, including those in containers; None if there is none."""
     for value in values:
-        kind = kinds.get(type(value)) or kind_of(value)
+        try:
+            kind = kinds.get(type(value)) or kind_of(value)
+        except TypeError:  # the class is unhashable
+            kind = kind_of(value)
         if kind is ARRAY:
             return value
-        if kind is TREE:  # for a list, stop at the first array, which is the first item of most lists
-            array = first_array(value if type(value) is list else leaves_of(value))
+        if kind is TREE:
+            cls = type(value)
+            is_plain = cls is dict or cls is list or cls is tuple
+            children: Any = value if is_plain else leaves_of(value)
+            array = first_array(children.values() if cls is dict else children)
             if array is not None:
                 return array
     return None
-
-
-def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:
-    """Call ``fn`` on a separate stream of this thread, on the device of ``array``.
-
-    The separate stream first waits for the caller's stream. After the call, the caller's stream waits for the
-    separate one, so that the caller can read and free the results. The arguments stay alive until then.
-    """
-    with framework.streams.stream(framework.devices.device_of(array)):
-        result = fn(*args, **kwargs)
-    return map_arrays(result, lambda x: take_over(framework, x) if framework.owns(x) else x)

@@ -29,7 +29,7 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError, nearest
 from arraybridge.formatting import one_of
-from arraybridge.frameworks.base import Framework
+from arraybridge.interface.framework import Framework
 
 __all__ = ["DtypeConversion"]
 
@@ -60,9 +60,9 @@ class DtypeConversion(Enum):
     """
 
     #: The dtype of the first array argument.
-    PRESERVE_INPUT = "preserve"
+    PRESERVE_INPUT = "preserve_input"
     #: The dtype that the decorated function returns. This is the default.
-    NATIVE_OUTPUT = "native"
+    NATIVE_OUTPUT = "native_output"
     UINT8 = "uint8"
     UINT16 = "uint16"
     UINT32 = "uint32"
@@ -75,24 +75,23 @@ class DtypeConversion(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> DtypeConversion:
-        """Return the member that has this name or value, in upper or lower case."""
-        members = {text: member for member in cls for text in (member.value, member.name.lower())}
+        """Return the member that has this name, in upper or lower case."""
+        members = {member.value: member for member in cls}
         text = value.lower() if isinstance(value, str) else ""
         if text in members:
             return members[text]
-        names = one_of(member.name.lower() for member in cls)
-        raise ValueError(f"{value!r} is not a DtypeConversion{nearest(text, members)}. Pass {names}.")
+        hint = nearest(text, members)
+        raise ValueError(f"{value!r} is not a DtypeConversion{hint}. Pass {one_of(members)}.")
 
     @property
-    def numpy_dtype(self) -> type[np.generic] | None:
-        """The NumPy scalar type of the dtype; None if the dtype depends on an array.
+    def dtype(self) -> str | None:
+        """The NumPy name of the dtype; None if the dtype depends on an array.
 
-        >>> DtypeConversion.UINT8.numpy_dtype
-        <class 'numpy.uint8'>
+        >>> DtypeConversion.UINT8.dtype
+        'uint8'
         """
-        if self in (DtypeConversion.PRESERVE_INPUT, DtypeConversion.NATIVE_OUTPUT):
-            return None
-        return np.dtype(str(self.value)).type
+        depends = self in (DtypeConversion.PRESERVE_INPUT, DtypeConversion.NATIVE_OUTPUT)
+        return None if depends else self.value
 
 
 def convert_dtype(x: Any, dtype: str) -> Any:
@@ -123,7 +122,7 @@ def convert_dtype(x: Any, dtype: str) -> Any:
     if turns_real or (dtype == "bool" and not _is_integer(source)):
         fix = "a comparison, such as abs(x) > 0.5" if dtype == "bool" else "the real part, such as x.real"
         reason = f"there is no rule for {source}"
-        raise _conversion_error(DtypeNotSupportedError, owner, dtype, reason, f"Return {fix}.")
+        raise _dtype_error(DtypeNotSupportedError, owner, dtype, reason, f"Return {fix}.")
     if not _is_integer(dtype) or 0 in owner.shape(x):
         with owner.runtime.x64_context():
             return owner.cast(x, dtype)
@@ -147,18 +146,19 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
             return x.astype(dtype)
         reason = f"its values range from {least} to {most}, those of {dtype} from {lo} to {hi}"
         fix = f"Return floating-point values, which are scaled to the range of {dtype}."
-        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason, fix)
+        raise _dtype_error(ArrayNotSupportedError, owner, dtype, reason, fix)
     if not np.isfinite(most - least):
         reason = "it contains NaN or infinity, or its values are too far apart to be scaled"
         fix = "Replace them in the function, for example with nan_to_num and clip."
-        raise _conversion_error(ArrayNotSupportedError, owner, dtype, reason, fix)
-    scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
+        raise _dtype_error(ArrayNotSupportedError, owner, dtype, reason, fix)
+    with np.errstate(all="ignore"):  # denormal numbers underflow
+        scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
     # float64 cannot represent `hi` of the 64-bit dtypes, and rounds it up to a number that overflows.
     at_top = scaled >= float(hi)
     return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))
 
 
-def _conversion_error(
+def _dtype_error(
     error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str, fix: str
 ) -> Exception:
     problem = f"Cannot convert the result to {dtype}: {reason}."

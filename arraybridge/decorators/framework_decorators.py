@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, overload
 
+from arraybridge.compilers import exempt
 from arraybridge.decorators.wrapping import Decorated, P, R, decorate, kind_of_function, label_of, wrap
-from arraybridge.frameworks import registry
 from arraybridge.hooks import hooks
+from arraybridge.interface import registry
 from arraybridge.types import FrameworkLike
+from arraybridge.validation import add_hints
 
 if TYPE_CHECKING:
     from arraybridge.decorators.decorated_call import DecoratedCall
@@ -33,6 +35,10 @@ class FrameworkDecorator:
     >>> halve(np.array([1.0, 3.0]))
     array([0.5, 1.5])
     """
+
+    autograph_info__: ClassVar[
+        dict[str, Any]
+    ] = {}  # AutoGraph reads this attribute of the object; see `exempt`
 
     def __init__(self, name: str) -> None:
         #: The framework in which the decorated functions run.
@@ -63,6 +69,7 @@ class FrameworkDecorator:
     def __call__(
         self, *, output_type: FrameworkLike, **options: Unpack[DecoratorKeywords]
     ) -> Callable[[Callable[P, Any]], Decorated[P, Any]]: ...
+    @exempt
     def __call__(self, *fn: Any, **options: Any) -> Any:
         """Decorate a function, or return a decorator with these options.
 
@@ -121,9 +128,9 @@ def _decorator(
     what: str, framework: str, keywords: dict[str, Any], *, converts: bool = True
 ) -> Callable[[Any], Any]:
     # Imported on first use, because this takes a fifth of the time of `import arraybridge`.
-    from arraybridge.decorators.options import checked_options
+    from arraybridge.decorators.options import check_keywords
 
-    options = checked_options(framework, keywords, converts=converts)
+    options = check_keywords(framework, keywords, converts=converts)
     call_class = _class_of_calls(options)
 
     def make(fn: Any) -> Any:
@@ -133,7 +140,8 @@ def _decorator(
                     f"{what}({option}=...) calls a function more than once, but {label_of(fn)} is a coroutine"
                     " function. Decorate a plain function that it calls."
                 )
-        wrapper = wrap(fn, call_class(fn, options))
+        rewritable = registry.metadata_of(options.framework).rewrites_functions
+        wrapper = wrap(fn, call_class(fn, options), rewritable=rewritable)
         vars(wrapper).update(
             input_memory_type=options.input_type or options.framework,
             output_memory_type=options.output_type,
@@ -161,6 +169,8 @@ def _class_of_calls(options: DecoratorOptions) -> type[DecoratedCall]:
     return ConvertingCall
 
 
+@exempt
+@add_hints
 def memory_types(
     input_type: FrameworkLike, output_type: FrameworkLike, contract: Callable[[Any], Any] | None = None
 ) -> Callable[[Callable[P, R]], Decorated[P, R]]:
@@ -198,7 +208,7 @@ def memory_types(
 def decorator_of(name: str) -> FrameworkDecorator:
     """Return the decorator of a framework. Repeated calls return the same object.
 
-    Frameworks that plugins add have decorators as well.
+    Frameworks that plug-ins add have decorators as well.
 
     Args:
         name: The name of the framework, such as ``"torch"``.

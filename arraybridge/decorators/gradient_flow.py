@@ -20,13 +20,14 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decision import find_source
 from arraybridge.decorators import argument_conversion, decorated_call
 from arraybridge.decorators.dtype_conversion import DtypeConversion
-from arraybridge.decorators.gradient_operations import CallOperation, blaming_result
+from arraybridge.decorators.gradient_operations import CallOperation, blame_result_of
 from arraybridge.decorators.options import DecoratorOptions
+from arraybridge.decorators.surroundings import Surroundings
 from arraybridge.decorators.wrapping import SelfArgument, kind_of_function, label_of
 from arraybridge.errors import ArrayNotSupportedError, GradientError, MemoryConversionError
-from arraybridge.frameworks import autodiff, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.trees import ARRAY, filled, flattened, key_of, kind_of
+from arraybridge.interface import autodiff, registry
+from arraybridge.interface.framework import Framework
+from arraybridge.trees import ARRAY, fill, flatten, key_of, kind_of
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class Flow(autodiff.Function):
         #: Maps each call signature to one flag per value: whether the value is a constant of the program.
         self.constants: dict[Any, list[bool]] = {}
 
-    def called(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
+    def call(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
         """Call the function, as an operation of the framework that differentiates the arguments, if any.
 
         The result is restored for the caller.
@@ -92,34 +93,34 @@ class Flow(autodiff.Function):
                 other than that of the function.
         """
         skip = 0 if self.self_argument is None else self.self_argument.count(args)
-        values, structure = flattened([args[skip:], kwargs])
-        given = [_Argument.of(x) for x in values]
-        for one in given:
+        values, structure = flatten([args[skip:], kwargs])
+        inputs = [_Argument.of(x) for x in values]
+        for one in inputs:
             if one.is_sparse:
                 self._check_constant(one)
-        tracked = {one.owner.name for one in given if one.is_tracked and one.owner is not None}
+        tracked = {one.owner.name for one in inputs if one.is_tracked and one.owner is not None}
         if tracked <= {self.name}:
             call = self.call_with_own_gradients if tracked else self.call_without_gradients
             return call.restore_result(call.attempt(args, kwargs), args, kwargs)
         if len(tracked) > 1:
             raise self._several_callers(tracked)
         caller = registry.framework(tracked.pop())
-        return self._called_by(caller, given, args[:skip], structure)
+        return self._call_from(caller, inputs, args[:skip], structure)
 
-    def _called_by(
-        self, caller: Framework, given: list[_Argument], own: argument_conversion.Args, structure: Any
+    def _call_from(
+        self, caller: Framework, inputs: list[_Argument], own: argument_conversion.Args, structure: Any
     ) -> Any:
         """Call the function as an operation in the graph, tape or tracer of the caller.
 
         Args:
             caller: The framework whose arrays are differentiated.
-            given: The values in the arguments, with containers flattened.
+            inputs: The values in the arguments, with containers flattened.
             own: A sequence with ``self`` if the function is a method; otherwise an empty sequence.
             structure: The containers of the arguments, without their values.
         """
         enter = self.arguments.current()
         # All dense arrays of the caller are arguments, including integers. All other values are constants.
-        arguments = [one for one in given if one.owner is caller and not one.is_sparse]
+        arguments = [one for one in inputs if one.owner is caller and not one.is_sparse]
         arrays = [one.value for one in arguments]
         active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]
         leaves: list[autodiff.Leaf] = []
@@ -128,37 +129,37 @@ class Flow(autodiff.Function):
             find_source(arrays[0], self.options.required_source, self.name)
             # If a conversion raises, `leaves` has only the leaves of the preceding values, so its length is
             # the index of the value that cannot be converted.
-            leaves.extend(self._leaf(one, caller, enter) for one in given)
+            leaves.extend(self._leaf(one, caller, enter) for one in inputs)
             differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()") and not error.is_in(f"{self.label}(), result"):
-                failed = len(leaves) < len(given)
+                failed = len(leaves) < len(inputs)
                 error.add_call(
-                    self._describe(len(leaves), given, own, structure) if failed else f"{self.label}()"
+                    self._describe(len(leaves), inputs, own, structure) if failed else f"{self.label}()"
                 )
             raise
         return differentiated.refill(iter(results))
 
     def _describe(
-        self, index: int, given: list[_Argument], own: argument_conversion.Args, structure: Any
+        self, index: int, inputs: list[_Argument], own: argument_conversion.Args, structure: Any
     ) -> str:
         """Return the description of the argument that holds a value, for a message."""
-        positional, kwargs = filled(structure, (one.value for one in given))
+        positional, kwargs = fill(structure, (one.value for one in inputs))
         args = (*own, *positional)
         for place, value in enumerate((*positional, *kwargs.values()), len(own)):
-            index -= len(flattened([value])[0])
+            index -= len(flatten([value])[0])
             if index < 0:
                 return argument_conversion.describe_argument(self.fn, args, kwargs, place)
         return f"{self.label}()"
 
-    def _check_constant(self, given: _Argument) -> None:
+    def _check_constant(self, argument: _Argument) -> None:
         """Raise `GradientError` for a sparse array that another framework differentiates."""
-        owner = given.owner
+        owner = argument.owner
         if owner is None:
             return
-        parts = owner.sparse.take_apart(given.value)
-        arrays = (given.value,) if parts is None else (given.value, *parts.arrays)
+        parts = owner.sparse.take_apart(argument.value)
+        arrays = (argument.value,) if parts is None else (argument.value, *parts.arrays)
         if owner.name == self.name or not any(owner.autodiff.is_tracked(x) for x in arrays):
             return
         raise GradientError(
@@ -169,7 +170,7 @@ class Flow(autodiff.Function):
             reason="a sparse array is differentiated",
             advice=Advice(
                 "Pass its stored values, {}, and create the sparse array in the function.",
-                (owner.sparse.expressions(given.value).values,),
+                (owner.sparse.expressions(argument.value).values,),
             ),
             place=f"{self.label}()",
         )
@@ -189,28 +190,26 @@ class Flow(autodiff.Function):
     def run(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
         """Call the function, set ``call.refill`` to rebuild its result, and return the arrays in it."""
         framework = registry.framework(self.name)
-        positional, kwargs = filled(call.structure, iter(values))
+        positional, kwargs = fill(call.structure, iter(values))
         args = (*call.own, *positional)
         if framework.streams.has_streams and self.options.stream:
-            first = next(filter(framework.owns, values))
-            result = decorated_call.on_own_stream(framework, first, self.fn, args, kwargs)
+            device = framework.devices.device_of(next(filter(framework.owns, values)))
+            result = Surroundings(framework, device=device, own_stream=True).call(self.fn, args, kwargs)
         else:
             result = self.fn(*args, **kwargs)
-        leaves, structure = flattened(result)
+        leaves, structure = flatten(result)
         arrays = []
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if issubclass(type(leaf), np.generic) and is_array(leaf) else leaf
             if kind_of(x) is ARRAY:
                 self._check_result(x)
-                arrays.append(x if framework.owns(x) else self._converted_result(x))
+                if not framework.owns(x):
+                    with blame_result_of(self.label):
+                        x = convert_memory(x, self.name)
+                arrays.append(x)
                 leaves[i] = _HOLE
-        call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
+        call.refill = lambda arrays: fill(structure, (next(arrays) if x is _HOLE else x for x in leaves))
         return arrays
-
-    def _converted_result(self, x: Any) -> Any:
-        """Convert a result array of another framework to the function's own framework, and return it."""
-        with blaming_result(self.label):
-            return convert_memory(x, self.name)
 
     def _check_result(self, x: Any) -> None:
         """Raise `ArrayNotSupportedError` for a sparse result, which has no gradient."""
@@ -230,13 +229,15 @@ class Flow(autodiff.Function):
         """Return a key for the structure of a call, which is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
-    def _leaf(self, given: _Argument, caller: Framework, enter: argument_conversion.Change) -> autodiff.Leaf:
-        if given.owner is caller and not given.is_sparse:
+    def _leaf(
+        self, argument: _Argument, caller: Framework, enter: argument_conversion.Change
+    ) -> autodiff.Leaf:
+        if argument.owner is caller and not argument.is_sparse:
             return autodiff.Leaf(None, is_argument=True)
-        return autodiff.Leaf(self._argument_value(given.value, enter))
+        return autodiff.Leaf(self._argument_value(argument.value, enter))
 
     def _argument_value(self, x: Any, enter: argument_conversion.Change) -> Any:
-        """Return what the function receives for a value that is not a dense array of the caller's framework.
+        """Return the value that the function receives for ``x``, which is not a dense array of the caller.
 
         Mutable arrays of other frameworks are copied, so that their values are the same in the backward pass.
         """
@@ -265,7 +266,10 @@ class FlowingCall(decorated_call.DecoratedCall):
 
     def attempt(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
         """Call the function once, as an operation of the framework that differentiates it, if any."""
-        return self.flow.called(args, kwargs)
+        if self.options.x64 is None:
+            return self.flow.call(args, kwargs)
+        with registry.framework(self.options.framework).runtime.x64_context(self.options.x64):
+            return self.flow.call(args, kwargs)
 
 
 # -- checks of the options -----------------------------------------------------------------------------
@@ -275,10 +279,11 @@ def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
     name = options.framework
     kind = kind_of_function(fn)
     what = f'@{name}(grad="flow")'
-    is_built_in = name in registry.BUILT_IN  # built-in frameworks need not be imported for this check
-    if name in _NOT_DIFFERENTIABLE or (
-        not is_built_in and registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE
-    ):
+    if name in registry.BUILT_IN:  # need not be imported for this check
+        is_differentiable = registry.BUILT_IN[name].is_differentiable
+    else:
+        is_differentiable = registry.framework(name).autodiff is not autodiff.NOT_DIFFERENTIABLE
+    if not is_differentiable:
         raise ValueError(
             f"{what} is not supported: {name} has no automatic differentiation. Write the function in torch,"
             " jax or tensorflow."
@@ -294,9 +299,6 @@ def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
             shown = value.value if isinstance(value, DtypeConversion) else value
             raise ValueError(f"{what} cannot be combined with {option}={shown!r}. {fix}")
 
-
-#: Built-in frameworks without automatic differentiation.
-_NOT_DIFFERENTIABLE = ("numpy", "cupy", "pyclesperanto")
 
 #: For each option, the values that are allowed with ``grad="flow"``, and the fix for other values.
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {

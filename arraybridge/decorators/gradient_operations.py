@@ -14,16 +14,17 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators import argument_conversion
 from arraybridge.decorators.results import Restoration
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks import autodiff, read_only_memory, registry
-from arraybridge.frameworks.autodiff import Linear, Shape, overlaps, select, substitute
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.unsupported import unsupported_dtype_error
+from arraybridge.host import read_only_memory
+from arraybridge.interface import autodiff, registry
+from arraybridge.interface.autodiff import Linear, Shape, overlaps, select, substitute
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.unsupported import dtype_error
 from arraybridge.tracing import trace_log
 from arraybridge.trees import arrays_of
 
 
 @contextmanager
-def blaming_result(label: str) -> Iterator[None]:
+def blame_result_of(label: str) -> Iterator[None]:
     """Make conversion errors state that the result of the function ``label`` cannot be converted."""
     try:
         yield
@@ -68,7 +69,7 @@ class CallOperation(autodiff.Operation):
         self.state = callee.random_state()
         results, linear = callee.linearize(self.body, self._to_callee(arrays), self.active, self.label)
         self._check_captured(linear.captured)
-        with blaming_result(self.label):
+        with blame_result_of(self.label):
             results = self._to_caller(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward pass reads the arguments and the constants
             spans = list(map(self.caller.autodiff.span, arrays))
@@ -83,7 +84,7 @@ class CallOperation(autodiff.Operation):
         """
         operation = self
         for state in states:
-            operation = operation.replaying(state)
+            operation = operation.copy_with_state(state)
         return list(operation.run_under_settings(operation.host_results, arrays))
 
     def host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -92,19 +93,19 @@ class CallOperation(autodiff.Operation):
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
         entered = self._to_callee([read_only_memory.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
-        with blaming_result(self.label):
+        with blame_result_of(self.label):
             return [convert_memory(y, "numpy", grad="detach") for y in results]
 
-    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+    def run_again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run the function again on arrays of its own framework, with the random numbers of the first run."""
         callee = self.callee.autodiff
         self._check_unmodified()
         if self.draws is None:
             callee.check_repeatable(self.body, arrays, self.label)
-        with callee.replayed(self.state):
+        with callee.replay(self.state):
             return callee.linearize(self.body, arrays, self.active, self.label)
 
-    def replaying(self, state: Any) -> Self:
+    def copy_with_state(self, state: Any) -> Self:
         """Return the same operation with this random state before its first run."""
         operation = copy.copy(self)
         operation.state = state
@@ -121,11 +122,15 @@ class CallOperation(autodiff.Operation):
         predicted, captured, self.draws = self.callee.autodiff.predict(self.body, shapes, self.label)
         if self.differentiated:
             self._check_captured(captured)
-        with blaming_result(self.label):
+        with blame_result_of(self.label):
             for _, dtype in predicted:
                 if self.callee.dtypes is not None and dtype not in self.callee.dtypes:
-                    instead = "no other framework has this dtype; return an array of another dtype"
-                    raise unsupported_dtype_error(self.callee, dtype, instead)
+                    raise dtype_error(
+                        self.callee,
+                        f"a {self.callee.name} array of dtype {dtype}",
+                        "no other framework has this dtype",
+                        "Return an array of another dtype.",
+                    )
         return predicted
 
     # -- its pullback ------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ class CallOperation(autodiff.Operation):
             results = iter(pullback.linearize(operands)[0])
         return [next(results) if a else None for a in self.active]
 
-    def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
+    def find_read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
         """Return the results whose memory the pullback reads and which must not be written to."""
         if linear is None:
             return []
@@ -194,7 +199,7 @@ class CallOperation(autodiff.Operation):
 
     def _check_unmodified(self) -> None:
         if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
-            raise autodiff.modified_argument_error(self.label)
+            raise autodiff.error_for_modified_argument(self.label)
 
     def _check_captured(self, what: str) -> None:
         if not what:
@@ -246,7 +251,7 @@ class Pullback(CallOperation):
     def body(self, arrays: list[Any]) -> list[Any]:
         """Run the function again to compute the gradients, as arrays of the function's framework."""
         count = len(self.forward.active)
-        _, linear = self.forward.replaying(self.state).again(arrays[:count])
+        _, linear = self.forward.copy_with_state(self.state).run_again(arrays[:count])
         return linear.pull(substitute([None] * len(self.present), self.present, arrays[count:]))
 
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
@@ -270,7 +275,7 @@ class Pullback(CallOperation):
         self._copy_shared(gradients, spans)
         return gradients
 
-    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+    def run_again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run the pullback again on arrays of the function's framework."""
         return self.callee.autodiff.linearize(self.body, arrays, self.active, self.label)
 

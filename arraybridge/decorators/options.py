@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -13,13 +14,13 @@ from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.device_resolution import Placement, check_gpu_id, check_placement
 from arraybridge.conversion.request import dtype_name
 from arraybridge.decorators.dtype_conversion import DtypeConversion, DtypeConversionName
-from arraybridge.device import Device
+from arraybridge.device import Device, DeviceLike
 from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.formatting import either, one_of
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.types import DeviceLike, FrameworkLike, GpuId
-from arraybridge.validation import bool_option, whole_number
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
+from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import bool_option, raise_unknown_option, whole_number
 
 
 class DecoratorKeywords(TypedDict, total=False):
@@ -67,6 +68,9 @@ class DecoratorKeywords(TypedDict, total=False):
     #: that another framework differentiates. Results are arrays of that framework, whose backward pass
     #: differentiates through the function. Defaults to ``"error"``.
     grad: Grad | Literal["flow"]
+    #: Whether the function runs with 64-bit types enabled. Only JAX has this setting. Defaults to ``None``,
+    #: which leaves it unchanged, and warns once if a 64-bit array is passed while it is off.
+    x64: bool | None
     #: Whether each thread runs the function on a separate CUDA stream. ``False`` uses the caller's stream,
     #: for kernels that are launched on the default stream. Defaults to ``True``.
     stream: bool
@@ -100,7 +104,13 @@ class DecoratorOptions:
     slice_by_slice: bool = False
     contract: Callable[[Any], Any] | None = None
     grad: Grad | Literal["flow"] = "error"
+    x64: bool | None = None
     stream: bool = True
+
+    @property
+    def warns_of_narrowing(self) -> bool:
+        """Whether to warn if the function would compute with fewer bits than its arguments have."""
+        return self.x64 is None and self.dtype is None and registry.metadata_of(self.framework).has_x64
 
     @property
     def placement(self) -> Placement:
@@ -123,7 +133,7 @@ class DecoratorOptions:
         return self.oom_recovery == "split"
 
 
-def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool = True) -> DecoratorOptions:
+def check_keywords(framework: str, keywords: dict[str, Any], *, converts: bool = True) -> DecoratorOptions:
     """Check the options that a caller passed to a decorator, and return them with defaults for the others.
 
     Args:
@@ -135,12 +145,10 @@ def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool 
         TypeError: If an option is unknown or of the wrong type.
         ValueError: If an option has an invalid value.
     """
+    options = [x for x in _CHECKS if x != "x64" or registry.metadata_of(framework).has_x64]
     for option in keywords:
-        if option not in _CHECKS:
-            hint = nearest(option, _CHECKS)
-            raise TypeError(
-                f"@{framework} has no option {option!r}{hint}. Its options are {', '.join(_CHECKS)}."
-            )
+        if option not in options:
+            raise_unknown_option(f"@{framework} has no option", option, options)
     checked = {
         option: value if value is _DEFAULTS[option] else _CHECKS[option](option, value)
         for option, value in keywords.items()
@@ -151,11 +159,23 @@ def checked_options(framework: str, keywords: dict[str, Any], *, converts: bool 
             "strict=True requires input_type, the only framework that it accepts. Pass it, as in"
             " input_type='numpy'."
         )
+    _check_recovery_options(checked)
     if registry.metadata_of(framework).has_only_host:
         checked["gpu_id"] = None  # arrays of this framework are always on the host
     if checked.get("output_type") is None:
         checked["output_type"] = "input" if checked.get("grad") == "flow" else framework
     return DecoratorOptions(framework=framework, converts=converts, **checked)
+
+
+def _check_recovery_options(options: dict[str, Any]) -> None:
+    """Raise `ValueError` for an option that has no effect without ``oom_recovery``."""
+    recovery = options.get("oom_recovery")
+    for option, needed in (("max_retries", True), ("split_axis", "split"), ("min_split", "split")):
+        if option in options and recovery not in (needed, "split"):
+            raise ValueError(
+                f"{option}={options[option]!r} has no effect without oom_recovery={needed!r}. Pass both, or"
+                f" omit {option}."
+            )
 
 
 # -- the checks ----------------------------------------------------------------------------------------
@@ -188,26 +208,10 @@ def _check_framework(option: str, value: Any) -> str:
     return registry.framework_name(value, option)
 
 
-def _check_bool(option: str, value: Any) -> bool:
-    return bool(bool_option(option, value))
-
-
 def _check_oom_recovery(option: str, value: Any) -> Any:
     if isinstance(value, np.bool_):
         return bool(value)
     return _check_choice(option, value, (True, False, "split"))
-
-
-def _check_max_retries(option: str, value: Any) -> int:
-    return whole_number(option, value, least=0)
-
-
-def _check_split_axis(option: str, value: Any) -> int:
-    return whole_number(option, value)
-
-
-def _check_min_split(option: str, value: Any) -> int:
-    return whole_number(option, value, least=1)
 
 
 def _check_dtype(option: str, value: Any) -> str:
@@ -237,10 +241,6 @@ def _check_contract(option: str, value: Any) -> Any:
     return value
 
 
-def _check_grad(option: str, value: Any) -> Any:
-    return _check_choice(option, value, ("error", "detach", "flow"))
-
-
 def _check_choice(option: str, value: Any, choices: tuple[Any, ...]) -> Any:
     """Return the value if it is one of the choices.
 
@@ -262,17 +262,18 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "gpu_id": _check_gpu_id,
     "device": _check_device,
     "input_type": _check_framework,
-    "strict": _check_bool,
+    "strict": bool_option,
     "oom_recovery": _check_oom_recovery,
-    "max_retries": _check_max_retries,
-    "split_axis": _check_split_axis,
-    "min_split": _check_min_split,
+    "max_retries": partial(whole_number, least=0),
+    "split_axis": whole_number,
+    "min_split": partial(whole_number, least=1),
     "dtype": _check_dtype,
     "dtype_conversion": _check_dtype_conversion,
-    "slice_by_slice": _check_bool,
+    "slice_by_slice": bool_option,
     "contract": _check_contract,
-    "grad": _check_grad,
-    "stream": _check_bool,
+    "grad": partial(_check_choice, choices=("error", "detach", "flow")),
+    "x64": bool_option,
+    "stream": bool_option,
 }
 _DEFAULTS: dict[str, Any] = {"output_type": None} | {
     field.name: field.default for field in fields(DecoratorOptions) if field.name in _CHECKS

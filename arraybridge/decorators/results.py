@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.registry import carrier_of
-from arraybridge.carriers.sources import source_of
+from arraybridge.carriers.sources import open_source, source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators.dtype_conversion import convert_dtype
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from arraybridge.tracing.trace_log import open_logs
-from arraybridge.trees import ARRAY, LEAF, kinds, map_arrays
+from arraybridge.trees import ARRAY, LEAF, cached_kind, map_arrays
 
 __all__ = ["Restoration", "ResultConversion"]
 
@@ -28,18 +28,18 @@ class Restoration:
         writable: Whether read-only NumPy results are copied, so that callers can write to them.
     """
 
-    __slots__ = ("carrier", "device", "first", "framework", "grad", "shape", "writable")
+    __slots__ = ("carrier", "device", "first", "framework", "grad", "has_matrices", "shape", "writable")
 
     def __init__(self, first: Any, grad: Any = "error", *, writable: bool = False) -> None:
-        framework, array = source_of(first)
+        framework, array, carrier = open_source(first)
         self.first = first
         self.grad = grad
         self.writable = writable
         self.framework = framework
         self.device = framework.devices.device_of(array)
-        # An object has a carrier only if no framework owns it. The kind of its type is then DEPENDS (0).
-        self.carrier = None if kinds.get(type(first)) else carrier_of(first)
-        self.shape = None if self.carrier is None else framework.shape(array)
+        self.carrier = carrier
+        self.shape = None if carrier is None else framework.shape(array)
+        self.has_matrices = carrier is None and framework.sparse.has_matrices
 
     def array(self, x: Any) -> Any:
         """Convert an array of any framework and return it.
@@ -51,8 +51,8 @@ class Restoration:
         is_owned = registry.find_owner(x) is framework  # `find_owner` is cached by type, `owns` is not
         is_there = x is self.first or (is_owned and framework.devices.device_of(x) == self.device)
         if not is_there or open_logs:
-            x = convert_memory(x, framework.name, grad=self.grad, device=self.device)
-            if framework.sparse.has_matrices and not is_there:
+            x = self._convert(x)
+            if self.has_matrices and not is_there:
                 x = self._as_matrix(x)
         # issubclass, because isinstance would read the __class__ of tensors.
         if self.writable and issubclass(type(x), np.ndarray) and not x.flags.writeable:
@@ -60,6 +60,12 @@ class Restoration:
         if self.carrier is None or x.shape != self.shape:
             return x
         return self.carrier.rebuild(self.first, x)
+
+    def _convert(self, x: Any) -> Any:
+        name = self.framework.name
+        if self.framework.devices.has_only_host and self.grad == "error":  # saves 2 µs
+            return convert_memory(x, name)
+        return convert_memory(x, name, grad=self.grad, device=self.device)
 
     def _as_matrix(self, x: Any) -> Any:
         """Return a converted sparse array as a matrix if the first array argument is one."""
@@ -94,7 +100,7 @@ class ResultConversion:
 
     def tree(self, result: Any) -> Any:
         """Return a result with its arrays converted."""
-        kind = kinds.get(type(result))
+        kind = cached_kind(type(result))
         if kind is ARRAY and self.dtype is None:
             return self.deliver(result)
         if kind is LEAF and not isinstance(result, np.generic):
@@ -106,7 +112,7 @@ class ResultConversion:
         cls = type(x)
         if cls in self.unchanged:
             return x
-        kind = kinds.get(cls)
+        kind = cached_kind(cls)
         if not kind and carrier_of(x) is not None:
             return x
         if kind is not ARRAY and issubclass(type(x), np.generic):

@@ -7,17 +7,21 @@ from typing import Any
 
 from arraybridge.batches import snapshot
 from arraybridge.carriers.sources import source_of
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators.wrapping import SelfArgument
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, conversion_errors
-from arraybridge.frameworks.unsupported import sparse_array_error
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework, native_errors
+from arraybridge.interface.unsupported import sparse_array_error
 from arraybridge.trees import ARRAY, kind_of, map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import add_hints
 
 __all__ = ["process_slices", "stack_slices", "unstack_slices"]
 
 
+@run_eagerly
+@add_hints
 def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
     """Return an array of shape ``(n, height, width)`` with the slices along its first axis.
 
@@ -62,7 +66,7 @@ def _planes_of(stack: Any, framework: Framework) -> list[Any]:
     """Return the planes of a stack; raise `ArrayNotSupportedError` for sparse stacks that cannot be split."""
     try:
         return framework.batching.unstack(stack)
-    except conversion_errors(framework) as error:
+    except native_errors(framework) as error:
         if framework.sparse.layout(stack):
             raise sparse_array_error(framework, stack) from error
         raise
@@ -72,11 +76,13 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
     """Stack arrays of the same shape, with any number of axes, along a new first axis."""
     if not slices:
         raise ValueError("There are no slices to stack. Pass at least one array.")
-    planes = [convert_memory(slices[0], target.name, gpu_id=gpu_id)]
-    first = planes[0]
+    first = convert_memory(slices[0], target.name, gpu_id=gpu_id)
+    device = target.devices.device_of(first)
+    if target.devices.is_scattered(first):  # the other slices are on one device
+        first = convert_memory(first, target.name, device=device)
+    planes = [first]
     shape = target.shape(first)
     dtype = target.dtype_name(first)
-    device = target.devices.device_of(first)
     for i, plane in enumerate(slices[1:], 1):
         planes.append(convert_memory(plane, target.name, device=device))
         other = target.shape(planes[i])
@@ -94,12 +100,14 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
     target.supports(dtype, (len(planes), *shape))
     try:
         return target.batching.stack(planes)
-    except conversion_errors(target) as error:
+    except native_errors(target) as error:
         if target.sparse.layout(first):
             raise sparse_array_error(target, first) from error
         raise
 
 
+@run_eagerly
+@add_hints
 def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
     """Return the n planes of an array of shape ``(n, height, width)``, as arrays of ``memory_type``.
 
@@ -125,6 +133,8 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
     return _planes_of(convert_memory(array, target.name, gpu_id=gpu_id), target)
 
 
+@run_eagerly
+@add_hints
 def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call ``fn(plane, *args, **kwargs)`` for each plane of a 3-D array and stack the results.
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.caches import remember
+from arraybridge.compilers import exempt, find_untraced_call
+from arraybridge.decorators.coroutines import await_in_steps
 from arraybridge.device import Device
 from arraybridge.types import GpuId
 
@@ -65,6 +69,7 @@ class Decorated(Protocol[P, R_co]):
     ) -> Decorated[Q, R_co]: ...
 
 
+@exempt
 def decorate(fn: Any = inspect.Parameter.empty, *, what: str, make: Callable[[Any], Any]) -> Any:
     """Return ``make(fn)``; for a static or class method, a static or class method of the decorated function.
 
@@ -122,10 +127,14 @@ class SelfArgument:
     for each class.
     """
 
-    __slots__ = ("_known", "class_name", "function", "module")
+    __slots__ = ("_known", "class_name", "function", "module", "name")
 
     def __init__(self, fn: Any, class_name: str) -> None:
         self.function = inspect.unwrap(fn)
+        #: The name of the first parameter, which callers may pass by keyword; "" if it is unknown.
+        self.name = ""
+        with suppress(TypeError, ValueError):  # a function written in C may have no signature
+            self.name = next(iter(inspect.signature(self.function).parameters), "")
         self.module = fn.__module__
         self.class_name = class_name
         self._known: dict[type, bool] = {}
@@ -153,6 +162,13 @@ class SelfArgument:
             return int(self._is_method_of(cls))
         known = self._known.get(cls)
         return int(remember(self._known, cls, self._is_method_of(cls)) if known is None else known)
+
+    def by_position(self, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call by keyword, with ``self`` or ``cls`` as a positional argument."""
+        if self.name not in kwargs or not self.count([kwargs[self.name]]):
+            return (), kwargs
+        others = {name: value for name, value in kwargs.items() if name != self.name}
+        return (kwargs[self.name],), others
 
     def _is_method_of(self, cls: type) -> bool:
         """Return whether the function is a method of a class or of one of its bases, and is not static."""
@@ -182,14 +198,16 @@ def kind_of_function(fn: Any) -> str:
 # -- the wrapper ---------------------------------------------------------------------------------------
 
 
-def wrap(fn: Callable[..., Any], run: Any) -> Any:
+def wrap(fn: Callable[..., Any], run: Any, *, rewritable: bool = False) -> Any:
     """Return a function that looks like ``fn`` and calls ``run(args, kwargs)``.
 
-    For a coroutine function, return a coroutine function that awaits ``run.awaited(args, kwargs)``.
+    For a coroutine function, return a coroutine function that awaits ``run.await_call(args, kwargs)``. If
+    ``self`` or ``cls`` is passed by keyword, it is the first of ``args``.
 
     Args:
         fn: The function to wrap.
-        run: The callable object that the wrapper calls.
+        run: The callable object that the wrapper calls, with the attribute ``self_argument``.
+        rewritable: Whether AutoGraph may rewrite the wrapper, and therefore ``fn``.
 
     Raises:
         ValueError: If ``fn`` is a generator function.
@@ -203,19 +221,45 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
 
     # The only free variable is an object, so that cloudpickle can serialize the wrapper by value. The object
     # is not a function, because dill with recurse=True would serialize the globals of its module.
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return run.__call__(args, kwargs)  # faster than run(args, kwargs)
+    def call_function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run.__call__(args, kwargs)  # faster than run(args, kwargs)
+        finally:
+            pass  # it costs nothing, and keeps torch.compile from tracing this function; see `run_eagerly`
 
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        return await run.awaited(args, kwargs)
+    def call_method(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if not args:
+                args, kwargs = run.self_argument.by_position(kwargs)
+            return run.__call__(args, kwargs)
+        finally:
+            pass  # as in `call_function`
 
-    wrapper: Any = awaited if kind == "coroutine" else called
+    async def await_function(*args: Any, **kwargs: Any) -> Any:
+        if not args and run.self_argument is not None:
+            args, kwargs = run.self_argument.by_position(kwargs)
+        if "torch._dynamo" in sys.modules:
+            try:
+                call = find_untraced_call()
+            finally:
+                pass
+            if call is not None:
+                return await await_in_steps(call, run.await_call, (args, kwargs), {})
+        return await run.await_call(args, kwargs)
+
+    wrapper: Any = call_function if run.self_argument is None else call_method
+    if kind == "coroutine":
+        wrapper = await_function
     functools.update_wrapper(wrapper, fn, updated=())
     # Attributes with a leading underscore are not copied, because libraries set them: torch.compile would run
-    # the function in `_torchdynamo_inline` instead of the wrapper.
+    # the function in `_torchdynamo_inline` instead of the wrapper (torch 2.13, torch/_dynamo/utils.py).
     vars(wrapper).update({name: x for name, x in getattr(fn, "__dict__", {}).items() if name[0] != "_"})
     if not hasattr(fn, "__name__"):  # a partial or a callable object
         wrapper.__name__ = name_of(fn)
         wrapper.__qualname__ = label_of(fn)
         wrapper.__doc__ = getattr(_inner(fn), "__doc__", None)
+    exempt(wrapper)
+    # AutoGraph cannot rewrite the wrapper of a lambda, because it looks for the source of a lambda.
+    if rewritable and wrapper.__name__ != "<lambda>":
+        del wrapper.autograph_info__
     return wrapper

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from arraybridge.device import Device
+from arraybridge.compilers import run_eagerly
+from arraybridge.device import Device, DeviceLike
 from arraybridge.devices.inventory import find_device, gpu_available
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.settings import chosen_device, default_device
-from arraybridge.types import DeviceLike
+from arraybridge.interface.devices import CPU
+from arraybridge.settings import default_device, device_setting
 
 __all__ = ["get_device", "set_device", "use_device"]
 
 
+@run_eagerly
 def set_device(device: DeviceLike | None) -> None:
     """Set the default device of this thread or task for `to_gpu`, ``@gpu`` and `array_namespace`.
 
@@ -34,6 +35,7 @@ def set_device(device: DeviceLike | None) -> None:
     default_device.set(_usable(device))
 
 
+@run_eagerly
 def get_device() -> Device:
     """Return the default device of this thread or task.
 
@@ -56,19 +58,19 @@ def get_device() -> Device:
         ...     get_device()
         Device('cpu')
     """
-    chosen = default_device.get() or _usable(chosen_device())
+    chosen = default_device.get() or _usable(device_setting())
     return chosen or (Device("gpu", 0) if gpu_available() else CPU)
 
 
-@contextmanager
-def use_device(device: DeviceLike | None) -> Iterator[Device]:
+@run_eagerly
+def use_device(device: DeviceLike | None) -> AbstractContextManager[Device]:
     """Set the default device inside a ``with`` block, and restore the previous one afterwards.
 
     Args:
         device: As for `set_device`.
 
-    Yields:
-        The default device inside the block.
+    Returns:
+        A context manager, whose value is the default device inside the block.
 
     Raises:
         ValueError: If ``device`` is neither a device nor a device string.
@@ -79,7 +81,12 @@ def use_device(device: DeviceLike | None) -> Iterator[Device]:
         ...     print(device)
         cpu
     """
-    token = default_device.set(_usable(device))
+    return _using(_usable(device))
+
+
+@contextmanager
+def _using(device: Device | None) -> Iterator[Device]:
+    token = default_device.set(device)
     try:
         yield get_device()
     finally:

@@ -6,19 +6,24 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.accelerator_memory import DeviceDetails
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.frameworks.registry import loaded
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.memory import DeviceDetails
+from arraybridge.interface.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
 from arraybridge.types import FrameworkLike
+from arraybridge.validation import add_hints
 
 if TYPE_CHECKING:
     from arraybridge.devices.found_device import FoundDevice
+else:
+    # For `typing.get_type_hints`. Creating the class takes 0.5 ms, so it is imported on first use.
+    FoundDevice = Device
 
 __all__ = [
     "device_info",
@@ -30,6 +35,8 @@ __all__ = [
 ]
 
 
+@run_eagerly
+@add_hints
 def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
     """Return the devices that frameworks can use on this machine.
 
@@ -60,17 +67,17 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     owners: dict[Device, list[Framework]] = {}
     if framework is None:  # also list GPUs that no framework has initialized
         owners |= {Device("gpu", gpu.index): [] for gpu in hardware.gpus()}
-    for one in _selected_frameworks(framework):
+    for one in _select_frameworks(framework):
         for device in one.devices.visible_devices():
             owners.setdefault(device, []).append(one)
     readings = {one.device: one for one in memory_stats().devices}
     # OpenCL reports only the PCI address of a GPU, and no UUID.
     readings |= {gpu.pci: readings[f"gpu:{gpu.index}"] for gpu in hardware.gpus()}
-    described = (_described(device, owners[device], readings) for device in owners)
+    described = (_describe(device, owners[device], readings) for device in owners)
     return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
 
-def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | None) -> list[Framework]:
+def _select_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | None) -> list[Framework]:
     """Return the frameworks that the argument of `devices` selects.
 
     Raises:
@@ -87,9 +94,9 @@ def _selected_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | No
     return [registry.framework(name) for name in framework]
 
 
-def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
+def _describe(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """Describe a device from its entry in ``readings``, or from its frameworks if there is no entry."""
-    from arraybridge.devices.found_device import FoundDevice  # creating the class takes 0.5 ms
+    from arraybridge.devices.found_device import FoundDevice
 
     known = _known_to_frameworks(device, owners)
     name = known.name
@@ -113,10 +120,10 @@ def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetai
     identity = ""
     total = None
     for owner in owners:
-        here = owner.memory.device_details(device)
-        name = name or here.name
-        identity = identity or here.identity
-        total = total or here.total or None
+        details = owner.memory.device_details(device)
+        name = name or details.name
+        identity = identity or details.identity
+        total = total or details.total or None
     return DeviceDetails(name, identity, total)
 
 
@@ -128,11 +135,11 @@ def find_device(device: Device) -> Device:
     Raises:
         DeviceNotFoundError: If no framework has the device. The message lists the available devices.
     """
-    if device == CPU or any(device in one.devices.visible_devices() for one in _loaded_for(device)):
+    if device == CPU or any(device in one.devices.visible_devices() for one in _frameworks_for(device)):
         return device
     usable = devices("all")
     if device in usable:
-        of_kind = _loaded_for(device)  # `devices` has loaded all installed frameworks
+        of_kind = _frameworks_for(device)  # `devices` has loaded all installed frameworks
         if not device.accelerator or any(device in one.devices.available() for one in of_kind):
             return device
     if device.kind != "cpu" and missing_gpu() == "host":
@@ -141,21 +148,23 @@ def find_device(device: Device) -> Device:
     raise _missing(device, usable)
 
 
-def _loaded_for(device: Device) -> list[Framework]:
+def _frameworks_for(device: Device) -> list[Framework]:
     """Return the loaded frameworks that have the kind of accelerator that the device string named, if any."""
     return [one for one in loaded() if one.devices.has_accelerator(device.accelerator)]
 
 
 def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
     """Return the error for a device that no framework has."""
-    wanted = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
+    name = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
     return DeviceNotFoundError(
-        f"No installed framework has a device {wanted}. Available devices: {', '.join(map(str, usable))}.",
+        f"No installed framework has a device {name}. Available devices: {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
         code=Reason.NO_DEVICE,
+        advice="Pass one of these.",
     )
 
 
+@run_eagerly
 def gpu_available() -> bool:
     """Return whether this process can use a GPU, without importing a framework or initializing the GPU.
 
@@ -181,6 +190,7 @@ def framework_for_numpy_code(device: Device) -> str | None:
     return None
 
 
+@run_eagerly
 def least_used_gpu() -> int | None:
     """Return the number of the GPU with the most free memory.
 
@@ -211,6 +221,7 @@ class DeviceInfo(dict[str, Any]):
         return f"{self['backend']}: {gpus}" if gpus else "no GPU; arrays are on the host"
 
 
+@run_eagerly
 def device_info() -> DeviceInfo:
     """Summarize the GPUs and frameworks of this machine, without importing or initializing them.
 

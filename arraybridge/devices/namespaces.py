@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.detection import detect_memory_type
 from arraybridge.device import Device
 from arraybridge.devices.default_device import get_device
 from arraybridge.devices.inventory import framework_for_numpy_code
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.device_access import CPU
-from arraybridge.settings import chosen_device
+from arraybridge.interface import registry
+from arraybridge.interface.devices import CPU
+from arraybridge.settings import device_setting
 
 __all__ = ["array_namespace"]
 
 
+@run_eagerly
 def array_namespace(*xs: Any) -> Any:
     """Return the array API namespace of arrays; without arrays, the namespace for the default device.
 
@@ -66,7 +68,7 @@ def _framework_for(device: Device) -> str:
     name = "numpy" if device == CPU else framework_for_numpy_code(device)
     if name is not None:
         return name
-    if chosen_device() is None:
+    if device_setting() is None:
         return "numpy"  # the user did not choose this GPU, and no installed framework supports it
     raise DeviceNotFoundError(
         f"There is no array API namespace for {device}: none of {', '.join(registry.numpy_like_names())} is"

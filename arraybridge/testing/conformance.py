@@ -19,9 +19,10 @@ from arraybridge.conversion.convert import convert_memory, explain
 from arraybridge.device import Device
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError, first_line
 from arraybridge.formatting import Contents, Table
-from arraybridge.frameworks import dtype_names, host_memory, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.streams import identity
+from arraybridge.host import buffers, dtype_names
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.streams import identity
 from arraybridge.memory.oom_recovery import split_and_retry
 from arraybridge.route import Route
 from arraybridge.testing.simulated_oom import inject_oom
@@ -125,7 +126,7 @@ def check_framework(
         >>> check_framework("numpy", only="dtypes").ok
         True
     """
-    names = _chosen_promises(only)
+    names = _choose_promises(only)
     if not isinstance(framework, (str, Framework)):
         raise TypeError(
             f"check_framework() expected the name of a framework or an instance, got {framework!r}. Pass a"
@@ -146,7 +147,7 @@ def check_framework(
     return Report(one.name, verdicts)
 
 
-def _chosen_promises(only: str | Iterable[str] | None) -> list[str]:
+def _choose_promises(only: str | Iterable[str] | None) -> list[str]:
     if only is None:
         return list(PROMISES)
     if not isinstance(only, Iterable):
@@ -248,7 +249,7 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
 
 def _at(values: np.ndarray, offset: int) -> np.ndarray:
     """Return a C-contiguous copy at an address ``offset`` bytes after a multiple of 64."""
-    memory = host_memory.aligned_empty((values.nbytes + 64,), np.dtype(np.uint8))
+    memory = buffers.allocate_aligned((values.nbytes + 64,), np.dtype(np.uint8))
     result = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
     result[...] = values
     return result
@@ -285,9 +286,7 @@ class Subject:
         """Return an array of the framework with these values, created without a conversion."""
         if self._make is not None:
             return self._make(values)
-        return self.framework.from_host(
-            host_memory.aligned_copy(values), self.framework.devices.default_device()
-        )
+        return self.framework.from_host(buffers.copy_aligned(values), self.framework.devices.default_device())
 
     def to(self, values: Any, **options: Any) -> Any:
         """Convert an array to the framework."""
@@ -423,7 +422,7 @@ def layouts(s: Subject, layout: str, dtype: str) -> None:
     _arrives(s, layout=layout, dtype=dtype)
 
 
-_RANKS = [(1,) * rank for rank in (1, 2, 3, 4, 5, 8, 9, 10, 32, 33, 64) if rank <= host_memory.MAX_RANK]
+_RANKS = [(1,) * rank for rank in (1, 2, 3, 4, 5, 8, 9, 10, 32, 33, 64) if rank <= buffers.MAX_RANK]
 
 
 @_promise(shape=[(), (0,), (0, 3), (3, 0, 2), (1, 5), (2, 3, 4), *_RANKS])
@@ -562,13 +561,13 @@ _UNUSUAL_VALUES: list[Any] = [
 ]
 
 
-def _unsupported(s: Subject) -> list[Any]:
+def _list_unsupported(s: Subject) -> list[Any]:
     dtypes = [dtype for dtype in DTYPES if dtype not in s.dtypes and _is_available(dtype)]
     unusual = [] if s.framework.owns(_UNUSUAL_VALUES[0]) else _UNUSUAL_VALUES
     return [s.sample(dtype=dtype) for dtype in dtypes] + unusual
 
 
-@_promise(value=_unsupported)
+@_promise(value=_list_unsupported)
 def refusals(s: Subject, value: Any) -> None:
     """Check that unsupported arrays raise a typed error with advice."""
     _check_rejected(s, value)

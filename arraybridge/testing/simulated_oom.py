@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Integral
 from threading import Lock
-from types import NoneType
 
-from arraybridge.frameworks import registry
+from arraybridge.interface import registry
 from arraybridge.memory import oom_recovery
 from arraybridge.types import FrameworkLike
+from arraybridge.validation import whole_number
 
 
 @dataclass
@@ -65,11 +64,9 @@ def inject_oom(
         >>> simulation.attempts
         [8, 8, 4, 4]
     """
-    for name, value in (("skip", skip), ("count", count), ("above_rows", above_rows)):
-        if not isinstance(value, (Integral, NoneType)):
-            raise TypeError(f"{name}={value!r} must be an int, at least 0.")
-        if value is not None and value < 0:
-            raise ValueError(f"{name}={value} must be at least 0.")
+    skip = whole_number("skip", skip, least=0)
+    count = None if count is None else whole_number("count", count, least=0)
+    above_rows = None if above_rows is None else whole_number("above_rows", above_rows, least=0)
     if count is None and above_rows is None:
         count = 1
     owner = registry.framework(framework)

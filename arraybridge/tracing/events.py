@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from arraybridge.carriers.sources import is_array, source_of
-from arraybridge.frameworks.base import Framework
-from arraybridge.memory_layouts import Steps, layout, steps
+from arraybridge.formatting import format_seconds
+from arraybridge.hooks import hooks
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
 from arraybridge.reasons import Reason
+from arraybridge.strides import Steps, steps, stride_pattern
 from arraybridge.tracing.user_lines import is_user_file
 from arraybridge.trees import leaves_of
 
@@ -22,9 +26,11 @@ __all__ = [
     "Steps",
     "began",
     "device_text",
-    "layout",
     "same_array",
+    "start_devices",
+    "start_up_lines",
     "steps",
+    "stride_pattern",
     "wait_for",
 ]
 
@@ -39,8 +45,8 @@ class Event(NamedTuple):
         kind: ``"conversion"`` by arraybridge; ``"foreign"``, a conversion by a framework's own call;
             ``"call"``, a call to a decorated function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`;
             ``"item"`` of `device_map` or `prefetch`; ``"retry"``, ``"split"`` and ``"clean-up"`` of an
-            out-of-memory recovery.
-        name: The name of the function or stage; for a conversion, its frameworks, such as
+            out-of-memory recovery; ``"start-up"`` of a framework, in ``log.start_ups`` only.
+        name: The name of the function, stage or framework; for a conversion, its frameworks, such as
             ``"numpy → jax"``, or the framework's own call, such as ``"jnp.asarray"``.
         start: The start, in seconds since the trace was opened.
         seconds: The duration measured by the calling thread; 0 for instantaneous events. GPU work that the
@@ -112,6 +118,11 @@ class Event(NamedTuple):
         return fields if route is None else {**fields, "method": route.method, "copies": route.copies}
 
 
+def start_up_lines(seconds: Mapping[str, float]) -> str:
+    """Return the lines that tables show below their summary, one per framework that started."""
+    return "".join(f"\nstart-up of {name}: {format_seconds(took)}" for name, took in seconds.items())
+
+
 def began(event: Event) -> tuple[float, float]:
     """Return the sort key that orders events by start, and then by decreasing duration."""
     return event.start, -event.seconds
@@ -141,6 +152,15 @@ def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
     with suppress(Exception):  # if the computation failed or x is a tracer, reading x raises the same error
         source.interchange.block_until_ready(x)
+
+
+def start_devices(name: str) -> None:
+    """Start the devices of a framework if its next array would start them, and record the start-up."""
+    framework = registry.load_or_none(name)
+    if framework is not None and framework.devices.starts_with_next_array():
+        # If this fails, the conversion raises the same error.
+        with suppress(Exception), hooks.start_up(name):
+            framework.devices.available()
 
 
 def device_text(tree: Any) -> str:

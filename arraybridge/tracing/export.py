@@ -1,4 +1,4 @@
-"""Export of traces: to the trace-event format of Perfetto, to an HTML page, and to a plot."""
+"""Export of traces: to the trace-event format of Perfetto, and to a plot."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
-from arraybridge import formatting
-from arraybridge.formatting import format_bytes, format_seconds
+from arraybridge.formatting import format_bytes
 from arraybridge.plots import COLORS, plot_axes
 from arraybridge.tracing.events import CONVERSIONS, Event
-from arraybridge.tracing.hotspots import HotSpots
 from arraybridge.tracing.user_lines import source_line
 from arraybridge.validation import file_path
 
-__all__ = ["page", "plot", "save"]
+__all__ = ["plot", "save"]
 
 Json = dict[str, Any]
 
@@ -82,7 +79,8 @@ def _slice(event: Event, group: int, track: int) -> Json:
     details = {name: detail for name, detail in details.items() if detail not in ("", None)}
     begin = _micro(event.start)
     end = _micro(_end(event))
-    bar = {"name": event.name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": details}
+    name = f"start-up of {event.name}" if event.kind == "start-up" else event.name
+    bar = {"name": name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": details}
     # Round the end, not the length, so that nested events stay nested.
     length = {"ph": "i", "s": "t"} if event.kind in _MOMENTS else {"ph": "X", "dur": round(end - begin, 3)}
     return bar | length
@@ -135,34 +133,13 @@ def _names(tracks: _Tracks) -> list[Json]:
     ]
 
 
-# -- HTML page and plot ------------------------------------------------------------------------------
+# -- plot ---------------------------------------------------------------------------------------------
 
 #: The maximum number of bars per thread. The longest bars are drawn, and among equals those that copy most.
 _BARS = 1500
-_ROW, _WIDTH, _LABEL = 22, 1000, 130
 #: The height of the bars of each kind, as a fraction of a row; outer bars are higher.
 _HEIGHTS = {"stage": 0.84, "item": 0.84, "call": 0.6, "decision": 0.6, "conversion": 0.36, "foreign": 0.36}
 _HEIGHT = 0.5
-
-
-def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
-    """Return an HTML page with the hot spots and a timeline.
-
-    Args:
-        events: The events, sorted by start.
-        spots: The hot spots of these events.
-        name: The name of the program, for the heading.
-    """
-    key = "".join(
-        f'<span><i style="background:{COLORS[color]}"></i>{color}</span>'
-        for color in dict.fromkeys(map(_color, events))
-    )
-    return formatting.page(
-        name,
-        f'<div class="wide">{spots._repr_html_()}</div>',
-        f'<h2>Timeline</h2>\n<p class="key">{key}</p>',
-        f'<div class="wide">{_drawing(events)}</div>',
-    )
 
 
 def _color(event: Event) -> str:
@@ -180,32 +157,6 @@ def _rows(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
 
 def _longest_first(event: Event) -> tuple[float, int]:
     return -event.seconds, -event.nbytes
-
-
-def _drawing(events: Sequence[Event]) -> str:
-    """Return an SVG image of the threads as rows, from the first event to the end of the last one."""
-    begin = min((event.start for event in events), default=0.0)
-    length = max((event.start + event.seconds for event in events), default=begin) - begin or 1e-6
-    scale = (_WIDTH - _LABEL) / length
-    rows = _rows(events)
-    parts: list[str] = []
-    for row, (thread, bars) in enumerate(rows):
-        top = row * _ROW
-        parts.append(f'<text x="0" y="{top + 15}">{escape(thread[:20])}</text>')
-        parts.append(f'<line x1="{_LABEL}" x2="{_WIDTH}" y1="{top + _ROW}" y2="{top + _ROW}"/>')
-        for event in bars:
-            height = _ROW * _HEIGHTS.get(event.kind, _HEIGHT)
-            details = event.kind, event.name, event.where, format_seconds(event.seconds), event.reason
-            title = escape(", ".join(filter(None, details)))
-            parts.append(
-                f'<rect x="{_LABEL + (event.start - begin) * scale:.2f}" y="{top + (_ROW - height) / 2:.1f}"'
-                f' width="{max(1.0, event.seconds * scale):.2f}" height="{height:.1f}"'
-                f' fill="{COLORS[_color(event)]}"><title>{title}</title></rect>'
-            )
-    bottom = _ROW * len(rows) + 16
-    parts.append(f'<text x="{_LABEL}" y="{bottom}">0</text>')
-    parts.append(f'<text x="{_WIDTH}" y="{bottom}" text-anchor="end">{format_seconds(length)}</text>')
-    return f'<svg viewBox="0 0 {_WIDTH} {bottom + 4}" role="img" aria-label="threads">{"".join(parts)}</svg>'
 
 
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arraybridge import copy_advice
 from arraybridge.copy_advice import Copy
-from arraybridge.formatting import Contents, Table, counted, format_bytes, format_seconds
-from arraybridge.tracing.events import CONVERSIONS, Event
+from arraybridge.formatting import Contents, Table, format_bytes, format_count, format_seconds
+from arraybridge.interface import registry
+from arraybridge.reasons import Reason
+from arraybridge.tracing.events import CONVERSIONS, Event, start_up_lines
 from arraybridge.tracing.user_lines import source_line
 from arraybridge.validation import whole_number
 
@@ -20,6 +22,8 @@ __all__ = ["HotSpots", "hotspots"]
 
 _HEAD = ("where", "copied", "time", "calls", "what")
 _STEPS = ("retry", "split", "clean-up")
+# A line that copies arrays of one size at least this often could reuse memory.
+_OFTEN = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class HotSpots(Table, Sequence[HotSpot]):
         lines: The number of hot spots, including those that ``top`` omits.
         dropped: The number of events that ``trace(limit=…)`` dropped.
         shared: The number of other lines, which only shared memory.
+        start_ups: The seconds that each framework took to start, which do not count as conversion time.
     """
 
     hotspots: tuple[HotSpot, ...]
@@ -83,6 +88,7 @@ class HotSpots(Table, Sequence[HotSpot]):
     lines: int
     dropped: int
     shared: int = 0
+    start_ups: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, index: Any) -> Any:
         return self.hotspots[index]
@@ -108,14 +114,14 @@ class HotSpots(Table, Sequence[HotSpot]):
     def _summary(self) -> str:
         copied = format_bytes(self.nbytes)
         seconds = format_seconds(self.seconds)
-        parts = [f"{counted(self.lines, 'line')}, {copied} copied, {seconds}"]
+        parts = [f"{format_count(self.lines, 'line')}, {copied} copied, {seconds}"]
         if len(self) < self.lines:
             parts.append(f"showing the first {len(self)}")
         if self.shared:
             parts.append(f"{self.shared} more share memory")
         if self.dropped:
             parts.append(f"the oldest {self.dropped} events were dropped because of limit=")
-        return "; ".join(parts)
+        return "; ".join(parts) + start_up_lines(self.start_ups)
 
     def __repr__(self) -> str:
         if self:
@@ -142,21 +148,24 @@ def _rows(spot: HotSpot, width: int, place_width: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
+def hotspots(
+    events: Sequence[Event], dropped: int, top: int | None, start_ups: Mapping[str, float]
+) -> HotSpots:
     """Group events by line, with the hottest line first; see `TraceLog.hotspots`."""
     if top is not None:
-        whole_number("top", top, least=1, type_error=ValueError)
+        top = whole_number("top", top, least=1, type_error=ValueError)
     counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]
-    lines = _grouped(counted, lambda event: (event.file, event.line))
+    lines = _group(counted, lambda event: (event.file, event.line))
     every = [_spot(line) for line in lines]
     nbytes = sum(spot.nbytes for spot in every)
     seconds = sum(spot.seconds for spot in every)
-    hot = [spot for spot, line in zip(every, lines, strict=True) if spot.nbytes or _recovered(line)]
+    hot = [spot for spot, line in zip(every, lines, strict=True) if spot.nbytes or _has_recovery(line)]
     hot.sort(key=lambda spot: (spot.in_library, -spot.nbytes, -spot.seconds))
-    return HotSpots(tuple(hot[:top]), nbytes, seconds, len(hot), dropped, len(every) - len(hot))
+    shared = len(every) - len(hot)
+    return HotSpots(tuple(hot[:top]), nbytes, seconds, len(hot), dropped, shared, dict(start_ups))
 
 
-def _recovered(events: list[Event]) -> bool:
+def _has_recovery(events: list[Event]) -> bool:
     """Return whether memory ran out or was freed in one of the events."""
     return any(event.kind in _STEPS for event in events)
 
@@ -175,7 +184,7 @@ def _spot(events: list[Event]) -> HotSpot:
         file=first.file,
         line=first.line,
         source=source_line(first.file, first.line),
-        what=", ".join(group[0].name for group in _grouped(conversions, lambda event: event.name)),
+        what=", ".join(group[0].name for group in _group(conversions, lambda event: event.name)),
         nbytes=sum(event.nbytes for event in conversions),
         seconds=sum(event.seconds for event in events),
         count=len(conversions),
@@ -194,13 +203,13 @@ def _reasons_and_advice(conversions: list[Event]) -> tuple[list[str], list[str]]
 
     If nothing was copied, return the reason for sharing memory, without advice.
     """
-    groups = _grouped(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
+    groups = _group(conversions, lambda event: (event.reason, event.layout, event.source, event.target))
     copies = [group for group in groups if group[0].nbytes]
     reasons = [group[0].reason for group in copies or groups[:1]]
     return reasons, [advice_for_copies(group) for group in copies]
 
 
-def _grouped(events: Sequence[Event], key: Callable[[Event], object]) -> list[list[Event]]:
+def _group(events: Sequence[Event], key: Callable[[Event], object]) -> list[list[Event]]:
     """Group events by key; the group with the most bytes comes first."""
     groups: dict[object, list[Event]] = defaultdict(list)
     for event in events:
@@ -218,6 +227,8 @@ def advice_for_copies(copies: Sequence[Event]) -> str:
     once = "once, before the loop" if 1 < most == len(copies) else "where it is created"
     # The user cannot change the calls that another library makes.
     advice = "" if event.kind == "foreign" and event.library else _by_reason(event, once)
+    reuse = "" if most == len(copies) else _reuse_memory(copies)
+    advice = "; or ".join(filter(None, (advice, reuse)))
     if most < 2:
         return advice
     which = f"these {most}" if most == len(copies) else f"{most} of these {len(copies)}"
@@ -226,6 +237,22 @@ def advice_for_copies(copies: Sequence[Event]) -> str:
         " change)"
     )
     return f"{same}; or {advice}" if advice else same
+
+
+def _reuse_memory(copies: Sequence[Event]) -> str:
+    """Return the advice to pass ``out=``; ``""`` unless the line often copies arrays of the same size."""
+    event = copies[0]
+    if event.kind == "foreign" or event.library or event.code is Reason.INTO_OUTPUT:
+        return ""
+    if (event.route is not None and event.route.layout) or not registry.framework(event.target).mutable:
+        return ""
+    often, count = Counter(copy.nbytes for copy in copies).most_common(1)[0]
+    if count < _OFTEN:
+        return ""
+    return (
+        f"if it calls convert_memory, reuse memory: {count} of these copies have {format_bytes(often)}; write"
+        " them to one array with convert_memory(x, out=buffer)"
+    )
 
 
 def _by_reason(event: Event, once: str) -> str:

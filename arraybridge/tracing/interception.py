@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, update_wrapper
-from inspect import currentframe
 from threading import RLock, current_thread, get_ident, local
 from types import MethodType
 from typing import Any
@@ -21,10 +20,12 @@ import numpy as np
 
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import dlpack_capsules, read_only_memory, registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.interchange import is_c_contiguous
-from arraybridge.frameworks.runtime import Observation
+from arraybridge.host import dlpack_capsules, file_maps
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.interchange import is_c_contiguous
+from arraybridge.interface.metadata import BUILT_IN
+from arraybridge.interface.runtime import NO_CONTEXT, Observation
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.tracing import events, user_lines
 from arraybridge.tracing.events import Event, Steps
@@ -33,17 +34,7 @@ from arraybridge.tracing.user_lines import Site
 from arraybridge.trees import leaves_of
 
 #: The functions of each package that convert arrays.
-_CALLS = {
-    # NumPy reads JAX and TensorFlow arrays as buffers, without calling any of their methods.
-    "numpy": "asarray array asanyarray ascontiguousarray from_dlpack",
-    "torch": "from_numpy as_tensor asarray tensor from_dlpack utils.dlpack.from_dlpack"
-    " Tensor.numpy Tensor.cpu Tensor.cuda Tensor.to Tensor.__array__ jit.script compile export.export",
-    "jax": "numpy.asarray numpy.array numpy.from_dlpack dlpack.from_dlpack device_put Array.__array__",
-    "tensorflow": "constant convert_to_tensor experimental.dlpack.from_dlpack Tensor.numpy Variable.numpy",
-    "cupy": "asarray array asanyarray ascontiguousarray asnumpy from_dlpack ndarray.get",
-    "pyclesperanto": "push pull asarray from_dlpack Array.get",
-    "pyclesperanto_prototype": "push pull asarray",
-}
+_CALLS = {package: calls for one in BUILT_IN.values() for package, calls in one.native_calls.items()}
 _WIDE_DTYPES = ("float64", "int64", "uint64", "complex128")
 #: Packages whose functions read arrays of any framework on the host.
 _ON_HOST = ("numpy",)
@@ -53,12 +44,11 @@ _READERS = ("numpy", "cpu", "__array__", "asnumpy", "get", "pull")
 _COMPILING = ("torch",)
 _COMPILERS = ("jit.script", "compile", "export.export")
 #: The usual abbreviations of modules and classes.
-_SHORT = {
-    "numpy": "np", "tensorflow": "tf", "pyclesperanto": "cle", "pyclesperanto_prototype": "cle",
-    "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
-}  # fmt: skip
-#: The PyTorch compiler, which recognizes NumPy functions by identity. Any PyTorch optimizer imports it. It is
-#: active from the first `torch.compile` call. If it was imported before the trace, it is treated as active.
+_SHORT = {package: one.alias for one in BUILT_IN.values() for package in one.native_calls}
+_SHORT |= {"jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor"}
+#: The PyTorch compiler, which recognizes NumPy functions by identity (trace_rules.py,
+#: pytorch/pytorch#106211). Any PyTorch optimizer imports it. It is active from the first `torch.compile`
+#: call. If it was imported before the trace, it is treated as active.
 _COMPILER = "torch._dynamo"
 # Types of common arguments that are not arrays. Calls with such an argument are passed on after one lookup.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
@@ -85,7 +75,7 @@ class Conversion:
         shares: Whether the array and the result share memory.
         steps: The shape, strides and itemsize of a copied array, for `Event.layout`.
         array: The identifying number of a copied array, for `Event.array`.
-        obstacle: The reason why no function could have shared the memory; None if one could.
+        unavoidable: The reason why no function could have shared the memory; None if one could.
         wanted: The name of the dtype that the program passed to JAX; ``""`` if it passed none.
         observation: The properties of the target framework's functions.
     """
@@ -101,7 +91,7 @@ class Conversion:
     shares: bool
     steps: Steps | None = None
     array: int | None = None
-    obstacle: Cause | None = None
+    unavoidable: Cause | None = None
     wanted: str = ""
     observation: Observation = _OF_ANY
 
@@ -117,7 +107,7 @@ class Conversion:
         steps = None if self.observation.has_strides else self.steps
         if steps is not None and not is_c_contiguous(*steps):
             return Cause(Reason.NOT_C_CONTIGUOUS)
-        return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
+        return self.unavoidable or Cause(Reason.NATIVE_COPY, call=self.call)
 
     def _cause_of_cast(self) -> Cause | None:
         """Return the reason for a change of dtype; None if the dtypes are equal."""
@@ -145,7 +135,12 @@ class NativeCallRecord(Record):
         site: Site,
         conversion: Conversion,
     ) -> None:
-        super().__init__(began, seconds, thread, thread_id, site)
+        # Calling super().__init__() instead would take 0.1 µs longer.
+        self.began = began
+        self.seconds = seconds
+        self.thread = thread
+        self.thread_id = thread_id
+        self.site = site
         self.conversion = conversion
 
     def event(self, opened: float, line: int) -> Event:
@@ -166,7 +161,7 @@ class NativeCallRecord(Record):
             reason=cause.text,
             library=library,
             thread_id=self.thread_id,
-            layout="" if conversion.steps is None else events.layout(*conversion.steps),
+            layout="" if conversion.steps is None else events.stride_pattern(*conversion.steps),
             array=conversion.array,
             source=conversion.source,
             target=conversion.target,
@@ -214,36 +209,44 @@ class _Call:
         self._reads_on_host = library in _ON_HOST or name.rpartition(".")[2] in _READERS
         passed_by = {np.ndarray} if name.startswith("np.") else set()
         self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
+        # Unlike a Python function, a function written in C does not become a bound method.
+        self._binds = hasattr(type(original), "__get__")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         x: Any = args[0] if args else next(filter(_is_source, kwargs.values()), None)
-        if type(x) in self._plain or _thread.busy or _is_compiling():
+        cls = type(x)
+        if cls in self._plain or _thread.busy or _is_compiling():
             return self._original(*args, **kwargs)
-        logs = _active_logs() if self._takes_trees or _is_source(x) else ()
+        owner = registry.find_owner(x)
+        if owner is None and cls is not _CAPSULE and not self._takes_trees:
+            return self._original(*args, **kwargs)
+        logs = _active_logs()
         if not logs:
             return self._original(*args, **kwargs)
         _thread.busy = True
         try:
             # Read a capsule before the call consumes it.
-            capsule_memory = dlpack_capsules.capsule_address(x) if type(x) is _CAPSULE else None
+            capsule_memory = dlpack_capsules.capsule_address(x) if cls is _CAPSULE else None
             wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
-            self._wait_for(x)
+            if owner is not None:
+                self._wait_for(owner, x)
+            events.start_devices(self._library)
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
-            if result is not x:
-                self._record(logs, x, result, capsule_memory, wanted, began, time.perf_counter() - began)
+            self._record(logs, x, result, capsule_memory, wanted, began, time.perf_counter() - began)
         finally:
             _thread.busy = False
         return result
 
-    def _wait_for(self, x: Any) -> None:
+    def _wait_for(self, owner: Framework, x: Any) -> None:
         """Wait for the source array if the call would wait, so that the measured time excludes the wait."""
-        owner = registry.find_owner(x)
-        if owner is None or owner.devices.has_only_host or owner.runtime.observation.is_idle():
+        if owner.devices.has_only_host:
             return
+        observation = owner.runtime.observation
         # Other calls between GPUs are ordered by streams and do not wait.
-        if self._reads_on_host or (owner.runtime.observation.is_asynchronous and owner.name != self._library):
-            with owner.runtime.observation.unobserved():
+        waits = self._reads_on_host or (observation.is_asynchronous and owner.name != self._library)
+        if waits and not observation.is_idle():
+            with observation.pause_observation():
                 events.wait_for(owner, x)
 
     def _record(
@@ -256,9 +259,10 @@ class _Call:
         began: float,
         seconds: float,
     ) -> None:
-        frame: Any = currentframe()
-        frame = frame.f_back.f_back  # the caller's frame
-        at = user_lines.site(frame, foreign=True)
+        if y is x:
+            return
+        frame = sys._getframe(2)  # noqa: SLF001  # the caller's; `f_back` would create other frame objects
+        at = user_lines.site(frame, is_native_call=True)
         if at is None:  # a step of a conversion by arraybridge
             return
         # The package that made the call; "" for the user's code.
@@ -276,9 +280,7 @@ class _Call:
                 seconds = 0.0  # the first array of a tree gets the time of the call
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
-        # Unlike a Python function, a function written in C does not become a bound method.
-        is_method = x is not None and hasattr(type(self._original), "__get__")
-        return MethodType(self, x) if is_method else self
+        return MethodType(self, x) if self._binds and x is not None else self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -302,7 +304,7 @@ class _Call:
 class _Compiler(_Call):
     """A wrapper of a PyTorch compiler that restores the original functions while the compiler runs.
 
-    The compiler recognizes functions by identity.
+    The compiler recognizes functions by identity (torch/_dynamo/trace_rules.py, FunctionIdSet).
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -361,7 +363,7 @@ class _Observer:
         """
         if y is x or caller in self._own_callers or (self._source is None and capsule_memory is None):
             return None  # for example, PyTorch casts arrays to print them
-        with nullcontext() if self._unobserved is None else self._unobserved.unobserved():
+        with NO_CONTEXT if self._unobserved is None else self._unobserved.pause_observation():
             try:
                 if self._source is None:
                     return self._of_capsule(call, capsule_memory, y)
@@ -400,7 +402,7 @@ class _Observer:
             call, source.name, target.name, source_dtype, dtype, source_device, device, nbytes, shares
         )
         if not shares:
-            conversion.obstacle = _obstacle(source, target, x, source_address, together, spread)
+            conversion.unavoidable = _unavoidable_cause(source, target, x, source_address, together, spread)
             self._describe_copy(conversion, source, wanted, x)
         return conversion
 
@@ -414,24 +416,24 @@ class _Observer:
             conversion.wanted = np.dtype(wanted).name
 
 
-def _obstacle(
+def _unavoidable_cause(
     source: Framework, target: Framework, x: Any, address: int | None, together: bool, spread: bool
 ) -> Cause | None:
     """Return the reason why no function could have shared the memory of ``x``, or None if one could."""
-    obstacle = _RESHARDED if spread else as_cause(source.interchange.copy_reason(x))
-    if obstacle is not None:
-        return obstacle
+    cause = _RESHARDED if spread else as_cause(source.interchange.copy_reason(x))
+    if cause is not None:
+        return cause
     if together and (address or 0) % (target.alignment or 1):
-        return Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
+        return file_maps.misalignment(x, target.name, target.alignment)
     keeps_read_only = target.respects_read_only or not target.mutable
     if source.devices.has_only_host and not keeps_read_only and not x.flags.writeable:
-        return _READ_ONLY_FILE_MAP if read_only_memory.is_file_map(x) else _READ_ONLY
+        return _READ_ONLY_FILE_MAP if file_maps.is_read_only_map(x) else _READ_ONLY
     return None
 
 
 def _runs_code(framework: Framework) -> bool:
     """Return whether reading an array of the framework may run the program's code."""
-    return type(framework.runtime.observation).unobserved is not Observation.unobserved
+    return type(framework.runtime.observation).pause_observation is not Observation.pause_observation
 
 
 @cache
@@ -449,6 +451,8 @@ def intercepting(active: Callable[[], Iterable[Any]]) -> Iterator[None]:
         if _open_traces == 1:
             _compiles = _COMPILER in sys.modules
             for package in _CALLS:
+                # No public attribute records that an import is still running (Python 3.14,
+                # python/cpython#15057).
                 spec = getattr(sys.modules.get(package), "__spec__", None)
                 if spec is not None and not getattr(spec, "_initializing", False):
                     _attach(package)

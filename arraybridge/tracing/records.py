@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from arraybridge.memory_layouts import Steps, layout
 from arraybridge.route import Route
+from arraybridge.strides import Steps, stride_pattern
 from arraybridge.tracing.events import Event
 from arraybridge.tracing.user_lines import Site
 
@@ -99,7 +99,7 @@ class ConversionRecord(Record):
             library=library,
             thread_id=self.thread_id,
             route=route,
-            layout="" if self.steps is None else layout(*self.steps),
+            layout="" if self.steps is None else stride_pattern(*self.steps),
             array=self.array,
             source=route.source,
             target=route.target,

@@ -12,15 +12,16 @@ from functools import partial
 from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.formatting import Contents, Table, counted, format_bytes, format_seconds
-from arraybridge.frameworks import registry
+from arraybridge.formatting import Contents, Table, format_bytes, format_count, format_seconds
 from arraybridge.hooks import hooks
+from arraybridge.interface import registry
 from arraybridge.route import Route
 from arraybridge.tracing import events, user_lines
-from arraybridge.tracing.events import Event
+from arraybridge.tracing.events import Event, start_up_lines
 from arraybridge.tracing.records import ConversionRecord, Record, SpanRecord
-from arraybridge.validation import bool_option, whole_number
+from arraybridge.validation import add_hints, bool_option, whole_number
 
 if TYPE_CHECKING:
     from arraybridge.tracing.hotspots import HotSpots
@@ -56,7 +57,8 @@ class TraceLog(Table):
         dropped: The number of events that were dropped because of ``limit``; their records are dropped too.
         foreign: Whether the log records conversions by the frameworks' own calls.
         total_bytes_copied: The number of bytes copied, summed over all copies, including dropped events.
-        total_seconds: The time spent in conversions, including dropped events.
+        total_seconds: The time spent in conversions, including dropped events and without start-ups.
+        start_ups: The imports of frameworks and the starts of their devices, as events.
 
     >>> import numpy as np, arraybridge
     >>> image = np.zeros((2, 3)).T
@@ -68,13 +70,14 @@ class TraceLog(Table):
 
     def __init__(self, limit: int | None = None, foreign: bool = False) -> None:
         if limit is not None:
-            whole_number("limit", limit, least=1)
+            limit = whole_number("limit", limit, least=1)
         self.dropped = 0
         self.foreign = bool_option("foreign", foreign)
         self._limit = limit
         self._records: deque[Record] = deque(maxlen=limit)
         self.total_bytes_copied = 0
         self.total_seconds = 0.0
+        self._start_ups: list[Record] = []
         self._opened = time.perf_counter()
 
     @property
@@ -91,6 +94,18 @@ class TraceLog(Table):
         # Events are created here, since creating them while recording would distort the measured times.
         lines: dict[tuple[int, int], int] = {}
         return sorted((self._event(record, lines) for record in records), key=events.began)
+
+    @property
+    def start_ups(self) -> list[Event]:
+        """The imports of frameworks and the starts of their devices, as events."""
+        return [self._event(record, {}) for record in self._start_ups]
+
+    def _start_up_seconds(self) -> dict[str, float]:
+        """Return the seconds that each framework took to start."""
+        seconds: dict[str, float] = {}
+        for event in self.start_ups:
+            seconds[event.name] = seconds.get(event.name, 0.0) + event.seconds
+        return seconds
 
     def __len__(self) -> int:
         return len(self.records)
@@ -118,6 +133,9 @@ class TraceLog(Table):
 
     def add(self, record: Record) -> None:
         """Append a record; drop the oldest one if the log is full."""
+        if isinstance(record, SpanRecord) and record.kind == "start-up":
+            self._start_ups.append(record)
+            return
         with _adding:
             if len(self._records) == self._limit:
                 self.dropped += 1
@@ -158,7 +176,8 @@ class TraceLog(Table):
         from arraybridge.tracing.hotspots import hotspots
 
         bool_option("libraries", libraries)
-        return hotspots([e for e in self.events if libraries or not e.library], self.dropped, top)
+        recorded = [event for event in self.events if libraries or not event.library]
+        return hotspots(recorded, self.dropped, top, self._start_up_seconds())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events in the trace-event format, which Perfetto, chrome://tracing and Speedscope open.
@@ -182,7 +201,7 @@ class TraceLog(Table):
         """
         from arraybridge.tracing.export import save
 
-        save(path, self.events, self.dropped)
+        save(path, sorted([*self.events, *self.start_ups], key=events.began), self.dropped)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot the events with Matplotlib: a row per thread, a bar per event, copies in red.
@@ -200,11 +219,11 @@ class TraceLog(Table):
         """
         from arraybridge.tracing.export import plot
 
-        return plot(self.events, path)
+        return plot([*self.events, *self.start_ups], path)
 
     def __repr__(self) -> str:
         copied = format_bytes(self.total_bytes_copied)
-        return f"<TraceLog of {counted(len(self), 'conversion')}, {copied} copied>"
+        return f"<TraceLog of {format_count(len(self), 'conversion')}, {copied} copied>"
 
     def _table(self) -> Contents:
         """Return a row per conversion; for a long log, only the first and last ones."""
@@ -222,7 +241,8 @@ class TraceLog(Table):
         dropped = (
             f"; the oldest {self.dropped} events were dropped (limit={self._limit})" if self.dropped else ""
         )
-        return f"{counted(conversions, 'conversion')}, {copied} copied, {took}{dropped}"
+        started = start_up_lines(self._start_up_seconds())
+        return f"{format_count(conversions, 'conversion')}, {copied} copied, {took}{dropped}{started}"
 
     def __str__(self) -> str:
         return super().__str__() if self.records else "no conversions"
@@ -275,13 +295,15 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
         _opened_here.set(tuple(_still_open(_opened_here.get())))
 
 
-@contextmanager
-def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
+@run_eagerly
+@add_hints
+def trace(*, limit: int | None = None, foreign: bool = False) -> AbstractContextManager[TraceLog]:
     """Record the conversions and related events of this thread or task.
 
     Events in the worker threads of its `device_map`, `Pipeline` and `prefetch` iterators are included. The
     events are conversions, calls to decorated functions, stages of pipelines, items of `device_map` and
-    `prefetch`, decisions of `gpu`, and the steps of out-of-memory recoveries.
+    `prefetch`, decisions of `gpu`, and the steps of out-of-memory recoveries. The import of a framework and
+    the start of its devices do not count as conversion time; they are in ``log.start_ups``.
 
     Args:
         limit: The maximum number of events in the log; the oldest are dropped and counted in
@@ -289,8 +311,9 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
         foreign: Whether to also record conversions by the frameworks' own calls, such as `torch.from_numpy`,
             `jnp.asarray`, and `np.asarray` of a tensor. Their events have the kind ``"foreign"``.
 
-    Yields:
-        The `TraceLog`; see its ``records``, ``events``, ``hotspots()`` and ``save("run.json")``.
+    Returns:
+        A context manager, whose value is the `TraceLog`; see its ``records``, ``events``, ``hotspots()`` and
+        ``save("run.json")``.
 
     Raises:
         TypeError, ValueError: If ``limit`` is not a positive whole number, or ``foreign`` is not a bool.
@@ -301,6 +324,12 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
     >>> log.records[0].method, log.total_bytes_copied
     ('same', 0)
     """
+    TraceLog(limit, foreign)  # checks the options now, and not only in the with statement
+    return _tracing(limit, foreign)
+
+
+@contextmanager
+def _tracing(limit: int | None, foreign: bool) -> Iterator[TraceLog]:
     log = TraceLog(limit, foreign)
     with _open_in_context(log), _intercept_native_calls(log):
         yield log
@@ -332,9 +361,10 @@ def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
     return _interception().intercepting(_native_call_logs) if log.foreign else nullcontext()
 
 
-def _native_call_logs() -> Iterable[TraceLog]:
-    active = active_logs()
-    return [log for log in active[0] if log.foreign] if active else []
+def _native_call_logs() -> Iterable[Any]:
+    # Annotations have no attribute `foreign`.
+    opened = (*_opened_here.get(), *_everywhere)
+    return [log for log in opened if getattr(log, "foreign", False) and id(log) in open_logs]
 
 
 @contextmanager
@@ -469,3 +499,31 @@ def note(kind: str, reason: str, device: str = "") -> None:
         step.reason = reason
         step.device = device
         step.end()
+
+
+# The frameworks that are starting, with the thread that records the start. Other threads that start the same
+# framework, and starts within this one, are not recorded, so that no time counts twice.
+_starting: dict[str, int] = {}
+
+
+@contextmanager
+def _start_up(name: str) -> Iterator[None]:
+    """Record the block as the start-up of a framework, unless it raises."""
+    thread = get_ident()
+    with _adding:
+        is_recorded = name not in _starting and thread not in _starting.values()
+        if is_recorded:
+            _starting[name] = thread
+    if not is_recorded:
+        yield
+        return
+    step = span("start-up", name, annotate=False)
+    try:
+        yield
+        if step is not None:
+            step.end()
+    finally:
+        del _starting[name]
+
+
+hooks.start_up = _start_up

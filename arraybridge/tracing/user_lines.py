@@ -10,8 +10,8 @@ from types import CodeType, FrameType
 from typing import Any, Literal, overload
 
 from arraybridge.caches import new_cache, remember
-from arraybridge.frameworks import registry
 from arraybridge.hooks import hooks
+from arraybridge.interface import registry
 
 __all__ = ["as_own", "handed_out", "line_of", "site"]
 
@@ -52,14 +52,14 @@ _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-inpu
 
 
 @overload
-def site(frame: FrameType | None = None, *, foreign: Literal[False] = False) -> Site: ...
+def site(frame: FrameType | None = None, *, is_native_call: Literal[False] = False) -> Site: ...
 
 
 @overload
-def site(frame: FrameType | None = None, *, foreign: bool) -> Site | None: ...
+def site(frame: FrameType | None = None, *, is_native_call: bool) -> Site | None: ...
 
 
-def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
+def site(frame: FrameType | None = None, *, is_native_call: bool = False) -> Site | None:
     """Return the innermost line of the user's code on the stack of this thread.
 
     If the stack does not contain the user's code, return the line that submitted the work of this thread. If
@@ -68,7 +68,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
 
     Args:
         frame: The frame to start from. Defaults to the caller.
-        foreign: Whether the frame called a framework. The result is then None for calls by arraybridge
+        is_native_call: Whether the frame called a framework. The result is then None for calls by arraybridge
             itself, which are steps of its own conversions.
     """
     # Start at the caller's frame: a frame that refers to itself keeps the objects of its callers alive.
@@ -79,7 +79,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
         file = frame.f_code.co_filename
         owner = _owners.get(file) or _owner_of_new(file)
         if owner == _OURS:
-            if foreign:
+            if is_native_call:
                 return None
             library = ""  # arraybridge made the call, not a library
         elif owner == _USERS:
@@ -105,18 +105,18 @@ def _site_in_library(frame: FrameType | None) -> Site:
         owner = _owners.get(file) or _owner_of_new(file)
         if owner not in (_OURS, _PYTHON):
             return file, frame.f_code, frame.f_lasti, owner
-        installed = "" if owner == _OURS else _installed_as(file)
+        installed = "" if owner == _OURS else _package_of(file)
         rank = _rank(owner, installed)
         ranked.setdefault(rank, (frame, installed or _STANDARD))
         frame = frame.f_back
-    found, library = ranked[min(ranked)]
-    return found.f_code.co_filename, found.f_code, found.f_lasti, library
+    innermost, library = ranked[min(ranked)]
+    return innermost.f_code.co_filename, innermost.f_code, innermost.f_lasti, library
 
 
 def _user_line() -> tuple[str, int]:
     """Return the file and number of the innermost line of the user's code, for warnings."""
-    here = site()
-    return _cells.get(here[0], here[0]), line_of(here)
+    user_site = site()
+    return _cells.get(user_site[0], user_site[0]), line_of(user_site)
 
 
 hooks.user_line = _user_line
@@ -139,7 +139,7 @@ def _owner_of(file: str) -> str:
         return _USERS if file.startswith(_TYPED_IN) else _PYTHON
     if file.startswith(tuple(_own_folders)):
         return _USERS
-    library = _installed_as(file)
+    library = _package_of(file)
     if library:
         of_frameworks = (registry.metadata_of(name).packages for name in registry.framework_names())
         examined = {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
@@ -150,7 +150,7 @@ def _owner_of(file: str) -> str:
     return _PYTHON if file.startswith(tuple(python)) else _USERS
 
 
-def _installed_as(file: str) -> str:
+def _package_of(file: str) -> str:
     """Return the name of the installed package that a file belongs to; ``""`` if it belongs to none."""
     *folders, last = file.replace("\\", "/").split("/")
     for installed in {"site-packages", "dist-packages"}.intersection(folders):

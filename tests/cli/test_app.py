@@ -76,27 +76,8 @@ def test_missing_packages_are_reported_in_one_line(tmp_path: Path, name: str) ->
         (["matrix", "--html", "/"], "Is a directory"),
         (["matrix", "--png", "plot.txt"], "must end in .png, .svg or .pdf."),
         (["bench", "--rounds", "0"], "--rounds"),
-        (
-            ["bench", "--sizes", "10,big"],
-            "for --sizes: 'big' is not a number of elements. Use numbers such as",
-        ),
-        (["bench", "--sizes", ","], "for --sizes: The list is empty."),
-        (["bench", "--sizes", "10", "--functions", ","], "for --functions: The list is empty."),
-        (
-            ["bench", "--functions", "fft"],
-            "for --functions: It requires --sizes. Add sizes, such as --sizes 1000,1e6.",
-        ),
-        (
-            ["bench", "--sizes", "9", "--size", "4MiB"],
-            "for --size: It cannot be used with --sizes. Remove one of them.",
-        ),
-        (
-            ["bench", "--sizes", "9", "--frameworks", "numpy"],
-            "for --frameworks: It cannot be used with --sizes.",
-        ),
         (["monitor", "--interval", "0"], "--interval"),
         (["monitor", "--csv", "memory.txt"], "must end in .csv or .jsonl."),
-        (["demo", "--image", "/no/such/image.png"], "does not exist"),
         (["doctor", "train.py"], "unexpected extra argument"),
         (["trace"], "SCRIPT"),
         (["trace", "nowhere.py"], "File nowhere.py does not exist."),

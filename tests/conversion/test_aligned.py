@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from arraybridge import aligned, explain, to_numpy
+from arraybridge.host import buffers
 from tests.helpers import require
 
 
@@ -59,3 +60,24 @@ def test_a_large_copy_for_numpy_can_be_shared_by_every_framework() -> None:
     own = [np.ones(1 << 16, np.float32) for _ in range(8)]
     copies = [to_numpy(x, copy=True) for x in own]
     assert [x.ctypes.data % 64 for x in copies] == [0] * 8
+
+
+def test_the_address_of_any_array_is_that_of_its_first_element() -> None:
+    memory = np.arange(24.0).reshape(4, 6)
+    locked = memory.view()
+    locked.flags.writeable = False
+    layouts = [memory, memory.T, memory[::-1], memory[:, 1::2], memory[4:], memory[:, :0], locked, locked.T]
+    others = [np.array(1.0), np.zeros(0), np.zeros(3, ">i2"), np.zeros(3, "M8[s]"), np.array([None, "x"])]
+    for x in [*layouts, *others, np.broadcast_to(1.0, (3, 4))]:
+        assert buffers.address(x) == x.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64", "complex128"])
+def test_large_copies_of_short_and_long_axes_are_exact(dtype: str) -> None:
+    require("torch")
+    for shape in ((300, 300, 2), (2, 300, 300), (40, 50, 60), (90_000, 3), (3, 90_000), (300, 500)):
+        x = (np.arange(np.prod(shape)) % 251).astype(dtype).reshape(shape)
+        for view in (x.T, x[..., ::-1], np.moveaxis(x, -1, 0), np.moveaxis(x, 0, -1), x[..., :-1]):
+            copied = buffers.copy_aligned(view)
+            assert copied.flags.c_contiguous
+            assert np.array_equal(copied, view)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import random
 import sys
@@ -28,7 +29,7 @@ from arraybridge import (
     device_of,
     explain,
 )
-from arraybridge.frameworks.component import component
+from arraybridge.interface.component import component
 from tests import matrix_data as data
 from tests.fake_gpu import FakeGpuFramework, GpuDevices
 from tests.helpers import jax_with, registry_kept, require
@@ -444,6 +445,16 @@ def test_short_forms(target: str) -> None:
     assert data.dtype_name(short(array, dtype="uint8")) == "uint8"
     if target != "pyclesperanto":
         assert device_of(short(array, device="cpu")) == "cpu"
+
+
+@pytest.mark.parametrize("target", [*data.FRAMEWORKS, "mlx", "paddle"])
+def test_short_forms_have_a_complete_docstring(target: str) -> None:
+    text = inspect.getdoc(getattr(arraybridge, f"to_{target}")) or ""
+    assert text.startswith("Convert an array to a")
+    assert f'convert_memory(x, "{target}", gpu_id, ...)' in text
+    headings = ["\nArgs:\n", "\nReturns:\n", "\nRaises:\n", "\nExample:\n    >>> "]
+    assert [text.count(heading) for heading in headings] == [1, 1, 1, 1]
+    assert text.index("Args:") < text.index("Example:") < text.index(f" to_{target}(")
 
 
 _CAST_DTYPES = [

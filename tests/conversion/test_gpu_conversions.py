@@ -20,8 +20,8 @@ from arraybridge import (
     register,
     settings,
 )
-from arraybridge.frameworks.accelerator_memory import Memory
-from arraybridge.frameworks.component import component
+from arraybridge.interface.component import component
+from arraybridge.interface.memory import Memory
 from tests import matrix_data as data
 from tests.fake_gpu import FakeGpuArray, FakeGpuFramework, GpuDevices, GpuInterchange
 from tests.helpers import registry_kept, require

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import arraybridge
 from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_memory, explain
+from arraybridge.conversion import plan_cache
+from arraybridge.interface.framework import NoPlanError
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -142,3 +145,45 @@ def test_unhashable_options_and_classes_made_in_a_loop() -> None:
     for _ in range(600):
         made = x.view(type("Made", (np.ndarray,), {}))
         assert convert_memory(made, "numpy") is made
+
+
+def replace_plans(monkeypatch: pytest.MonkeyPatch, plan: Callable[[Any], Any]) -> None:
+    """Replace all plans for NumPy arrays."""
+    for signature, by_type in list(plan_cache.plans_by_signature.items()):
+        if callable(by_type.get(np.ndarray)):
+            monkeypatch.setitem(plan_cache.plans_by_signature, signature, {np.ndarray: plan})
+
+
+@pytest.mark.parametrize("error", [TypeError("bug"), ValueError("bug"), RuntimeError("bug"), KeyError("bug")])
+def test_bugs_in_plans_and_fast_functions_are_not_hidden(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `NoPlanError` leads to the slow path. Other errors would otherwise cost time and be never seen."""
+    require("torch")
+    x = np.arange(3.0)
+    convert_memory(x, "torch")
+    convert_memory(x, target="torch", device="cpu")
+
+    def fail(x: Any) -> Any:
+        raise error
+
+    replace_plans(monkeypatch, fail)
+    for call in (
+        lambda: convert_memory(x, "torch"),
+        lambda: convert_memory(x, target="torch", device="cpu"),
+        lambda: arraybridge.torch(lambda t: t)(x),
+    ):
+        with pytest.raises(type(error), match="bug"):
+            call()
+
+
+def test_arrays_without_a_plan_take_the_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    x = np.arange(3.0)
+    convert_memory(x, "torch")
+
+    def decline(x: Any) -> Any:
+        raise NoPlanError
+
+    replace_plans(monkeypatch, decline)
+    assert convert_memory(x, "torch").data_ptr() == x.ctypes.data

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import CopyRequiredError, convert_memory, explain, trace
+from arraybridge import CopyRequiredError, Device, convert_memory, explain, trace
 from arraybridge.testing import inject_oom
 from tests.helpers import require
 
@@ -89,11 +89,11 @@ def test_jax_on_one_of_the_devices_shares_its_replica(index: int) -> None:
     for _ in range(2):
         one = convert_memory(x, "jax", device=f"cpu:{index}")
         assert one.unsafe_buffer_pointer() == own
-        assert arraybridge.device_of(one) == f"cpu:{index}"
+        assert arraybridge.device_of(one) == Device.parse(f"cpu:{index}")
         convert_memory(one, "torch").zero_()
         copied = convert_memory(x, "jax", device=f"cpu:{index}", copy=True)
         assert copied.unsafe_buffer_pointer() not in addresses(x)
-        assert arraybridge.device_of(copied) == f"cpu:{index}"
+        assert arraybridge.device_of(copied) == Device.parse(f"cpu:{index}")
     assert explain(x, "jax", device=f"cpu:{index}").shares_memory
     assert unchanged(x)
 

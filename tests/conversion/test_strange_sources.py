@@ -10,11 +10,13 @@ import pytest
 import arraybridge
 from arraybridge import (
     ArrayNotSupportedError,
+    CannotSplitError,
     CopyRequiredError,
     MemoryConversionError,
     convert_memory,
     explain,
 )
+from arraybridge.testing import inject_oom
 from tests import matrix_data as data
 from tests.helpers import jax_with, require
 
@@ -53,7 +55,6 @@ def test_tensors_without_memory_raise(target: str) -> None:
 
     assert torch.func.functionalize(body)(real).tolist() == [2.0] * 4
     with FakeTensorMode():
-        assert "FakeTensor" in refusal(real, target)
         fake = torch.zeros(3)
         assert "FakeTensorMode" in refusal(fake, target)
     assert "FakeTensorMode" in refusal(fake, target)
@@ -78,6 +79,11 @@ def test_distributed_tensors_raise() -> None:
         message = refusal(spread, "numpy")
         assert convert_memory(spread, "torch") is spread
         assert convert_memory(spread.to_local(), "numpy").tolist() == [0, 1, 2, 3]
+        for placement in (tensors.Shard(0), tensors.Replicate()):
+            batch = tensors.distribute_tensor(torch.arange(4.0), mesh, [placement])
+            # Other processes would not split their parts, and the results would be wrong.
+            with pytest.raises(CannotSplitError, match="other processes"), inject_oom("torch", above_rows=2):
+                arraybridge.split_and_retry(lambda rows: rows, batch)
     finally:
         distributed.destroy_process_group()
     for words in ("DTensor", "to_local()", "full_tensor()"):

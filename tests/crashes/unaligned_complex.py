@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from arraybridge import convert_memory
 from tests.matrix_data import aligned_bytes
@@ -20,3 +21,22 @@ for offset in (8, 4, 1):
             assert convert_memory(tensor, "torch", dtype="complex64").tolist() == view.tolist(), offset
             tensor.fill_(1)
             tensor.zero_()
+
+# PyTorch itself also makes such tensors.
+for n in (1, 2, 3, 9):
+    for offset in (8, 4, 1):
+        view = aligned_bytes(n * 16, offset).view(np.complex128)
+        view[...] = np.arange(1, n + 1) * (1 + 2j)
+        tensor = torch.from_numpy(view)
+        for x, expected in (
+            (tensor, view),
+            (tensor.conj(), view.conj()),
+            (tensor[::2], view[::2]),
+            (tensor.detach().requires_grad_(), view),
+        ):
+            for target in ("torch", "numpy", "jax"):
+                for _ in range(2):
+                    copied = convert_memory(x, target, copy=True, grad="detach")
+                    assert copied.tolist() == expected.tolist(), (n, offset, target)
+            out = torch.zeros(len(expected), dtype=torch.complex128)
+            assert convert_memory(x, out=out, grad="detach").tolist() == expected.tolist()

@@ -104,6 +104,26 @@ def test_a_jax_function_with_a_declared_dtype() -> None:
     assert jax.numpy.zeros(1).dtype == "float32"  # the caller's setting is unchanged
 
 
+def test_x64_of_a_jax_function() -> None:
+    jax = require("jax")
+
+    @arraybridge.jax
+    def add(x: Any) -> Any:
+        return (x + jax.numpy.asarray(1e-12)).astype("float32") * (jax.numpy.zeros(1).dtype == "float64")
+
+    ones = to_dask(np.ones(4, "float32"), 2)
+    for function, options in ((map_blocks, {}), (map_overlap, {"depth": 1})):
+        on, off, unset = (
+            function(add, ones, **options, **x64) for x64 in ({"x64": True}, {"x64": False}, {})
+        )
+        assert on.name != off.name
+        assert [x.compute().tolist() for x in (on, off, unset)] == [[1.0] * 4, [0.0] * 4, [0.0] * 4]
+    with pytest.raises(ValueError, match="x64 is a setting of JAX, and negative is not decorated"):
+        map_blocks(np.negative, ones, x64=True)
+    with pytest.raises(TypeError, match="x64"):
+        map_blocks(add, ones, x64="on")
+
+
 def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
     torch = require("torch")
     weights = np.array([1, 2], np.float32)
@@ -216,13 +236,13 @@ def test_margins_of_each_array_and_axis() -> None:
 
 
 WRONG_DEPTHS = {
-    "a str": ("x", TypeError, "depth='x' has the margin 'x', which is not an int."),
-    "a float": (1.5, TypeError, "depth=1.5 has the margin 1.5, which is not an int."),
-    "a bool": (True, TypeError, "depth=True has the margin True, which is not an int."),
-    "in a dict": ({0: 1.5}, TypeError, "depth={0: 1.5} has the margin 1.5, which is not an int."),
-    "in a list": ([(1, "x")], TypeError, "depth=[(1, 'x')] has the margin 'x', which is not an int."),
-    "a negative int": (-1, ValueError, "depth=-1 has a negative margin."),
-    "a negative pair": (((0, -1), 1), ValueError, "depth=((0, -1), 1) has a negative margin."),
+    "a str": ("x", TypeError, "depth='x' must be an int, at least 0."),
+    "a float": (1.5, TypeError, "depth=1.5 must be an int, at least 0."),
+    "a bool": (True, TypeError, "depth=True must be an int, at least 0."),
+    "in a dict": ({0: 1.5}, TypeError, "depth=1.5 must be an int, at least 0."),
+    "in a list": ([(1, "x")], TypeError, "depth='x' must be an int, at least 0."),
+    "a negative int": (-1, ValueError, "depth=-1 must be at least 0."),
+    "a negative pair": (((0, -1), 1), ValueError, "depth=-1 must be at least 0."),
     "too few axes": ((1,), ValueError, "depth=(1,) has 1 entry for 2 axes."),
     "too many axes": ((1, 1, 1), ValueError, "depth=(1, 1, 1) has 3 entries for 2 axes."),
     "an unknown axis": ({2: 1}, ValueError, "depth={2: 1} names the axis 2, but the number of axes is 2."),

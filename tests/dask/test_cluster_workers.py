@@ -25,7 +25,7 @@ from arraybridge.dask import (
     to_dask,
     worker_shared_memory,
 )
-from arraybridge.memory.shared_memory import Exchange
+from arraybridge.memory.segments import Exchange
 from tests import matrix_data as data
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
@@ -77,7 +77,10 @@ def test_gpu_ids_refer_to_the_gpu_of_the_worker(worker: Any) -> None:
     rows = to_dask(np.zeros((2, 2), np.float32), chunks=1)
     assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {1}
     prepare(client, own_gpu=True)  # the last setting applies
-    assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {0}
+    try:
+        assert set(computed(map_blocks(functions.number_of_second, rows), client).flat) == {0}
+    finally:
+        prepare(client, own_gpu=False)
 
 
 def test_workers_without_the_framework_raise(worker: Any) -> None:
@@ -141,7 +144,7 @@ def test_clusters_started_by_dask_are_prepared(monkeypatch: pytest.MonkeyPatch) 
         LocalCluster(n_workers=1, processes=False, **QUIET) as started,
         Client(started, set_as_default=False) as client,
     ):
-        # no plugin is needed
+        # no plug-in is needed
         check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)
         assert device_resolution.only_gpu is None
         meant = {}

@@ -10,8 +10,8 @@ import numpy as np
 
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
 
 #: Every framework that computes without a GPU.
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import ArrayNotSupportedError, DtypeConversion
-from arraybridge.frameworks import graph_breaks
+from arraybridge import ArrayNotSupportedError, DtypeConversion, compilers
 from tests.decorators.cases import identity
 from tests.helpers import jax_with, output_of, require
 
@@ -177,7 +176,7 @@ def test_a_full_graph_raises_an_error_with_the_reason_at_the_first_traced_call(
     torch = require("torch")
     if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
         pytest.skip("this PyTorch shows no reason of a graph break")
-    monkeypatch.setattr(graph_breaks, "_untraced", [])
+    monkeypatch.setattr(compilers, "_untraced", [])
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     with pytest.raises(RuntimeError, match=r"Do not pass fullgraph=True\. .* write @torch\.compile below"):
         compiled(lambda x: f(x), fullgraph=True)(torch.ones(2))
@@ -236,7 +235,7 @@ def test_the_first_call_in_a_compiled_function_causes_no_warning(call: str, expe
 
 def test_graphs_break_in_releases_whose_graph_break_takes_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
-    monkeypatch.setattr(graph_breaks, "_untraced", [])
+    monkeypatch.setattr(compilers, "_untraced", [])
     monkeypatch.setattr(torch._dynamo, "graph_break", torch.compiler.disable(lambda: None))
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     assert compiled(lambda x: f(x.cos()) * 2)(torch.zeros(2)).tolist() == [4.0, 4.0]

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import multiprocessing
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError
-from arraybridge.frameworks.streams import Streams
+from arraybridge.interface.streams import Streams
 from tests.decorators import cases
 from tests.decorators.cases import (
     FRAMEWORKS,
@@ -144,6 +145,37 @@ def test_errors_of_the_function_propagate_unchanged() -> None:
         fail(IMAGE)
     assert caught.value is error
     assert str(error) == "my own"
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 10), ({"output_type": "input"}, 19), ({"device": "cpu", "output_type": "input"}, 22)],
+)
+def test_calls_with_a_container_enter_few_functions(options: dict[str, Any], most: int) -> None:
+    """The first array is found at most once, without a traversal of the whole container."""
+    if require("torch").version.cuda:
+        pytest.skip("builds of PyTorch for CUDA enter more functions, to select the device and its stream")
+    fn = arraybridge.torch(**options)(lambda batch: batch["image"])
+    batch = {"image": np.ones((4, 4), np.float32), "label": 3}
+    calls: list[list[str]] = []
+
+    def observe(frame: Any, event: str, _: Any) -> None:
+        # `find_untraced_call` is called only after `torch._dynamo` was imported.
+        if event == "call" and frame.f_code.co_name != "find_untraced_call":
+            calls[-1].append(frame.f_code.co_name)
+
+    for _ in range(5):
+        calls.append([])
+        sys.setprofile(observe)
+        try:
+            fn(batch)
+        finally:
+            sys.setprofile(None)
+    # Plans are cached by the earlier calls, and during any call, garbage collection may run other functions.
+    entered = min(calls, key=len)
+    assert len(entered) <= most, " ".join(entered)
+    assert entered.count("_first_array") <= 1
+    assert "leaves_of" not in entered
 
 
 def test_streams_are_entered_only_around_the_function() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from arraybridge.decorators.dtype_conversion import DtypeConversion
-from arraybridge.decorators.options import _CHECKS, DecoratorKeywords, DecoratorOptions, checked_options
+from arraybridge.decorators.options import _CHECKS, DecoratorKeywords, DecoratorOptions, check_keywords
 
 FIELDS = {field.name: field for field in dataclasses.fields(DecoratorOptions)}
 # Options whose checks narrow the type that callers pass.
@@ -56,8 +56,8 @@ def test_each_keyword_documents_the_default_of_its_field() -> None:
 
 
 def test_options_without_keywords_have_the_defaults() -> None:
-    assert checked_options("torch", {}) == DecoratorOptions(framework="torch", output_type="torch")
-    options = checked_options("torch", {"dtype_conversion": "uint8", "input_type": "numpy", "strict": True})
+    assert check_keywords("torch", {}) == DecoratorOptions(framework="torch", output_type="torch")
+    options = check_keywords("torch", {"dtype_conversion": "uint8", "input_type": "numpy", "strict": True})
     assert options.dtype_conversion is DtypeConversion.UINT8
     assert options.required_source == "numpy"
     with pytest.raises(dataclasses.FrozenInstanceError):

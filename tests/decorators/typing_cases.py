@@ -7,18 +7,20 @@ Rejections have an ignore comment; both checkers report unused ones.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
+import torch
 
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
-from arraybridge.benchmarking import Comparison, SizeComparison
+from arraybridge.benchmarking import Comparison
 from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.decorated_call import ConvertingCall
 from arraybridge.decorators.options import DecoratorOptions
-from arraybridge.offload.device_choice import OffloadDecision
-from arraybridge.offload.timing_history import History
+from arraybridge.offload.decision import OffloadDecision
+from arraybridge.route import Route
 from arraybridge.tracing.events import Event
 
 
@@ -60,7 +62,7 @@ def declared(image: Tensor) -> Tensor:
     return image
 
 
-@arraybridge.gpu(split_axis=0)
+@arraybridge.gpu(gpu_id=0)
 def offloaded(image: Tensor) -> Tensor:
     return image
 
@@ -100,7 +102,7 @@ assert_type(bare.execution_memory_type, str)
 assert_type(Model().bare.input_memory_type, str)
 assert_type(offloaded(Tensor()), Tensor)
 assert_type(offloaded.explain(Tensor()), OffloadDecision)
-assert_type(Model().offloaded.history, History)
+assert_type(Model().offloaded.explain(Tensor()), OffloadDecision)
 bare.explain  # type: ignore[attr-defined]  # noqa: B018
 
 # Options that do not exist or have the wrong type.
@@ -146,7 +148,12 @@ assert_type(arraybridge.convert_memory(data, source_type="torch", target_type="n
 assert_type(arraybridge.to_numpy(data, copy=True), np.ndarray[Any, Any])
 assert_type(arraybridge.convert_tree([Foreign()], "torch"), Any)
 arraybridge.convert_memory(data, "torch", copi=True)  # type: ignore[call-overload]
-arraybridge.to_torch(data, gpu_id=0, device="cuda:1")
+assert_type(arraybridge.to_torch(data, gpu_id=0, device="cuda:1"), torch.Tensor)
+arraybridge.to_torch(data, copi=True)  # type: ignore[call-arg]
+assert_type(arraybridge.explain(data, "torch", 0), Route)
+assert_type(arraybridge.explain(data, "numpy", "torch", gpu_id=0, copy=True), Route)
+assert_type(arraybridge.explain(data, source_type="numpy", target_type="torch"), Route)
+arraybridge.explain(data, "torch", copi=True)  # type: ignore[call-arg]
 
 # Events of a trace.
 with arraybridge.trace() as log:
@@ -166,5 +173,12 @@ for item in arraybridge.prefetch([data], "torch", 0, depth=3):
 for _ in arraybridge.device_map(bare, [data], devices=["cpu:1", native], per_device=4, setup=Model):
     pass
 assert_type(arraybridge.compare(bare, data), Comparison)
-assert_type(arraybridge.compare([bare, bare], sizes=[10, 100]), SizeComparison)
 assert_type(arraybridge.BufferPool(1 << 20).take((2, 3), "float32", "numpy"), Any)
+
+# Files.
+arrays = arraybridge.load_safetensors("model.safetensors")
+assert_type(arrays, dict[str, np.ndarray[Any, Any]])
+arraybridge.load_safetensors(Path("model.safetensors"), mmap_mode=None)
+arraybridge.load_safetensors("model.safetensors", "r+")  # type: ignore[arg-type]
+arraybridge.save_safetensors(Path("model.safetensors"), arrays, {"format": "pt"})
+arraybridge.save_safetensors("model.safetensors", {1: data})  # type: ignore[dict-item]

@@ -16,10 +16,10 @@ import pytest
 import arraybridge
 from arraybridge import Device, array_namespace, devices, get_device, hardware, set_device, use_device
 from arraybridge.devices import inventory as module
-from arraybridge.frameworks.accelerator_memory import DeviceDetails, Memory
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.component import component
 from arraybridge.hardware import Gpu
+from arraybridge.interface.component import component
+from arraybridge.interface.framework import Framework
+from arraybridge.interface.memory import DeviceDetails, Memory
 from tests.fake_gpu import FakeGpuFramework
 from tests.helpers import jax_with, require, run_python
 from tests.test_hardware import FakeNvml, install_nvml
@@ -101,7 +101,7 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], *addresses: 
     names = ("Card B", "Card A", "CPU")
     monkeypatch.setattr(pyclesperanto.hardware, "gpus", lambda: gpus)
     seen = [DeviceDetails(name, address, 1) for name, address in zip(names, addresses, strict=True)]
-    monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
+    monkeypatch.setattr(pyclesperanto.opencl, "describe", lambda: seen)
     one._arrange([SimpleNamespace(name=name) for name in names], 2)
     return one
 
@@ -130,6 +130,21 @@ WRONG_DEVICES: list[tuple[tuple[Any, ...], str]] = [
     (("gpu", "1"), "index='1' must be an int, at least 0."),
     (("gpu", None), "index=None must be an int, at least 0."),
 ]
+
+
+@pytest.mark.parametrize("text", ["cpu", "cpu:3", "gpu:0", "opencl:1"])
+def test_a_device_equals_its_own_string_and_has_its_hash(text: str) -> None:
+    device = Device.parse(text)
+    assert str(device) == text == device
+    assert hash(device) == hash(text)
+    assert {text: 1}[device] == {device: 1}[text] == 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:0", "gpu:00", "GPU:0", "cpu:0", ""])
+def test_a_device_differs_from_other_strings(text: str) -> None:
+    for device in (Device("gpu", 0), Device("cpu"), Device.parse("cuda:0")):
+        assert device != text
+    assert Device.parse("cuda:0") == Device("gpu", 0) == "gpu:0"
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG_DEVICES)

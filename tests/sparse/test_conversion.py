@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -261,6 +263,35 @@ def test_padding_that_jax_makes_itself() -> None:
     negative = sparse.BCOO((jax.numpy.ones(1), jax.numpy.array([[-1, 0]])), shape=(3, 3))
     with pytest.raises(arraybridge.ArrayNotSupportedError, match="outside of its shape"):
         arraybridge.to_numpy(negative)
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy"])
+def test_spare_entries_whose_indices_need_a_cast(target: str) -> None:
+    jax = require("jax")
+    require(target)
+    from jax.experimental import sparse
+
+    parts = (jax.numpy.ones(3), jax.numpy.array([0, 1, 9], "int8"), jax.numpy.array([0, 1, 2], "int8"))
+    x = sparse.BCSR(parts, shape=(2, 2))
+    assert read(convert_memory(x, target)).values.tolist() == [1.0, 1.0]
+    for call in (convert_memory, arraybridge.explain):
+        with pytest.raises(arraybridge.CopyRequiredError, match="int64"):
+            call(x, target, copy=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("numpy", "scipy.sparse"), ("cupy", "cupyx.scipy.sparse"), ("jax", "jax.experimental.sparse")],
+)
+def test_modules_that_another_thread_is_importing(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(name)
+    framework = arraybridge.framework(name)
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    for x in ([1], object(), {}):
+        assert framework.owns(x) is False
+        assert arraybridge.numpy(lambda given, y: given)(x, np.ones(2)) is x
 
 
 def test_sorted_and_unique_indices_are_passed_on_if_stated() -> None:

@@ -13,13 +13,14 @@ import pytest
 
 import arraybridge
 from arraybridge import convert_memory, explain, trace
-from arraybridge.frameworks import base, component, unsupported
-from arraybridge.frameworks.streams import Streams
+from arraybridge.interface import component, unsupported
+from arraybridge.interface import framework as base
+from arraybridge.interface.streams import Streams
 from tests.fake_gpu import FAKE_GPUS, FakeGpuArray, FakeGpuFramework, GpuDevices
 from tests.helpers import registry_kept, require
 from tests.sparse.arrays import BETA, made, random_contents, read
 
-cupyx_sparse = pytest.importorskip("arraybridge.frameworks.cupyx_sparse", reason="CuPy is not installed")
+cupyx_sparse = pytest.importorskip("arraybridge.frameworks.cupy.sparse", reason="CuPy is not installed")
 pytestmark = pytest.mark.filterwarnings(BETA)
 
 
@@ -93,7 +94,7 @@ class SparseDevices(GpuDevices):
 class SparseGpus(FakeGpuFramework):
     name = "cards"
     array = DeviceArray
-    devices = component.component(SparseDevices)
+    devices = component(SparseDevices)
     sparse = cupyx_sparse.CupyxSparse()
 
     def owns(self, x: Any) -> bool:
@@ -223,7 +224,7 @@ def test_layouts_that_cupy_lacks_raise() -> None:
 
 
 def test_matrices_of_a_gpu_are_split_by_rows(gpus: SparseGpus) -> None:
-    from arraybridge.frameworks import sparse_rows
+    from arraybridge.interface import sparse_rows
 
     x = made("numpy", random_contents("csr", shape=(10, 8), count=30))
     y = convert_memory(x, "cards")

@@ -206,8 +206,9 @@ def test_advice_to_densify_names_a_cast_if_the_target_needs_one(dtype: str) -> N
     with pytest.raises(ArrayNotSupportedError, match="does not have sparse arrays") as caught:
         convert_memory(scipy_sparse.csr_array(contents), "pyclesperanto")
     cast = {"float64": "float32", "int64": "int32", "bool": "uint8"}[dtype]
-    assert f'Also pass dtype="{cast}", because pyclesperanto has no dtype {dtype}.' in caught.value.advice
-    result = convert_memory(scipy_sparse.csr_array(contents).toarray(), "pyclesperanto", dtype=cast)
+    values, dense = caught.value.expressions
+    assert (values, dense) == (f'x.data.astype("{cast}")', f'x.toarray().astype("{cast}")')
+    result = convert_memory(run(dense, scipy_sparse.csr_array(contents)), "pyclesperanto")
     np.testing.assert_array_equal(arraybridge.to_numpy(result), contents)
 
 
@@ -230,7 +231,7 @@ def test_dense_functions_name_the_stored_values() -> None:
 
 
 def test_values_outside_of_cupys_dtypes() -> None:
-    from arraybridge.frameworks.sparse import SparseArrays
+    from arraybridge.interface.sparse import SparseArrays
 
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     assert cupy

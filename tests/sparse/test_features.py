@@ -25,8 +25,8 @@ from arraybridge import (
     trace,
     unstack_slices,
 )
+from arraybridge.memory.segments import Exchange
 from arraybridge.memory.serialization import dumps, loads
-from arraybridge.memory.shared_memory import Exchange
 from arraybridge.testing import inject_oom
 from tests.helpers import require
 from tests.sparse import functions
@@ -225,13 +225,14 @@ def test_gpu_functions_keep_sparse_arrays_on_the_cpu() -> None:
 
 
 def test_gpu_functions_stay_on_the_cpu_next_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge.offload.call_arguments import Arguments
-    from arraybridge.offload.device_choice import DeviceChooser
+    from arraybridge.offload.call_signature import Call
+    from arraybridge.offload.decision import DeviceChooser
+    from arraybridge.offload.records import Record
 
-    chooser = DeviceChooser(lambda x: x, backend=None, gpu_id=None)
+    chooser = DeviceChooser(lambda x: x)
     monkeypatch.setattr(chooser, "_gpu", lambda: pytest.fail("the call searched for a GPU"))
-    call = Arguments((), (matrix(),), {}).inspect()
-    assert chooser._candidate(call, 1.0) == "sparse arrays stay on the CPU"
+    call = Call((), (matrix(),), {}).inspect()
+    assert chooser.decide(call, Record()) == (None, "sparse arrays stay on the CPU")
 
 
 # -- gradients -----------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraybridge import CopyRequiredError, convert_memory, explain, trace
+from arraybridge import CopyRequiredError, MemoryConversionError, convert_memory, explain, trace
+from arraybridge.conversion import plan_cache
 from tests.helpers import require
 from tests.sparse.arrays import (
     BETA,
@@ -88,3 +89,46 @@ def test_every_pair_is_bit_equal(source: str, target: str, layout: str, data: st
     assert log.records == [route]
     back = convert_memory(y, source)
     assert read(back).bits() == before
+
+
+def _outcome(x: Any, target: str, options: dict[str, Any]) -> Any:
+    """Return the contents and index dtypes of a converted array, or its error."""
+    try:
+        y = convert_memory(x, target, **options)
+    except MemoryConversionError as error:
+        return type(error), str(error)
+    contents = read(y)
+    return contents.bits(), [index.dtype.name for index in contents.indices], type(y)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Cc]omplex")  # casts discard imaginary parts
+@pytest.mark.parametrize("source", ["numpy", "torch", "jax", "tensorflow"])
+def test_planned_conversions_equal_new_decisions(source: str) -> None:
+    """Arrays of one class take turns: other dtypes, layouts, shapes, padding and unsupported layouts."""
+    require(source)
+    rng = np.random.default_rng(3)
+    layouts = {"numpy": ("csr", "csc", "coo", "bsr"), "torch": ("csr", "csc", "coo", "bsr")}
+    targets = [target for target in ("numpy", "torch", "jax", "tensorflow") if target != source]
+    for target in targets:
+        require(target)
+    options = ({}, {}, {"copy": True}, {"copy": False}, {"dtype": "float32"}, {"device": "cpu"})
+    for turn in range(150):
+        layout = rng.choice(layouts.get(source, ("csr", "coo") if source == "jax" else ("coo",)))
+        dtype = rng.choice(["float64", "float32", "int64", "int32", "uint8", "complex64", "bool"])
+        index_dtype = rng.choice(["int32", "int64"])
+        shape = (4, 6) if rng.random() < 0.7 else (2, 2)
+        seed, count = int(rng.integers(0, 1000)), int(rng.integers(0, 9))
+        options_of_contents = {"shape": shape, "count": count, "dtype": dtype, "index_dtype": index_dtype}
+        contents = random_contents(layout, seed=seed, **options_of_contents)
+        if source == "jax" and rng.random() < 0.2 and contents.indices[0].size:  # padding
+            contents.indices[0].flat[-1] = 7
+        x = made(source, contents)
+        target = rng.choice(targets)
+        chosen = options[rng.integers(0, len(options))]
+        kept = dict(plan_cache.plans_by_signature)
+        plan_cache.plans_by_signature.clear()
+        expected = _outcome(x, target, chosen)
+        plan_cache.plans_by_signature.clear()
+        plan_cache.plans_by_signature.update(kept)
+        for _ in range(2):
+            assert _outcome(x, target, chosen) == expected, (turn, layout, target, chosen)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks.autodiff import Linear
+from arraybridge.interface.autodiff import Linear
 from tests.decorators.gradients.directions import (
     CALLEES,
     DIRECTIONS,

@@ -284,6 +284,23 @@ def test_jitted_callees_compile_once_per_structure() -> None:
     assert len(traced) == 2
 
 
+def test_equal_keys_of_other_types_are_distinguished() -> None:
+    def double(items: Any) -> Any:
+        return {key: x * 2 for key, x in items.items()}
+
+    from_torch = arraybridge.jax(grad="flow")(double)
+    from_jax = arraybridge.torch(grad="flow")(double)
+    for key in (1, True, 1.0):
+        x = torch.ones(2, requires_grad=True)
+        result = from_torch({key: x})
+        assert [type(one) for one in result] == [type(key)]
+        result[key].sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [2, 2]
+        traced = jax.jit(lambda items: from_jax(items))({key: jnp.ones(2)})
+        assert [type(one) for one in traced] == [type(key)]
+
+
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
 def test_persistent_tapes_and_variables(callee: str) -> None:
     f = CALLEES[callee]

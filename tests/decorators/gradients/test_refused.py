@@ -140,7 +140,8 @@ def test_the_error_names_the_argument_that_cannot_be_converted() -> None:
         ((1, 2), {"z": {"a": text}, "scale": 3}, "z"),
     ):
         with pytest.raises(
-            DtypeNotSupportedError, match=rf"<lambda>\(\), argument '{name}': numpy arrays of dt"
+            DtypeNotSupportedError,
+            match=rf"<lambda>\(\), argument '{name}': Cannot convert a NumPy array of dt",
         ):
             f(tensor(), pair, **options)
 
@@ -157,7 +158,7 @@ def test_the_error_names_the_result_that_cannot_be_converted() -> None:
     words = arraybridge.tensorflow(grad="flow")(words_by_tensorflow)
     names = arraybridge.torch(grad="flow")(words_by_numpy)
     tf_advice = "Pass integers that identify the strings, tf.unique(tf.reshape(result, [-1])).idx"
-    np_advice = "pass integers that identify the strings, np.unique(result, return_inverse=True)[1]"
+    np_advice = "Pass integers that identify the strings, np.unique(result, return_inverse=True)[1]"
     cases: list[tuple[Callable[[], Any], str, str]] = [
         (lambda: words(torch.ones(2, requires_grad=True)), "words_by_tensorflow", tf_advice),
         (lambda: jax.grad(lambda x: words(x).sum())(jnp.ones(2)), "words_by_tensorflow", tf_advice),
@@ -169,7 +170,7 @@ def test_the_error_names_the_result_that_cannot_be_converted() -> None:
         error = caught.value
         assert error.place == f"{name}(), result"
         assert error.advice.endswith(f"{advice}. Return that from the function instead.")
-    with pytest.raises(DtypeNotSupportedError, match=r"result: .*string.*; return an array of another dtype"):
+    with pytest.raises(DtypeNotSupportedError, match=r"result: .*string.*Return an array of another dtype"):
         jax.jit(words)(jnp.ones(2))
 
 

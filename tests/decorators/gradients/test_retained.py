@@ -59,9 +59,24 @@ def constant(_keep_alives: Any, _: Any) -> Any:
     return (CONSTANT,)
 
 
+VIEWS: list[Any] = []
+
+
+def logged(_keep_alives: Any, _: Any) -> Any:
+    gradient = jnp.full(4096, 2.0)
+    VIEWS.append(np.asarray(gradient))
+    return (gradient,)
+
+
 CALLEES = {
     "residual": arraybridge.jax(grad="flow")(jax_double(residual)),
     "constant": arraybridge.jax(grad="flow")(jax_double(constant)),
+    "rematerialized": arraybridge.jax(grad="flow")(jax.checkpoint(jax_double(constant))),
+    "logged": arraybridge.jax(grad="flow")(jax_double(logged)),
+    "logged in a jitted function": arraybridge.jax(grad="flow")(lambda x: jax.jit(jax_double(constant))(x)),
+    "batched": arraybridge.jax(grad="flow")(
+        lambda x: jax.vmap(jax_double(constant))(x.reshape(1, -1)).reshape(-1)
+    ),
     "jitted": arraybridge.jax(grad="flow")(jax.jit(jax_double(constant))),
     "tensorflow": arraybridge.tensorflow(grad="flow")(tf_double),
     "reshaped": arraybridge.tensorflow(grad="flow")(
@@ -78,6 +93,36 @@ def test_writes_to_the_first_gradient_do_not_change_the_second(callee: str) -> N
     first.mul_(0)
     (second,) = torch.autograd.grad(y, x, torch.ones(4096))
     np.testing.assert_array_equal(second.numpy(), np.full(4096, 2, np.float32))
+    assert all((view == 2).all() for view in VIEWS)
+
+
+UNCOPIED = {
+    "products": lambda x: jax.nn.softmax(jnp.tanh(x @ x) @ x).sum(-1),
+    "jitted parts": lambda x: jnp.where(x > 0, jnp.sort(x), x),
+    "loop": lambda x: jax.lax.scan(lambda total, row: (total + row, total * row), x[0], x)[1],
+    "rematerialized": jax.checkpoint(lambda x: jnp.sin(x) * x),
+    "unchanged": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("body", UNCOPIED)
+def test_gradients_are_not_copied_if_no_python_function_computes_them(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(jax.vjp(jnp.sin, 1.0)[1], "jaxpr"):
+        pytest.skip(f"JAX {jax.__version__} does not show which operations compute a gradient")
+    values = np.random.default_rng(0).random((8, 8), np.float32)
+    expected = jax.vjp(UNCOPIED[body], values)[1](jnp.ones_like(UNCOPIED[body](values)))[0]
+    monkeypatch.setattr("arraybridge.frameworks.jax.gradients._copy", lambda _: pytest.fail("copied"))
+    x = torch.from_numpy(values).requires_grad_()
+    y = arraybridge.jax(grad="flow")(UNCOPIED[body])(x)
+    cotangent = torch.ones_like(y)
+    for _ in range(2):  # a write to a gradient does not change other arrays
+        (gradient,) = torch.autograd.grad(y, x, cotangent, retain_graph=True)
+        np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-6)
+        gradient.zero_()
+    assert cotangent.min() == 1
+    assert np.array_equal(x.detach().numpy(), values)
 
 
 def reshaped(x: Any) -> Any:

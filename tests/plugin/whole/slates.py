@@ -8,11 +8,11 @@ import numpy as np
 
 import arraybridge
 from arraybridge import Device
-from arraybridge.frameworks.accelerator_memory import DeviceDetails, Holding, Memory
-from arraybridge.frameworks.component import component
-from arraybridge.frameworks.device_access import Devices
-from arraybridge.frameworks.registry import FrameworkMetadata
-from arraybridge.frameworks.runtime import Runtime
+from arraybridge.interface.component import component
+from arraybridge.interface.devices import Devices
+from arraybridge.interface.memory import DeviceDetails, Holding, Memory
+from arraybridge.interface.registry import FrameworkMetadata
+from arraybridge.interface.runtime import Runtime
 
 __version__ = "3.2.1"
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 from arraybridge.device import Device
 from arraybridge.errors import CopyRequiredError, GradientError, MemoryConversionError, error_text
-from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
-from arraybridge.frameworks.base import Framework
+from arraybridge.interface.autodiff import NOT_DIFFERENTIABLE
+from arraybridge.interface.framework import Framework
 from arraybridge.reasons import Cause, Reason
 from arraybridge.route import Method
+
+# CUDA errors after which all CUDA calls of a process fail ("the process must be terminated and relaunched" in
+# the documentation of cudaError_t, CUDA 13), as CUDA, PyTorch, CuPy, JAX and TensorFlow report them.
+_BROKEN_GPU = re.compile(
+    r"illegal (?:memory access|instruction)|misaligned address|unspecified launch failure|device-side assert"
+    r"|CUDA_ERROR_(?:ILLEGAL_ADDRESS|MISALIGNED_ADDRESS|LAUNCH_FAILED|ASSERT)"
+    r"|cudaError(?:IllegalAddress|MisalignedAddress|LaunchFailure|Assert)"
+)
+# Errors of CUDA in a process that was forked after its parent had initialized the driver.
+_FORKED_GPU = re.compile(
+    r"CUDA in forked subprocess|cudaErrorInitializationError|CUDA_ERROR_NOT_INITIALIZED|initialization error"
+)
 
 __all__ = ["conversion_error", "copy_required_error", "graph_required_error", "is_oom"]
 
@@ -29,6 +43,12 @@ def graph_required_error(source: Framework, target: Framework, *, is_sparse: boo
     )
 
 
+_COPY_ADVICE: dict[Reason, str] = dict.fromkeys(
+    (Reason.MISALIGNED, Reason.MISALIGNED_ELEMENTS),
+    "Pass copy=None to allow the copy, or create the array with aligned(shape, dtype).",
+)
+
+
 def copy_required_error(
     source: Framework, target: Framework, device: Device, method: Method, cause: Cause
 ) -> CopyRequiredError:
@@ -40,7 +60,7 @@ def copy_required_error(
         method=method,
         reason=reason,
         code=cause.code,
-        advice="Pass copy=None to allow the copy.",
+        advice=_COPY_ADVICE.get(cause.code, "Pass copy=None to allow the copy."),
     )
 
 
@@ -59,6 +79,13 @@ def conversion_error(
     if source.devices.has_only_host or target.devices.has_only_host:
         failing = source.name if target.devices.has_only_host else target.name
         advice = f"The error is from {failing}. Pass a plain, dense copy of the array."
+    if _BROKEN_GPU.search(reason):
+        advice = "After this error, the process cannot use the GPU anymore. Restart it."
+    elif _FORKED_GPU.search(reason):
+        advice = (
+            "CUDA cannot be used in a process that was forked after CUDA had started. Start the process with"
+            ' multiprocessing.get_context("spawn").'
+        )
     return MemoryConversionError(
         f"{source.name} → {target.name} failed{how} ({reason}).",
         source_type=source.name,
