@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sys
-import warnings
 from pathlib import Path
 
 # The programs of the gallery run in this process, with two OpenCL devices of the PoCL wheel.
@@ -18,7 +17,10 @@ os.environ.setdefault("POCL_DEVICES", "pthread pthread")
 # A dependency of the theme would set the level to INFO, which prints every step of a recovery.
 logging.basicConfig(level=logging.WARNING)
 
+from docutils import nodes  # noqa: E402
+from sphinx import addnodes  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
@@ -27,10 +29,6 @@ import matplotlib as mpl  # noqa: E402
 
 import arraybridge  # noqa: E402
 from arraybridge import plots  # noqa: E402
-
-# sphinx-autodoc-typehints uses a name of Sphinx that is deprecated, and warns a hundred times.
-warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")
-warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"sphinx_autodoc_typehints\.")
 
 RESULTS = CHECKOUT / "benchmarks" / "results"
 
@@ -44,7 +42,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "sphinx_autodoc_typehints",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
@@ -60,15 +57,22 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Class attributes", "params_style")]
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-always_use_bars_union = True
-typehints_use_signature = True
-typehints_use_signature_return = True
-typehints_document_rtype = False  # it is in the signature
-suppress_warnings = [
-    # Annotations name types of PyTorch, JAX and other frameworks that may not be installed here.
-    "sphinx_autodoc_typehints.forward_reference",
-    "sphinx_autodoc_typehints.guarded_import",
-]
+autodoc_typehints = "signature"
+# Signatures show these names instead of their values. Frameworks are not imported.
+autodoc_type_aliases = {
+    name: name
+    for name in (
+        "FoundDevice",
+        "FrameworkLike",
+        "DeviceLike",
+        "GpuId",
+        "Grad",
+        "cupy.ndarray",
+        "jax.Array",
+        "tensorflow.Tensor",
+        "torch.Tensor",
+    )
+}
 
 html_theme = "furo"
 html_title = f"arraybridge {version}"
@@ -86,7 +90,11 @@ copybutton_prompt_is_regexp = True
 
 # -- the gallery ---------------------------------------------------------------------------------------
 
-# Plots in the gallery use the style of all other plots.
+# Plots in the gallery use the style of all other plots, but no background, and a gray that is readable on
+# light and dark pages.
+for name, value in plots.PLOT_SETTINGS.items():
+    if isinstance(value, str):
+        plots.PLOT_SETTINGS[name] = "none" if value == "white" else "#777777"
 mpl.rcParams.update(plots.PLOT_SETTINGS)
 
 # A program runs again when its text has changed. To run all of them, delete docs/gallery/; to run none, pass
@@ -106,21 +114,6 @@ sphinx_gallery_conf = {
 
 
 # -- generated parts of pages --------------------------------------------------------------------------
-
-
-def _names_left(page: str) -> str:
-    """Return a directive for each public name that the page lacks."""
-    there = set(re.findall(r"(?:auto\w+|py:\w+):: ([\w.]+)", page))
-    lines = []
-    for name in arraybridge.__all__:
-        if name in there:
-            continue
-        thing = getattr(arraybridge, name)
-        kind = "class" if isinstance(thing, type) else "function" if callable(thing) else "data"
-        if isinstance(thing, type) and issubclass(thing, BaseException):
-            kind = "exception"
-        lines.append(f".. auto{kind}:: {name}")
-    return "\n".join(lines)
 
 
 def _numbers(value: float) -> str:
@@ -144,10 +137,48 @@ def _verdicts(file: str) -> str:
     """Return the same table for a file of results that has its targets by claim."""
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     rows = [
-        f"| {claim} | {_numbers(one['measured'])} | {'met' if one['met'] else '**missed**'} |"
+        f"| {claim.replace(' us ', ' µs ')} | {_numbers(one['measured'])} |"
+        f" {'met' if one['met'] else '**missed**'} |"
         for claim, one in results["targets"].items()
     ]
     return "\n".join(["| target | measured | verdict |", "|---|---|---|", *rows])
+
+
+def _by_hand(file: str) -> str:
+    """Return a table of the shortest times of conversions and of the same by hand, in microseconds."""
+    results = json.loads((RESULTS / file).read_text(encoding="utf-8"))["results"]
+    groups = results.items() if "ratio" not in next(iter(results.values())) else [("", results)]
+    rows = ["| conversion | µs | µs by hand | ratio |", "|---|---|---|---|"]
+    for group, conversions in groups:
+        for name, one in conversions.items():
+            ours, by_hand = (_numbers(one[key]["min_ns"] / 1000) for key in ("ours", "by_hand"))
+            title = f"{name}, {group}" if group else name
+            rows.append(f"| {title} | {ours} | {by_hand} | {one['ratio']} |")
+    return "\n".join(rows)
+
+
+def _jobs(file: str) -> str:
+    """Return a table of the shortest times and the added memory of jobs and of the same by hand."""
+    head = "| job | ms | ms by hand | ratio | ratio of CPU times | MiB | MiB by hand |"
+    rows = [head, "|---|---|---|---|---|---|---|"]
+    for name, one in json.loads((RESULTS / file).read_text(encoding="utf-8"))["results"].items():
+        sides = one["ours"], one["by_hand"]
+        times = " | ".join(_numbers(side["min_ms"]) for side in sides)
+        memory = " | ".join(_numbers(side["added_mib"]) for side in sides)
+        rows.append(f"| {name} | {times} | {one['ratio']} | {one['cpu_ratio']} | {memory} |")
+    return "\n".join(rows)
+
+
+def _into_arrays(file: str) -> str:
+    """Return a table of the shortest times of writing 64 MiB to an existing array, in milliseconds."""
+    rows = ["| conversion | `out=` | a new array | by hand |", "|---|---|---|---|"]
+    results = json.loads((RESULTS / file).read_text(encoding="utf-8"))["results"]["64 MiB"]
+    for name, one in results.items():
+        times = (
+            f"{_numbers(one[side]['min_ns'] / 1e6)}\N{NO-BREAK SPACE}ms" for side in ("out", "copy", "native")
+        )
+        rows.append(f"| {name} | {' | '.join(times)} |")
+    return "\n".join(rows)
 
 
 def _times(file: str) -> str:
@@ -186,6 +217,17 @@ def _own_memory(file: str) -> str:
     )
 
 
+def _checkpoints(file: str) -> str:
+    """Return a table of the CPU time and the peak memory of loading a checkpoint into each framework."""
+    cells: dict[str, list[str]] = {}
+    for row in json.loads((RESULTS / file).read_text(encoding="utf-8"))["load"]["rows"]:
+        cell = f"{_numbers(row['load'] * 1e3)} ms, {_numbers(row['peak'])} MiB"
+        cells.setdefault(row["target"], []).append(cell.replace(" ", "\N{NO-BREAK SPACE}"))
+    rows = [f"| {target} | {' | '.join(row)} |" for target, row in cells.items()]
+    head = "| to | the package's reader | `load_safetensors` | `load_safetensors`, file of the package |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
+
+
 def _taken_on(file: str) -> str:
     """Return the machine and the versions of a file of results as a sentence."""
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
@@ -198,13 +240,22 @@ def _taken_on(file: str) -> str:
     )
 
 
+def _link_to_gallery(page: str) -> str:
+    """Return a page whose links to programs in ``examples`` lead to their pages in the gallery."""
+    page = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](gallery/\1.rst)", page)
+    return page.replace("](../examples)", "](gallery/index.rst)")
+
+
 def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
-    if page == "api":
-        source[0] = source[0].replace(".. names-left", _names_left(source[0]))
+    source[0] = _link_to_gallery(source[0])
     if page == "benchmarks":
         source[0] = re.sub(r"<!-- targets: (\S+) -->", lambda m: _targets(m[1]), source[0])
         source[0] = re.sub(r"<!-- verdicts: (\S+) -->", lambda m: _verdicts(m[1]), source[0])
         source[0] = re.sub(r"<!-- ratios: (\S+) -->", lambda m: _ratios(m[1]), source[0])
+        source[0] = re.sub(r"<!-- checkpoints: (\S+) -->", lambda m: _checkpoints(m[1]), source[0])
+        source[0] = re.sub(r"<!-- by hand: (\S+) -->", lambda m: _by_hand(m[1]), source[0])
+        source[0] = re.sub(r"<!-- jobs: (\S+) -->", lambda m: _jobs(m[1]), source[0])
+        source[0] = re.sub(r"<!-- into: (\S+) -->", lambda m: _into_arrays(m[1]), source[0])
         source[0] = re.sub(r"<!-- times: (\S+) -->", lambda m: _times(m[1]), source[0])
         source[0] = re.sub(r"<!-- own: (\S+) -->", lambda m: _own_memory(m[1]), source[0])
         source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])
@@ -212,17 +263,68 @@ def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
 
 # `convert_memory` has several call signatures; the reference shows the most common one.
 _OPTIONS = (
-    "copy: bool | None = None, dtype: Any = None, grad: Grad = 'error', device: DeviceLike | None = None"
+    "copy: bool | None = None, dtype: Any = None, grad: Grad = 'error', device: DeviceLike | None = None,"
+    " out: Any = None"
 )
 _FORM = f"(data: Any, target: FrameworkLike, gpu_id: GpuId = None, *, {_OPTIONS})"
-_FORMS = {"arraybridge.convert_memory": (_FORM, "Any"), "arraybridge.explain": (_FORM, "Route")}
+_FORMS = {
+    "arraybridge.convert_memory": (_FORM, "Any"),
+    "arraybridge.explain": (_FORM, "Route"),
+    "arraybridge.Pipeline.__call__": ("(batch: Any)", "Any"),
+}
 
 
-def _first_form(app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str] | None:
-    return _FORMS.get(name)
+def _signature(
+    app: Sphinx, what: str, name: str, item: object, options: object, *signature: str | None
+) -> tuple[str | None, ...]:
+    """Return the signature and the result that the reference shows for a name."""
+    # Aliases inside other types show as TypeAliasForwardRef('FrameworkLike'): sphinx-doc/sphinx#14003, 9.0.
+    alias = r"TypeAliasForwardRef\('([\w.]+)'\)"
+    if what == "exception" and signature[0] and name != "arraybridge.MemoryConversionError":
+        return "", None  # the same as that of the base class
+    return _FORMS.get(name) or tuple(text and re.sub(alias, r"\1", text) for text in signature)
+
+
+# -- the search --------------------------------------------------------------------------------------------
+
+
+def _text_of(section: nodes.Element) -> str:
+    """Return the text of a section or a documented name, without that of the parts inside it."""
+    parts = [child for child in section.children if not isinstance(child, (nodes.section, addnodes.desc))]
+    return " ".join(" ".join(part.astext() for part in parts).lower().split())
+
+
+def _sections(page: nodes.document) -> list[tuple[str, str, str]]:
+    """Return anchor, title and text of each section and of each documented name of a page."""
+    names = [name for name in page.findall(addnodes.desc_signature) if name["ids"]]
+    return [
+        *((part["ids"][0], part[0].astext(), _text_of(part)) for part in page.findall(nodes.section)),
+        *((name["ids"][0], name["ids"][0], _text_of(name.parent)) for name in names),
+    ]
+
+
+def _search_sections(app: Sphinx, page: str, *_: object) -> None:
+    """Add the search for sections to the search page."""
+    if page == "search":
+        app.add_js_file("sections.js", priority=900, defer="defer")
+        app.add_js_file("search_sections.js", priority=901, defer="defer")
+
+
+def _write_sections(app: Sphinx, error: Exception | None) -> None:
+    """Write the sections of all pages for `search_sections.js`."""
+    if error is None and app.builder.format == "html":
+        pages = {page: _sections(app.env.get_doctree(page)) for page in sorted(app.env.found_docs)}
+        file = Path(app.outdir) / "_static" / "sections.js"
+        file.write_text(f"const SECTIONS = {json.dumps(pages)};\n", encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:
-    """Connect `_fill_in` to each page that Sphinx reads, and `_first_form` to each signature."""
+    """Connect the functions of this file to the events of Sphinx."""
+    # autodoc asks for the signature of a function only if it finds no overloads.
+    source = ModuleAnalyzer.for_module("arraybridge.conversion.convert")
+    source.analyze()
+    source.overloads.pop("convert_memory")
     app.connect("source-read", _fill_in)
-    app.connect("autodoc-process-signature", _first_form, priority=100)  # the first result counts
+    app.connect("html-page-context", _search_sections)
+    app.connect("build-finished", _write_sections)
+    app.connect("autodoc-process-signature", _signature, priority=100)  # the first result counts

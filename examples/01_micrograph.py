@@ -15,9 +15,7 @@ import skimage
 
 import arraybridge as ab
 
-tissue = (
-    skimage.data.immunohistochemistry()
-)  # (512, 512, 3), uint8, in scikit-image's own wheel
+tissue = skimage.data.immunohistochemistry()  # a file in scikit-image's wheel
 print(tissue.shape, tissue.dtype)
 
 

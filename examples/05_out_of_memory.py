@@ -2,7 +2,7 @@
 Out of memory: retry and split
 ==============================
 
-If a batch does not fit into memory, ``oom_recovery="split"`` halves it until it fits.
+If a batch does not fit into memory, ``oom_recovery="split"`` processes it in parts.
 Completed parts are kept. ``inject_oom`` simulates a small GPU: each attempt with too
 many rows fails with PyTorch's own error.
 """

@@ -30,9 +30,8 @@ recording = (tone + rng.normal(0, 0.3, time.shape)).astype(np.float32)
 # Cut the signal into overlapping windows, transform them, remove frequencies below the
 # threshold, and add the windows again. Write ``jax.jit`` below the decorator.
 
-window = np.hanning(513)[:512].astype(
-    np.float32
-)  # windows that overlap by half add up to one
+# Windows that overlap by half add up to one.
+window = np.hanning(513)[:512].astype(np.float32)
 hop = 256
 
 

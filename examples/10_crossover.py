@@ -13,6 +13,8 @@ CPU.
 # ---------------------
 # Each function computes the median of each pixel and the 12 around it. All three accept
 # and return NumPy arrays.
+import textwrap
+
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.ndimage
@@ -93,4 +95,5 @@ plt.show()
 # With a GPU, the lines diverge, and ``@gpu`` follows the faster one. ``explain``
 # returns the decision for the next call, and its reason:
 
-print(with_gpu.explain(image))
+for line in str(with_gpu.explain(image)).splitlines():
+    print(textwrap.fill(line, 95))

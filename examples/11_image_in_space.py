@@ -13,7 +13,7 @@ in PyTorch accepts it, and the result has the same spacing, origin and metadata.
 # slices. The scan shows a ball of 8 mm radius, with noise.
 import matplotlib.pyplot as plt
 import numpy as np
-import SimpleITK as sitk  # noqa: N813  # as its users write it
+import SimpleITK as sitk
 
 import arraybridge as ab
 

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import polars as pl
-import SimpleITK as sitk  # noqa: N813
+import SimpleITK as sitk
 import xarray as xr
 import zarr
 from PIL import Image
@@ -55,9 +55,8 @@ axis.set_title("xarray: three channels, smoothed", size=11)
 clean.to_dataset(name="scan").to_zarr(path / "clean.zarr", consolidated=False)
 
 assert clean.attrs == {"units": "mV"}
-assert xr.open_zarr(path / "clean.zarr", chunks=None, consolidated=False)[
-    "scan"
-].identical(clean)
+saved = xr.open_zarr(path / "clean.zarr", chunks=None, consolidated=False)["scan"]
+assert saved.identical(clean)
 
 # %%
 # SimpleITK

@@ -10,12 +10,16 @@ sparse array, without a copy.
 # %%
 # Counts of 50,000 cells and 20,000 genes in SciPy, with one entry in a thousand.
 import tracemalloc
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.sparse
 
 import arraybridge as ab
+
+# PyTorch warns once that its sparse CSR tensors are new.
+warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
 
 rng = np.random.default_rng(0)
 cells, genes, entries = 50_000, 20_000, 1_000_000

@@ -11,6 +11,7 @@ with PyTorch without a copy, and nothing that the program writes reaches the fil
 # The file is written in parts too. It holds 262,144 rows of 256 numbers, behind the
 # header of a ``.npy`` file.
 import tempfile
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -39,8 +40,8 @@ print(f"the file: {path.stat().st_size / MIB:.0f} MiB")
 # PyTorch has no read-only tensors. A file that is mapped for reading only is therefore
 # copied, and ``explain`` gives the reason and the advice.
 route = ab.explain(np.load(path, mmap_mode="r")[:PART], "torch")
-print(route)
-print(route.advice)
+print(textwrap.fill(str(route), 95))
+print("Advice:", textwrap.fill(route.advice, 95))
 
 shared = ab.explain(np.load(path, mmap_mode="c")[:PART], "torch")
 print(shared)

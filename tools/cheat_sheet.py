@@ -15,12 +15,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "cheat-sheet.md"
 IMAGE = DOCS / "_static" / "cheat-sheet.svg"
 
-_WIDTH, _LINE, _GAP, _TOP = 700, 21, 20, 64
+_WIDTH, _LINE, _GAP, _TOP = 750, 21, 20, 64
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="14"'
 _TITLE = 'font-size="16" font-weight="bold" fill="#1d6f66"'
 _MONO = 'font-family="monospace" font-size="13"'
 # The width of the code in a column.
-_CODE = 330
+_CODE = 375
 
 
 def sections(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -49,6 +49,7 @@ def image(text: str) -> str:
         "<title>arraybridge on one page</title>",
         f'<rect width="{2 * _WIDTH}" height="{height}" fill="#ffffff"/>',
         '<text x="24" y="40" font-size="24" font-weight="bold">arraybridge on one page</text>',
+        '<text x="330" y="40">after import arraybridge as ab</text>',
     ]
     for number, column in enumerate(columns):
         x, y = 24 + _WIDTH * number, _TOP
