@@ -135,14 +135,14 @@ class Polars(Carrier):
 
     def carries(self, x: Any) -> bool:
         if isinstance(x, sys.modules["polars"].DataFrame):  # faster than `is_of`
-            names = set(map(str, x.dtypes))  # numeric dtypes have no parameters; names are faster to compare
-            return len(names) == 1 and names.pop() in _NUMBERS
-        return is_of(x, "polars", "Series") and str(_element_dtype(x.dtype)) in _NUMBERS
+            kinds = set(map(type, x.dtypes))  # numeric dtypes have no parameters; classes are faster to compare
+            return len(kinds) == 1 and kinds.pop().__name__ in _NUMBERS
+        return is_of(x, "polars", "Series") and type(_element_dtype(x.dtype)).__name__ in _NUMBERS
 
     def array(self, x: Any) -> Any:
         is_table = isinstance(x, sys.modules["polars"].DataFrame)
         dtype = x.dtypes[0] if is_table else x.dtype
-        name = _NUMBERS[str(dtype if is_table else _element_dtype(dtype))]
+        name = _NUMBERS[type(dtype if is_table else _element_dtype(dtype)).__name__]
         if name != "bool":
             try:
                 return x.to_numpy(allow_copy=False)
