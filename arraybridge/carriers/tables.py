@@ -135,7 +135,8 @@ class Polars(Carrier):
 
     def carries(self, x: Any) -> bool:
         if isinstance(x, sys.modules["polars"].DataFrame):  # faster than `is_of`
-            kinds = set(map(type, x.dtypes))  # numeric dtypes have no parameters; classes are faster to compare
+            # Numeric dtypes have no parameters, and classes are faster to compare.
+            kinds = set(map(type, x.dtypes))
             return len(kinds) == 1 and kinds.pop().__name__ in _NUMBERS
         return is_of(x, "polars", "Series") and type(_element_dtype(x.dtype)).__name__ in _NUMBERS
 
