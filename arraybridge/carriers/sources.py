@@ -102,7 +102,7 @@ def open_source(x: Any) -> tuple[Framework, Any, Carrier | None]:
 
 def unknown_array_error(x: Any) -> UnknownArrayError:
     """Return the error for an object that is not an array, with advice."""
-    from arraybridge.carriers.advice_objects import advice_for_object  # only errors need it
+    from arraybridge.carriers.non_array_advice import advice_for_object  # only errors need it
 
     cls = _class_name(type(x))
     return UnknownArrayError(

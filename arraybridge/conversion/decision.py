@@ -103,7 +103,7 @@ def find_requested_source(data: Any, request: Request, target: Framework) -> tup
     except UnknownArrayError as error:
         unfit = error.templates
         if is_limited(target):
-            from arraybridge.carriers.advice_objects import advice_for_object  # only errors need it
+            from arraybridge.carriers.non_array_advice import advice_for_object  # only errors need it
 
             error.advise(advice_for_object(data, partial(_check_convertible, target.name)))
         if error.templates == unfit:  # the expressions do not depend on the target

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.advice import Advice
-from arraybridge.carriers.advice_objects import has_method
+from arraybridge.carriers.non_array_advice import has_method
 from arraybridge.carriers.sources import unknown_array_error
 from arraybridge.conversion import plan_cache
 from arraybridge.conversion.convert import convert_memory

@@ -18,7 +18,7 @@ from arraybridge.interface.framework import Framework
 from arraybridge.memory.pinned_memory import page_locked_copy
 from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.stream_synchronization import wait_for_each_other
+from arraybridge.parallel.streams_between_threads import wait_for_each_other
 from arraybridge.parallel.workers import END, Work, Worker, source_of_items
 from arraybridge.tracing import trace_log
 from arraybridge.trees import map_arrays

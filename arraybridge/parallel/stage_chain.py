@@ -19,7 +19,7 @@ from arraybridge.compilers import run_eagerly
 from arraybridge.errors import note_on
 from arraybridge.interface.registry import loaded
 from arraybridge.outcome import attempt
-from arraybridge.parallel.stream_synchronization import (
+from arraybridge.parallel.streams_between_threads import (
     check_not_differentiated,
     receive,
     record_stream_events,

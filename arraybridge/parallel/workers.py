@@ -3,7 +3,7 @@
 Items are numbered, and few are in progress at a time. The caller's thread reads the input and returns the
 results, except that `prefetch` reads in its worker. After an iterator is deleted, no further item is started,
 and busy workers end after their current item. Each item carries the stream events after which its arrays are
-ready (see `stream_synchronization`), and either a result or an exception.
+ready (see `streams_between_threads`), and either a result or an exception.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from arraybridge.errors import note_on
 from arraybridge.interface.keep_alives import KeepAlives
 from arraybridge.interface.streams import StreamEvent, Streams
 from arraybridge.outcome import Outcome, attempt
-from arraybridge.parallel.stream_synchronization import record_reader_events, record_stream_events
+from arraybridge.parallel.streams_between_threads import record_reader_events, record_stream_events
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.events import device_text
 from arraybridge.tracing.trace_log import open_logs

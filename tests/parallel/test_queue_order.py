@@ -7,7 +7,7 @@ from typing import Any
 from arraybridge.device import Device
 from arraybridge.interface import keep_alives
 from arraybridge.interface.streams import StreamEvent, Streams
-from arraybridge.parallel.stream_synchronization import wait_for_each_other
+from arraybridge.parallel.streams_between_threads import wait_for_each_other
 
 GPU = Device("gpu", 0)
 
