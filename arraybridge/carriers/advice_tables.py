@@ -1,4 +1,7 @@
-"""The steps from tables and columns to arrays of numbers: pandas, polars, pyarrow and datasets."""
+"""The steps from tables and columns to arrays of numbers: pandas, polars, pyarrow and datasets.
+
+`non_array_advice` makes the advice of these steps, and has those of all other objects.
+"""
 
 from __future__ import annotations
 

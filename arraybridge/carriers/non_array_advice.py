@@ -42,6 +42,8 @@ def advice_for_object(x: Any, check: Check) -> Advice:
     advice = advice_by_steps(x, _steps_of, check)
     if advice.expressions:
         return advice
+    if _is_ragged(x):
+        return Advice("Its rows have different lengths. Pad them to one length, or pass each row.")
     for classes, text in _BY_CLASS:
         if ask(issubclass, type(x), classes):  # abstract classes raise for unhashable classes
             return Advice(text)
@@ -216,6 +218,12 @@ def _is_in_memory(x: Any, depth: int = 0, *, arrays: bool = True) -> bool:
         )
     is_array = issubclass(type(x), (np.ndarray, np.generic))
     return issubclass(type(x), (range, int, float, complex)) or (arrays and is_array)
+
+
+def _is_ragged(x: Any) -> bool:
+    """Return whether nested lists hold only numbers, but NumPy cannot read them as an array."""
+    is_numeric = issubclass(type(x), (list, tuple)) and _is_in_memory(x, arrays=False)
+    return is_numeric and ask(np.asarray, x) is None
 
 
 def _iterate_stored(x: Any) -> Iterator[Any]:

@@ -55,7 +55,8 @@ def device_of(x: Any) -> Device:
         x: An array of any framework and shape, or a carrier.
 
     Returns:
-        A `Device`, such as ``cpu`` or ``gpu:1``. It equals that string.
+        A `Device`, such as ``cpu`` or ``gpu:1``. It equals that string. For a meta tensor of PyTorch,
+        which has no memory, ``cpu``.
 
     Raises:
         UnknownArrayError: If ``x`` is not an array.

@@ -84,7 +84,10 @@ class FrameworkDecorator:
             output_type: The framework of the results. ``"input"`` restores the framework and the device of
                 the first array argument. Defaults to the framework of the decorator, and to ``"input"`` with
                 ``grad="flow"``.
-            **options: The options that `DecoratorKeywords` describes.
+            **options: ``gpu_id``, ``device``, ``input_type``, ``strict``, ``oom_recovery``, ``max_retries``,
+                ``split_axis``, ``min_split``, ``dtype``, ``dtype_conversion``, ``slice_by_slice``,
+                ``contract``, ``grad``, ``x64`` and ``stream``. The class `DecoratorKeywords` of
+                ``arraybridge.decorators.options`` describes them.
 
         Returns:
             A function with the name, docstring, signature and type hints of ``fn``, and with the attributes

@@ -1,4 +1,9 @@
-"""The component `Streams`: streams on accelerators, one per thread, and the order between them."""
+"""The component `Streams`: streams on accelerators, one per thread, and the order between them.
+
+If an array passes from one framework to another, `Interchange.import_from` of the receiving framework orders
+their streams. `parallel.streams_between_threads` orders threads, and `interface.keep_alives` the release of
+memory.
+"""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ def run_with_oom_recovery(
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
     """Call ``fn`` on a batch; when memory runs out, continue in parts and join their results.
 
-    After a first cleanup and retry, the size is halved until a part fits, and that size is used for the rest.
-    An odd size is rounded down, and the rest of the batch is divided evenly into parts of at most that size.
+    After a first cleanup and retry, the rows are divided evenly into parts of at most half of them, rounded
+    down. If a part does not fit, the rows that remain are divided evenly into parts of at most half its size.
     Finished parts are never computed again. The result of each part is copied into one preallocated result,
     so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
     and must not share such a buffer. The result equals that of the whole batch, bit for bit, if

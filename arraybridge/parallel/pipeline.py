@@ -116,7 +116,8 @@ class Pipeline:
 
         Args:
             batch: An array, or arrays in nested containers, all with the same number of rows along ``axis``.
-                Values that are not arrays, and arrays in `fixed`, are passed unchanged to every part.
+                A list of non-arrays with one entry per row is split too. All other values, and values in
+                `fixed`, are passed unchanged to every part.
 
         Returns:
             The results of the last stage, joined along ``axis``. If the stages are row-wise, they equal the

@@ -318,6 +318,18 @@ def test_an_error_does_not_compute_values(wrap: Any) -> None:
     assert lazy.computed == 0
 
 
+@pytest.mark.parametrize("x", [[[1, 2], [3]], ([1.0], 2), [[[1], [2, 3]]]], ids=str)
+def test_lists_of_numbers_of_different_lengths_get_the_advice_to_pad_them(x: Any) -> None:
+    with pytest.raises(ab.UnknownArrayError, match="Its rows have different lengths"):
+        ab.to_numpy(x)
+
+
+@pytest.mark.parametrize("x", [[[1, 2], ["a"]], [2**70], [np.ones(2), np.ones(3)]], ids=str)
+def test_other_lists_are_not_described_as_rows(x: Any) -> None:
+    with pytest.raises(ab.UnknownArrayError, match="convert_tree"):
+        ab.to_numpy(x)
+
+
 def test_a_list_that_contains_itself_gets_advice() -> None:
     endless: list[Any] = [1]
     endless.append(endless)

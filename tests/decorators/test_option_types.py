@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from arraybridge.decorators.dtype_conversion import DtypeConversion
+from arraybridge.decorators.framework_decorators import FrameworkDecorator
 from arraybridge.decorators.options import _CHECKS, DecoratorKeywords, DecoratorOptions, check_keywords
 
 FIELDS = {field.name: field for field in dataclasses.fields(DecoratorOptions)}
@@ -53,6 +54,13 @@ def test_each_keyword_documents_the_default_of_its_field() -> None:
     assert list(defaults) == list(DecoratorKeywords.__annotations__)
     for name, default in defaults.items():
         assert as_code(FIELDS[name].default) == default, name
+
+
+def test_the_docstring_of_decorators_names_each_keyword() -> None:
+    options = (
+        (inspect.getdoc(FrameworkDecorator.__call__) or "").partition("**options: ")[2].partition(".")[0]
+    )
+    assert re.findall(r"``(\w+)``", options) == list(DecoratorKeywords.__annotations__)
 
 
 def test_options_without_keywords_have_the_defaults() -> None:
