@@ -67,7 +67,7 @@ class SparseConversion:
     """
 
     __slots__ = (
-        *("_decide", "_for_indices", "_for_matrix", "_for_values", "_index_dtypes", "_plain_keys"),
+        *("_decide", "_for_indices", "_for_matrix", "_for_values", "_index_dtypes", "_planned"),
         *("request", "source", "target"),
     )
 
@@ -82,8 +82,9 @@ class SparseConversion:
         self._for_matrix = replace(self._for_indices, copy=None)
         # Layout and dtypes of the indices → the dtype that they are cast to, or "".
         self._index_dtypes: dict[Any, str] = {}
-        # The plan keys of sparse arrays that the target supports, and whose parts need no preparation.
-        self._plain_keys: set[Hashable] = set()
+        # Plan key of sparse arrays that the target supports → the dtype of the matrix in which the indices
+        # are joined, or "" if they are converted as they are.
+        self._planned: dict[Hashable, str] = {}
 
     # -- the decision ------------------------------------------------------------------------------
 
@@ -222,9 +223,15 @@ class SparseConversion:
         if source is not target and source.autodiff.requires_grad(x):
             x = source.autodiff.detach(x)  # `decision` has checked that ``grad`` allows this
         parts = source.sparse.take_apart(x)
-        if parts is not None and _plan_key(parts) in self._plain_keys:
+        joined = None if parts is None else self._planned.get(_plan_key(parts))
+        if parts is not None and joined is not None:
             values = convert_part(parts.values, self._for_values)
-            indices = [convert_part(array, self._for_indices) for array in parts.indices]
+            if joined:
+                columns_first = target.sparse.columns_first
+                matrix = _stack(parts.indices, len(parts.values), joined, columns_first=columns_first)
+                indices = [convert_part(matrix, self._for_matrix)]
+            else:
+                indices = [convert_part(array, self._for_indices) for array in parts.indices]
             if parts.has_padding:
                 self._check_padding(x, parts, convert_part)
         else:
@@ -246,15 +253,23 @@ class SparseConversion:
             indices = self._axes(indices[0], work[1].index_dtype)
         if parts.has_padding:  # the source framework allows out-of-bounds indices (jax-ml/jax#8225)
             self._check_padding(x, parts, convert_part, indices)
-        if self._is_plain(parts):
-            self._plain_keys.add(_plan_key(parts))
+        if parts.count is None and not self._splits_axes(parts) and len(self._planned) < _MOST_KEYS:
+            self._plan(parts)
         return [values, *indices]
 
-    def _is_plain(self, parts: SparseParts) -> bool:
-        """Return whether the parts of such sparse arrays are converted as they are, without a cast."""
-        is_matrix = self._joins_axes(parts) or self._splits_axes(parts)
-        is_whole = self.source is not self.target and parts.count is None and not is_matrix
-        return is_whole and not self._index_dtype(parts) and len(self._plain_keys) < _MOST_KEYS
+    def _plan(self, parts: SparseParts) -> None:
+        """Add the plan for such sparse arrays, if their indices are kept or joined on the host."""
+        dtype = self._index_dtype(parts)
+        if not self._joins_axes(parts):
+            if not dtype:
+                self._planned[_plan_key(parts)] = ""
+        elif self.source.devices.has_only_host:
+            self._planned[_plan_key(parts)] = dtype or self._joined_dtype(parts.indices)
+
+    def _joined_dtype(self, axes: tuple[Any, ...]) -> str:
+        """Return the dtype of a matrix of COO indices that keep their dtype."""
+        names = {self.source.dtype_name(axis) for axis in axes}
+        return names.pop() if len(names) == 1 else _INT64
 
     def _splits_axes(self, parts: SparseParts) -> bool:
         """Return whether the matrix of COO indices must be split into one array per axis."""
@@ -342,8 +357,7 @@ class SparseConversion:
     def _join_axes(self, axes: tuple[Any, ...], dtype: str, *, only_route: bool) -> _Part:
         """Join COO indices, one array per axis, into a new entries × axes matrix."""
         source = self.source
-        names = [source.dtype_name(axis) for axis in axes]
-        dtype = dtype or (names[0] if len(set(names)) == 1 else _INT64)
+        dtype = dtype or self._joined_dtype(axes)
         count = source.shape(axes[0])[0]
         nbytes = count * len(axes) * dtype_names.np_dtype(dtype).itemsize
         cause = Cause(Reason.SEPARATE_COORDINATES, framework=source.sparse.title)
@@ -353,10 +367,7 @@ class SparseConversion:
             return _Part(matrix, self._for_matrix, nbytes, cause)
         if only_route:
             axes = tuple(axis[:0] for axis in axes)
-        cast = [
-            axis if name == dtype else source.cast(axis, dtype)
-            for axis, name in zip(axes, names, strict=True)
-        ]
+        cast = [axis if source.dtype_name(axis) == dtype else source.cast(axis, dtype) for axis in axes]
         return _Part(source.batching.stack(cast).T, self._for_matrix, nbytes, cause)
 
     # -- unsupported arrays ------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from arraybridge.interface.sparse import INT32_OR_INT64, Expressions, Layout, Sp
 __all__ = ["ScipySparse"]
 
 _LAYOUTS = (Layout.CSR, Layout.CSC, Layout.COO, Layout.BSR)
+_BY_FORMAT = {layout.value: layout for layout in _LAYOUTS}
 
 
 class ScipySparse(SparseArrays):
@@ -49,11 +50,11 @@ class ScipySparse(SparseArrays):
         return str(x.format) if is_sparse is not None and is_sparse(x) else ""
 
     def take_apart(self, x: Any) -> SparseParts | None:
-        layout = x.format
+        layout = _BY_FORMAT.get(x.format)
+        if layout is None:
+            return None
         try:
-            if layout == "coo":
-                return _coordinates(x)
-            return _parts_of_compressed(Layout(layout), x) if layout in self.layouts else None
+            return _coordinates(x) if layout == "coo" else _parts_of_compressed(layout, x)
         except (AttributeError, IndexError, TypeError) as error:  # a part is invalid or was deleted
             raise _inconsistent_error(x) from error
 
@@ -155,15 +156,15 @@ def _parts_of_compressed(layout: Layout, x: Any) -> SparseParts:
         # The arrays have space for more entries, which SciPy ignores and other frameworks would read.
         values = values[:count]
         indices = indices[:count]
-    rows = shape[-1] if layout is Layout.CSC else shape[0]
+    rows = shape[-1] if layout == "csc" else shape[0]
     if len(shape) == 1:
         rows = 1
-    elif layout is Layout.BSR:
+    elif layout == "bsr":
         rows //= values.shape[1]
     # An array with parts that do not fit together would crash the process in another framework.
     if pointers.shape != (rows + 1,) or indices.shape != (count,) or len(values) != count:
         raise _inconsistent_error(x)
-    if values.ndim != (3 if layout is Layout.BSR else 1):
+    if values.ndim != (3 if layout == "bsr" else 1):
         raise _inconsistent_error(x)
     # is_sorted and is_unique remain False, because has_sorted_indices and has_canonical_format read every
     # index on first access (scipy/scipy#18546).
