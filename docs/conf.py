@@ -268,18 +268,19 @@ _OVERLOADED = {
     "arraybridge.decorators.framework_decorators": "FrameworkDecorator.__call__",
     "arraybridge.offload.gpu_decorator": "gpu",
 }
+_DECORATOR = "arraybridge.decorators.framework_decorators.FrameworkDecorator"
 _OPTIONS = (
     "copy: bool | None = None, dtype: Any = None, grad: Grad = 'error', device: DeviceLike | None = None,"
     " out: Any = None"
 )
-_DECORATOR = "arraybridge.decorators.framework_decorators.FrameworkDecorator"
 _FORM = f"(data: Any, target: FrameworkLike, gpu_id: GpuId = None, *, {_OPTIONS})"
 _FORMS = {
     "arraybridge.convert_memory": (_FORM, "Any"),
     "arraybridge.explain": (_FORM, "Route"),
     "arraybridge.Pipeline.__call__": ("(batch: Any)", "Any"),
     "arraybridge.gpu": (
-        "(fn: Callable[P, R] | None = None, /, *, gpu_id: GpuId = None, backend: FrameworkLike | None = None)",
+        "(fn: Callable[P, R] | None = None, /, *,"
+        " gpu_id: GpuId = None, backend: FrameworkLike | None = None)",
         "Any",
     ),
     _DECORATOR: ("", None),  # users do not create it

@@ -26,8 +26,8 @@ from arraybridge.validation import bool_option, raise_unknown_option, whole_numb
 class DecoratorKeywords(TypedDict, total=False):
     """The options of a decorator, except ``output_type``."""
 
-    # For editors and type checkers. The type of the result depends on `output_type`. The defaults are those of
-    # `DecoratorOptions`; a test compares them with the comments here.
+    # For editors and type checkers. The type of the result depends on `output_type`. The defaults are those
+    # of `DecoratorOptions`; a test compares them with the comments here.
 
     #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Without it, arrays stay
     #: on their device if the framework has that device, and otherwise move to the host, or to the default
