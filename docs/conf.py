@@ -279,13 +279,12 @@ _FORMS = {
     "arraybridge.explain": (_FORM, "Route"),
     "arraybridge.Pipeline.__call__": ("(batch: Any)", "Any"),
     "arraybridge.gpu": (
-        "(fn: Callable[P, R] | None = None, /, *,"
-        " gpu_id: GpuId = None, backend: FrameworkLike | None = None)",
+        "(fn: Callable | None = None, /, *, gpu_id: GpuId = None, backend: FrameworkLike | None = None)",
         "Any",
     ),
     _DECORATOR: ("", None),  # users do not create it
     f"{_DECORATOR}.__call__": (
-        "(fn: Callable[P, R] | None = None, /, *, output_type: FrameworkLike | None = None, **options)",
+        "(fn: Callable | None = None, /, *, output_type: FrameworkLike | None = None, **options)",
         "Any",
     ),
 }
