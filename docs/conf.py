@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+from enum import EnumType
 from pathlib import Path
 
 # The programs of the gallery run in this process, with two OpenCL devices of the PoCL wheel.
@@ -261,7 +262,13 @@ def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])
 
 
-# `convert_memory` has several call signatures; the reference shows the most common one.
+# Functions with several call signatures; the reference shows one.
+_OVERLOADED = {
+    "arraybridge.conversion.convert": "convert_memory",
+    "arraybridge.decorators.framework_decorators": "FrameworkDecorator.__call__",
+    "arraybridge.offload.gpu_decorator": "gpu",
+}
+_DECORATOR = "arraybridge.decorators.framework_decorators.FrameworkDecorator"
 _OPTIONS = (
     "copy: bool | None = None, dtype: Any = None, grad: Grad = 'error', device: DeviceLike | None = None,"
     " out: Any = None"
@@ -271,18 +278,74 @@ _FORMS = {
     "arraybridge.convert_memory": (_FORM, "Any"),
     "arraybridge.explain": (_FORM, "Route"),
     "arraybridge.Pipeline.__call__": ("(batch: Any)", "Any"),
+    "arraybridge.gpu": (
+        "(fn: Callable | None = None, /, *, gpu_id: GpuId = None, backend: FrameworkLike | None = None)",
+        "Any",
+    ),
+    _DECORATOR: ("", None),  # users do not create it
+    f"{_DECORATOR}.__call__": (
+        "(fn: Callable | None = None, /, *, output_type: FrameworkLike | None = None, **options)",
+        "Any",
+    ),
 }
+# Generators under `contextlib.contextmanager`, which does not change the annotation of the result.
+_CONTEXT_MANAGERS = (
+    "arraybridge.memory_peak",
+    "arraybridge.interface.Autodiff.replay",
+    "arraybridge.testing.inject_oom",
+)
+# Pattern and replacement in signatures.
+_CLEARER = (
+    # Aliases inside other types show as TypeAliasForwardRef('FrameworkLike'): sphinx-doc/sphinx#14003, 9.0.
+    (r"TypeAliasForwardRef\('([\w.]+)'\)", r"\1"),
+    # Sphinx 9.0 shows Callable[..., R] and Callable[P, R] with further brackets; no issue found.
+    (r"Callable\[\[(\.\.\.|~P)\],", r"Callable[\1,"),
+    # Type hints for editors and type checkers.
+    (r": ~?[\w.]*Unpack\[[~\w.]+\]", ""),
+    (r"[\w.]+\.FrameworkBase", "arraybridge.Framework"),
+    # The default of a dataclass field with `default_factory`, which Sphinx cannot parse.
+    ("<factory>", "..."),
+)
+
+
+def _clear(text: str) -> str:
+    """Return a signature or a type in the notation of the source code."""
+    for pattern, replacement in _CLEARER:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def _signature(
     app: Sphinx, what: str, name: str, item: object, options: object, *signature: str | None
 ) -> tuple[str | None, ...]:
     """Return the signature and the result that the reference shows for a name."""
-    # Aliases inside other types show as TypeAliasForwardRef('FrameworkLike'): sphinx-doc/sphinx#14003, 9.0.
-    alias = r"TypeAliasForwardRef\('([\w.]+)'\)"
     if what == "exception" and signature[0] and name != "arraybridge.MemoryConversionError":
         return "", None  # the same as that of the base class
-    return _FORMS.get(name) or tuple(text and re.sub(alias, r"\1", text) for text in signature)
+    if isinstance(item, EnumType):
+        return "", None
+    if name in _FORMS:
+        return _FORMS[name]
+    arguments, result = (text and _clear(text) for text in signature)
+    if name in _CONTEXT_MANAGERS:
+        result = result and result.replace("Iterator", "AbstractContextManager")
+    return arguments, result
+
+
+def _shorten_types(
+    app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]
+) -> None:
+    """Show the types of attributes without their modules, with links to the full names."""
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith(":type:"):
+            lines[number] = re.sub(r"\b(?:arraybridge|collections)(?:\.\w+)+", r"~\g<0>", _clear(line))
+
+
+def _allow_breaks(app: Sphinx, page: str, template: str, context: dict[str, str], *_: object) -> None:
+    """Let long inline code wrap at dots, underscores and parentheses."""
+    code = re.compile(r'(?<=<span class="pre">)[^<]{13,}')
+    context["body"] = code.sub(
+        lambda match: re.sub(r"(?<=[(._=/])(?=[\w&])", "<wbr>", match[0]), context.get("body", "")
+    )
 
 
 # -- the search --------------------------------------------------------------------------------------------
@@ -321,10 +384,13 @@ def _write_sections(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Connect the functions of this file to the events of Sphinx."""
     # autodoc asks for the signature of a function only if it finds no overloads.
-    source = ModuleAnalyzer.for_module("arraybridge.conversion.convert")
-    source.analyze()
-    source.overloads.pop("convert_memory")
+    for module, function in _OVERLOADED.items():
+        source = ModuleAnalyzer.for_module(module)
+        source.analyze()
+        source.overloads.pop(function)
     app.connect("source-read", _fill_in)
     app.connect("html-page-context", _search_sections)
+    app.connect("html-page-context", _allow_breaks)
     app.connect("build-finished", _write_sections)
     app.connect("autodoc-process-signature", _signature, priority=100)  # the first result counts
+    app.connect("autodoc-process-docstring", _shorten_types, priority=600)  # after Napoleon

@@ -236,7 +236,9 @@ def _read(page: str) -> str:
 @pytest.mark.parametrize("name", [name for name in PUBLIC_NAMES if not OLDER_NAMES.match(name)])
 def test_the_reference_has_each_public_name_and_an_example(name: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.rst"))
-    assert re.search(rf"^\.\. (?:auto\w+|py:\w+):: (?:arraybridge\.\w+\.)?{name}$", pages, re.MULTILINE)
+    # A directive can have several names, one per line.
+    directive = rf"^(?:\.\. (?:auto\w+|py:\w+):: | {{13}})(?:arraybridge\.\w+\.)?{name}(?:\(.*\))?$"
+    assert re.search(directive, pages, re.MULTILINE)
     docstring = inspect.getdoc(getattr(arraybridge, name)) or ""
     in_docstring = ">>> " in docstring or re.search(r"::\n\n    ", docstring)
     blocks = re.findall(r"^\.\. code-block:: py(?:thon)?\n\n((?:    .*\n|\n)+)", pages, re.MULTILINE)

@@ -217,10 +217,10 @@ def map_blocks(
         TypeError: If ``fn`` is not callable, ``array`` is not a Dask array, or ``x64`` is not a bool.
         ValueError: If two arrays have different numbers of blocks along an axis, or ``x64`` is given and
             ``fn`` is not decorated with `jax`.
-
-    Raises while the result is computed:
-        BlockError: If a block does not have the declared shape and dtype, or is not an array.
-        FrameworkNotInstalledError: If a worker lacks the framework; the message names the worker.
+        BlockError: When the result is computed, if a block does not have the declared shape and dtype, or is
+            not an array.
+        FrameworkNotInstalledError: When the result is computed, if a worker lacks the framework. The message
+            names the worker.
 
     >>> import numpy as np, arraybridge
     >>> from arraybridge.dask import to_dask

@@ -53,7 +53,7 @@ DtypeConversionName: TypeAlias = Literal[
 class DtypeConversion(Enum):
     """The dtype of the arrays in the result of a decorated function. By default, they keep their dtype.
 
-    The docstring of `arraybridge.decorators.dtype_conversion` states how the values are converted.
+    ``help("arraybridge.decorators.dtype_conversion")`` states how the values are converted.
 
     >>> DtypeConversion("uint8")
     <DtypeConversion.UINT8: 'uint8'>

@@ -24,17 +24,16 @@ from arraybridge.validation import bool_option, raise_unknown_option, whole_numb
 
 
 class DecoratorKeywords(TypedDict, total=False):
-    """The options that callers pass to a decorator, for editors and type checkers.
+    """The options of a decorator, except ``output_type``."""
 
-    ``output_type`` is not among them, because the type of the result depends on it. The defaults are those of
-    `DecoratorOptions`; a test compares them with the comments here.
-    """
+    # For editors and type checkers. The type of the result depends on `output_type`. The defaults are those
+    # of `DecoratorOptions`; a test compares them with the comments here.
 
     #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Without it, arrays stay
     #: on their device if the framework has that device, and otherwise move to the host, or to the default
     #: device of a framework that has no host arrays. Defaults to ``None``.
     gpu_id: GpuId
-    #: The device to run on, instead of ``gpu_id``: a device string such as ``"cpu:1"``, or the device
+    #: The device to run on, instead of ``gpu_id``. It is a device string such as ``"cpu:1"``, or the device
     #: object of a framework. Defaults to ``None``.
     device: DeviceLike | None
     #: The expected framework of the arguments, available as ``input_memory_type``. Defaults to ``None``.
@@ -63,7 +62,7 @@ class DecoratorKeywords(TypedDict, total=False):
     #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
     #: ``None``.
     contract: Callable[[Any], Any] | None
-    #: How PyTorch tensors that require grad are converted to another framework: ``"error"`` raises, and
+    #: How PyTorch tensors that require grad are converted to another framework. ``"error"`` raises, and
     #: ``"detach"`` drops the graph. Without a conversion, tensors keep their graph. ``"flow"`` accepts arrays
     #: that another framework differentiates. Results are arrays of that framework, whose backward pass
     #: differentiates through the function. Defaults to ``"error"``.

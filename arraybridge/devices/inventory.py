@@ -226,9 +226,9 @@ def device_info() -> DeviceInfo:
     """Summarize the GPUs and frameworks of this machine, without importing or initializing them.
 
     Returns:
-        A dict that prints as one line: ``available`` (whether there is a GPU), ``backend`` (``"cuda"``, or
-        the framework that has an accelerator, or ``"cpu"``), ``names`` (of the GPUs), ``memory`` (total and
-        free bytes of each GPU, or None), ``versions`` (of the installed frameworks).
+        A dict that prints as one line. Its keys are ``available`` (whether there is a GPU), ``backend``
+        (``"cuda"``, or the framework that has an accelerator, or ``"cpu"``), ``names`` (of the GPUs),
+        ``memory`` (total and free bytes of each GPU, or None) and ``versions`` (of the installed frameworks).
 
     Example:
         >>> info = device_info()

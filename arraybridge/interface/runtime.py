@@ -95,12 +95,11 @@ class Runtime(Component):
             ``modules`` are sufficient.
         settings: Thread settings that change results. Each is a pair of functions: one returns the current
             value, the other returns a context manager that applies a value.
+        observation: The properties of the framework's arrays that a trace reads.
     """
 
     metadata: ClassVar[FrameworkMetadata | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
-
-    #: The properties of the framework's arrays that a trace reads.
     observation: ClassVar[Observation] = Observation()
 
     def open_pytree(self, x: Any) -> Pytree | None:

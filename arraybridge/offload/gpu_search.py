@@ -108,7 +108,8 @@ def _find_gpu(backend: str | None, index: int) -> BackendGpu | str:
         reason = framework.devices.missing_device_reason() or f"{name} has no GPU"
         reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
     if reasons:
-        return f"the device {device} was not found: {'; '.join(reasons)}"
+        text = "; ".join(reason.removesuffix(".") for reason in reasons)
+        return f"the device {device} was not found: {text}"
     reason = driver().reason or "the driver reports no GPU to this process (see CUDA_VISIBLE_DEVICES)"
     return f"no framework can use a GPU: {reason}"
 
