@@ -91,7 +91,7 @@ def test_workers_without_the_framework_raise(worker: Any) -> None:
     def mentions_torch(x: Any) -> Any:
         return torch.add(x, 1)
 
-    (address,) = client.scheduler_info()["workers"]
+    (address,) = client.ncores()
     client.run(hide, "torch")
     with pytest.raises(FrameworkNotInstalledError) as caught:
         map_blocks(functions.twice, numbers()).compute(scheduler=client)
@@ -235,7 +235,7 @@ def first_of(items: list[Any]) -> Any:
 @pytest.mark.parametrize(("framework", "dtype"), [("torch", "bfloat16"), ("jax", "uint64")])
 def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: Client) -> None:
     source = built(framework, "aligned", dtype)
-    first, second = two_workers.scheduler_info()["workers"]
+    first, second = two_workers.ncores()
     kept = two_workers.scatter(source.array, workers=[first], hash=False)
     expected = (framework, dtype, source.shape, source.values)
     # From its worker to the other one, and back to the client.
@@ -253,7 +253,7 @@ def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: 
 def test_large_values_travel_between_workers_in_shared_memory(framework: str, two_workers: Client) -> None:
     """Check arrays, containers and objects; small values use Dask's own transfer."""
     require(framework)
-    first, second = two_workers.scheduler_info()["workers"]
+    first, second = two_workers.ncores()
     whole = np.arange(1 << 18, dtype=np.float64)
     for place in ("itself", "in a dict", "in an object", "small"):
         made = two_workers.submit(functions.made, framework, place, workers=[first], pure=False)

@@ -100,7 +100,7 @@ def test_cluster_starts_one_worker_per_gpu(one_worker_per_gpu: Client) -> None:
     from dask_cuda import LocalCUDACluster
 
     assert isinstance(one_worker_per_gpu.cluster, LocalCUDACluster)
-    assert len(one_worker_per_gpu.scheduler_info()["workers"]) == len(hardware.gpus())
+    assert len(one_worker_per_gpu.ncores()) == len(hardware.gpus())
     assert set(one_worker_per_gpu.nthreads().values()) == {1}
     assert set(one_worker_per_gpu.run(functions.only_gpu).values()) == {0}
     first = set()
