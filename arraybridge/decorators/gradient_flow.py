@@ -9,13 +9,14 @@ sufficient for derivatives of any order and for all transformations of the calle
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from arraybridge.advice import Advice
-from arraybridge.carriers.sources import is_array
+from arraybridge.carriers.sources import is_array, open_by_carrier
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decision import find_source
 from arraybridge.decorators import argument_conversion, decorated_call
@@ -26,7 +27,7 @@ from arraybridge.decorators.surroundings import Surroundings
 from arraybridge.decorators.wrapping import SelfArgument, kind_of_function, label_of
 from arraybridge.errors import ArrayNotSupportedError, GradientError, MemoryConversionError
 from arraybridge.interface import autodiff, registry
-from arraybridge.interface.framework import Framework
+from arraybridge.interface.framework import Framework, NoPlanError
 from arraybridge.trees import ARRAY, fill, flatten, key_of, kind_of
 
 # -- a call --------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ class _Argument:
     """A value in the arguments of a call, inside or outside containers.
 
     Attributes:
-        value: An array or any other object.
+        value: An array or any other object. A carrier is replaced by its array if that is tracked.
         owner: The framework of an array; None for other values.
         is_tracked: Whether a graph, tape or tracer of its framework tracks the array.
         is_sparse: Whether the value is a sparse array, which is always a constant.
@@ -54,6 +55,12 @@ class _Argument:
     @classmethod
     def of(cls, value: Any) -> _Argument:
         owner = registry.find_owner(value)
+        if owner is None:
+            with suppress(NoPlanError):  # it is not a carrier
+                carried = open_by_carrier(value)
+                carrier_owner = registry.find_owner(carried)
+                if carrier_owner is not None and carrier_owner.autodiff.is_tracked(carried):
+                    value, owner = carried, carrier_owner
         if owner is not None and owner.sparse.layout(value):
             return cls(value, owner, is_tracked=False, is_sparse=True)
         return cls(value, owner, owner is not None and owner.autodiff.is_tracked(value))

@@ -354,3 +354,26 @@ def test_vmap_of_one_argument_and_of_the_gradient(callee: str) -> None:
         gx, gy = run(jnp.asarray(X), jnp.asarray(Y[:, 0]))
         np.testing.assert_allclose(gx, np.cos(X) * Y[:, :1] ** 2, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(gy, (np.sin(X) * 2 * Y[:, :1]).T, rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_of_an_array_that_a_carrier_holds() -> None:
+    xarray = pytest.importorskip("xarray", reason="xarray is not installed")
+
+    @arraybridge.torch(grad="flow")
+    def square(x: Any) -> Any:
+        return x * x
+
+    computed = jax.grad(lambda x: square(xarray.DataArray(x)).sum())(jnp.asarray([1.0, 3.0]))
+    assert np.asarray(computed).tolist() == [2, 6]
+
+
+def test_gradients_of_a_variable_of_keras() -> None:
+    keras = pytest.importorskip("keras", reason="Keras is not installed")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras runs on another framework")
+    variable = keras.Variable(np.array([1.0, 3.0], np.float32))
+    square = arraybridge.jax(grad="flow")(lambda x: x * x)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(square(variable))
+    assert tape.gradient(loss, variable.value).numpy().tolist() == [2, 6]
+    assert square(variable).numpy().tolist() == [1, 9]
