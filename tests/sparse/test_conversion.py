@@ -660,6 +660,14 @@ def test_arraybridge_imports_no_scipy() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+def test_the_first_compressed_tensor_of_a_process_converts_where_warnings_are_errors() -> None:
+    require("torch")
+    imports = "import numpy as np, scipy.sparse, arraybridge"
+    line = "print(arraybridge.to_torch(scipy.sparse.csr_array(np.eye(2))).to_dense().tolist())"
+    done = run_python("-c", f"{imports}; {line}")
+    assert (done.returncode, done.stdout) == (0, "[[1.0, 0.0], [0.0, 1.0]]\n"), done.stderr
+
+
 def test_duplicates_hazard_is_documented() -> None:
     assert convert_memory.__doc__ is not None
     assert "sum_duplicates()" in convert_memory.__doc__

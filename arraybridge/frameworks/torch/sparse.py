@@ -68,7 +68,12 @@ class TorchSparse(SparseArrays):
         return retry_in_isolation(_parts, x, layout)
 
     def put_together(self, parts: SparseParts, like: Any = None) -> torch.Tensor:
-        return retry_in_isolation(_tensor, parts)
+        try:
+            return retry_in_isolation(_tensor, parts)
+        except UserWarning:
+            # Where warnings are errors: that compressed layouts are in beta, once per process
+            # (aten/src/ATen/SparseCsrTensorImpl.cpp, torch 2.13).
+            return retry_in_isolation(_tensor, parts)
 
     def expressions(self, x: torch.Tensor) -> Expressions:
         layout = _NAMES.get(x.layout)
