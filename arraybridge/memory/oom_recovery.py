@@ -109,8 +109,8 @@ def run_with_oom_recovery(
     Raises:
         CannotSplitError: If memory runs out with ``split=True`` and no argument has the axis ``split_axis``,
             or the results cannot be joined.
-        ValueError: If ``max_retries`` or ``min_split`` is not an int or is out of range, or ``gpu_id`` is
-            ``"auto"``, negative, a bool or a float.
+        ValueError: If ``max_retries`` or ``min_split`` is not an int or is out of range, ``gpu_id`` is
+            ``"auto"``, negative, a bool or a float, or an option of splitting is passed without ``split``.
         TypeError: If ``fn`` or ``before_retry`` is not callable, ``split`` is not a bool, or ``split_axis``
             is not an int.
         Exception: If every attempt runs out of memory: the error from the last attempt, with a description of
@@ -130,6 +130,9 @@ def run_with_oom_recovery(
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
     if split is False:
+        if split_axis != 0 or min_split != 1:
+            option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
+            raise ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
         options = _DEFAULTS
         if max_retries != 2 or gpu_id is not None or before_retry is not None:
             options = RecoveryOptions(max_retries, gpu_id, before_retry)

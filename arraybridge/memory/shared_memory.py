@@ -71,7 +71,9 @@ class SharedArray(np.ndarray):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         segment = self.segment
-        if segment is None or not self.size:
+        if not self.size:
+            return SharedArray, (self.shape, self.dtype)
+        if segment is None:
             return self.view(np.ndarray).__reduce_ex__(protocol)
         layout = address(self) - segment.address, self.shape, self.strides, self.dtype
         return _rebuild, (segment, self.flags.writeable, *layout)

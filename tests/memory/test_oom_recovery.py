@@ -62,6 +62,13 @@ def test_attempts(retries: int) -> None:
         run_with_oom_recovery(len, "", max_retries=-1 - retries)
 
 
+@pytest.mark.parametrize("options", [{"split_axis": 1}, {"min_split": 4}])
+def test_options_of_a_split_need_a_split(options: dict[str, int]) -> None:
+    (option,) = options
+    with pytest.raises(ValueError, match=f"{option}={options[option]} has no effect without split=True"):
+        run_with_oom_recovery(len, "", **options)
+
+
 def test_the_next_attempt_runs_outside_the_except_block() -> None:
     seen: list[Any] = []
 

@@ -183,7 +183,7 @@ def test_views_travel_by_reference(view: Any) -> None:
 def test_empty_arrays_travel() -> None:
     for seen in (shared((3, 0))[::-1], shared((0, 3))[:, ::-1], shared((2, 3))[:, 1:1].T):
         back = pickle.loads(pickle.dumps(seen))
-        assert (back.shape, back.dtype) == (seen.shape, seen.dtype)
+        assert (type(back), back.shape, back.dtype) == (type(seen), seen.shape, seen.dtype)
 
 
 @pytest.mark.parametrize(
