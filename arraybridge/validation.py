@@ -131,17 +131,20 @@ def add_hints(fn: F) -> F:
     return cast("F", call)
 
 
-def raise_unknown_option(problem: str, option: str, options: Iterable[str]) -> NoReturn:
+def raise_unknown_option(
+    problem: str, option: str, options: Iterable[str], positional: Iterable[str] = ()
+) -> NoReturn:
     """Raise the error for an option that does not exist, with the nearest one.
 
     Args:
         problem: The start of the message, such as ``"@torch has no option"``.
         option: The option that the caller passed.
         options: The options that exist.
+        positional: Other parameters that the caller may have misspelled.
     """
     names = list(options)
     listed = f"Its options are {', '.join(names)}." if names else "It has no options."
-    raise TypeError(f"{problem} {option!r}{nearest(option, names)}. {listed}") from None
+    raise TypeError(f"{problem} {option!r}{nearest(option, [*positional, *names])}. {listed}") from None
 
 
 def _check_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -98,6 +98,13 @@ def test_duplicate_missing_and_unknown_arguments_raise(call: Call) -> None:
     x = image()
     with pytest.raises(TypeError, match="unexpected keyword argument 'copied'"):
         call(x, "numpy", copied=True)
+    for option, nearest in (
+        ("target_tpye", "target_type"),
+        ("sorce_type", "source_type"),
+        ("devise", "device"),
+    ):
+        with pytest.raises(TypeError, match=rf"'{option}' \(did you mean '{nearest}'\?\)"):
+            call(x, **{option: "numpy"})
     for words, names, options in (
         ("gpu_id is given twice", ("numpy", 0), {"gpu_id": 0}),
         ("gpu_id is given twice", ("numpy", 0, 1), {}),
