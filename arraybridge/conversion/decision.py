@@ -127,9 +127,18 @@ def _fit_expressions(error: MemoryConversionError, source: Framework, array: Any
     Their values have the dtype and shape of the array, unless these are the problem.
     """
     dtype = source.dtype_name(array)
-    keeps_dtype = isinstance(error, ArrayNotSupportedError) and dtype.startswith(_NUMBERS)
     values = array if isinstance(array, np.ndarray) else None
-    fit_expressions(error, target, dtype if keeps_dtype else "", values)
+    if dtype.startswith("complex") or (values is not None and _has_complex(values.dtype)):
+        dtype = "complex128"
+    elif not isinstance(error, ArrayNotSupportedError) or not dtype.startswith(_NUMBERS):
+        dtype = ""
+    fit_expressions(error, target, dtype, values)
+
+
+def _has_complex(dtype: np.dtype[Any]) -> bool:
+    """Return whether the elements of an array, or some of their fields, are complex numbers."""
+    base = dtype.base
+    return base.kind == "c" or any(_has_complex(field[0]) for field in (base.fields or {}).values())
 
 
 def _decide_for(

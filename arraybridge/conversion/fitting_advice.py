@@ -59,6 +59,9 @@ def fit_expressions(
         values: A NumPy array of the same shape as the values; None if their shape is not known.
     """
     cast, reason = _needed_cast(target, dtype or _DEFAULT_DTYPE)
+    if reason and not cast and dtype.startswith("complex"):
+        error.advise(Advice(f"{target.name} has no complex dtype: convert the real and imaginary parts."))
+        return
     nearest = None if values is None else target.interchange.nearest_shape(values.shape)
     bool_cast, _ = _needed_cast(target, "bool")
     if bool_cast and not cast:
