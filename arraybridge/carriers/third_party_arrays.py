@@ -353,7 +353,9 @@ def make_opener(x: Any, opened: np.ndarray, target: Framework) -> Callable[[Any]
         target: The framework that imports the views.
     """
     cls = type(x)
-    if isinstance(x, np.generic) or offers_on_instance(x):
+    if isinstance(x, np.generic):
+        return np.asarray
+    if offers_on_instance(x):
         return None
     if not (hasattr(cls, "__dlpack__") or hasattr(cls, "__array_interface__")):
         return None

@@ -28,6 +28,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from arraybridge.caches import MOST_ENTRIES, new_cache, remember
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import is_planned_source, key_of_values, open_by_carrier
@@ -277,7 +279,7 @@ def _is_hashable(key: Any) -> bool:
 
 def _make_opener_for(data: Any, decision: Decision) -> FastFunction | None:
     """Return a fast function that views arrays of the class of ``data`` as NumPy arrays, or None."""
-    if decision.source not in HOST_PRODUCERS:
+    if decision.source not in HOST_PRODUCERS and not isinstance(data, np.generic):
         return None
     return make_opener(data, decision.data, decision.target)
 

@@ -187,3 +187,16 @@ def test_arrays_without_a_plan_take_the_slow_path(monkeypatch: pytest.MonkeyPatc
 
     replace_plans(monkeypatch, decline)
     assert convert_memory(x, "torch").data_ptr() == x.ctypes.data
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+def test_numpy_scalars_are_planned(target: str) -> None:
+    require(target)
+    plan_cache.plans_by_signature.clear()
+    for value in (np.float64(1.5), np.float64(-0.0), np.float64("nan")):
+        array = convert_memory(value, target)
+        assert convert_memory(array, "numpy").tobytes() == value.tobytes()
+        assert np.float64 in plan_cache.plans_by_signature[target]
+    first, second = (convert_memory(np.float64(1), "numpy") for _ in range(2))
+    first[...] = 3
+    assert second == 1
