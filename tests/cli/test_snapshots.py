@@ -232,7 +232,7 @@ def test_trace_table(width: int, tmp_path: Path) -> None:
 # -- the page on the commands ------------------------------------------------------------------------
 
 #: A row of a table: the name of a framework, a conversion or a decorator, and at least two columns.
-ROW = re.compile(r"@?(?:numpy|cupy|torch|jax|tensorflow|pyclesperanto)\b.*  +\S")
+ROW = re.compile(r"@?(?:numpy|cupy|torch|jax|tensorflow|pyclesperanto|mlx|paddle)\b.*  +\S")
 
 
 def _without_numbers(line: str) -> str:
