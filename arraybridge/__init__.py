@@ -49,6 +49,8 @@ from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.batches import fixed
+    from arraybridge.benchmarking import Comparison as Comparison
+    from arraybridge.benchmarking import Timing as Timing
     from arraybridge.benchmarking import benchmark, compare
     from arraybridge.carriers.chunks import chunks
     from arraybridge.conversion.detection import detect_memory_type, device_of
@@ -62,24 +64,50 @@ if _TYPE_CHECKING:
         to_tensorflow,
         to_torch,
     )
+    from arraybridge.conversion.short_forms import to_mlx as to_mlx
+    from arraybridge.conversion.short_forms import to_paddle as to_paddle
     from arraybridge.conversion.tree_conversion import convert_tree
     from arraybridge.decorators.dtype_conversion import DtypeConversion
+    from arraybridge.decorators.framework_decorators import mlx as mlx
+    from arraybridge.decorators.framework_decorators import paddle as paddle
     from arraybridge.decorators.slices import process_slices, stack_slices, unstack_slices
+    from arraybridge.devices.found_device import FoundDevice as FoundDevice
     from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.devices.namespaces import array_namespace
+    from arraybridge.memory.cleanup import cleanup_all_gpu_frameworks as cleanup_all_gpu_frameworks
+    from arraybridge.memory.cleanup import cleanup_cupy_gpu as cleanup_cupy_gpu
+    from arraybridge.memory.cleanup import cleanup_jax_gpu as cleanup_jax_gpu
+    from arraybridge.memory.cleanup import cleanup_pyclesperanto_gpu as cleanup_pyclesperanto_gpu
+    from arraybridge.memory.cleanup import cleanup_tensorflow_gpu as cleanup_tensorflow_gpu
+    from arraybridge.memory.cleanup import cleanup_torch_gpu as cleanup_torch_gpu
     from arraybridge.memory.cleanup import free_memory
     from arraybridge.memory.gpu_context import gpu_context
+    from arraybridge.memory.gpu_load import gpu_utilization as gpu_utilization
+    from arraybridge.memory.gpu_sharing import Coexistence as Coexistence
+    from arraybridge.memory.gpu_sharing import SharedPoolError as SharedPoolError
     from arraybridge.memory.gpu_sharing import coexist
+    from arraybridge.memory.gpu_sharing import share_gpu_memory as share_gpu_memory
+    from arraybridge.memory.memory_collector import MemoryCollector as MemoryCollector
+    from arraybridge.memory.memory_peak import memory_peak as memory_peak
     from arraybridge.memory.oom_recovery import is_oom_error, run_with_oom_recovery, split_and_retry
     from arraybridge.memory.pinned_memory import pinned
     from arraybridge.memory.pools import BufferPool
+    from arraybridge.memory.pools import PoolLimitError as PoolLimitError
+    from arraybridge.memory.segments import SharedMemoryGoneError as SharedMemoryGoneError
     from arraybridge.memory.shared_memory import shared
+    from arraybridge.memory.stats import MemoryStats as MemoryStats
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.gpu_decorator import gpu
     from arraybridge.parallel.device_map import device_map
     from arraybridge.parallel.pipeline import Pipeline
+    from arraybridge.parallel.pipeline import PipelineReport as PipelineReport
+    from arraybridge.parallel.pipeline import StageReport as StageReport
     from arraybridge.parallel.prefetch import prefetch
+    from arraybridge.parallel.worker_processes import ProcessDiedError as ProcessDiedError
+    from arraybridge.reasons import Reason as Reason
+    from arraybridge.route import Route as Route
     from arraybridge.safetensors import load_safetensors, save_safetensors
+    from arraybridge.tracing.trace_log import TraceLog as TraceLog
 
 # Decorators that are named after a framework are left out: `from arraybridge import *` must not replace the
 # modules `numpy` and `torch`.
