@@ -375,6 +375,10 @@ def save_safetensors(
             file.flush()
             os.fsync(file.fileno())
         _replace(path, temporary)
+    except OSError as error:
+        if error.filename == str(temporary):  # the user passed the path
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

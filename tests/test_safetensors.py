@@ -924,3 +924,10 @@ def test_the_advice_for_a_read_only_map_names_load_safetensors(tmp_path: Path) -
     for target in ("jax", "tensorflow"):
         require(target)
         assert ab.explain(x, target).shares_memory
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "a.safetensors"
+    with pytest.raises(FileNotFoundError) as caught:
+        save_safetensors(path, {"a": np.ones(2)})
+    assert caught.value.filename == str(path)
