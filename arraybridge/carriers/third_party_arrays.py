@@ -14,6 +14,7 @@ from arraybridge.errors import (
     CopyRequiredError,
     MemoryConversionError,
     error_text,
+    text_of,
 )
 from arraybridge.frameworks.numpy.framework import NumpyFramework
 from arraybridge.host import buffers, dlpack_capsules, read_only_memory
@@ -119,6 +120,8 @@ def _dlpack_kind(x: Any) -> int | None:
     except MemoryError:
         raise
     except Exception as error:  # third-party code may raise anything
+        if text_of(error) is None:
+            raise
         what = f"an array of type {type(x).__qualname__}"
         raise _unreadable_error(what, f"its __dlpack_device__() fails: {error_text(error)}") from error
 
@@ -149,6 +152,8 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
     except (MemoryError, MemoryConversionError):
         raise
     except Exception as error:  # third-party code may raise anything
+        if text_of(error) is None:
+            raise
         what = f"an array of type {type(x).__qualname__}"
         reason = f"its memory cannot be read: {error_text(error)}"
         fix = "Correct its __array_interface__ or __dlpack__, or pass a NumPy array of its values"
