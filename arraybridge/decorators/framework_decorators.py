@@ -183,7 +183,8 @@ def memory_types(
         input_type: The framework of the array arguments, in which the function runs; available as the
             attributes ``input_memory_type`` and ``execution_memory_type`` of the decorated function.
         output_type: The framework of the results; available as the attribute ``output_memory_type``.
-        contract: A function of the result. If it returns a false value, the call raises `ValueError`.
+        contract: A function of the result. If it returns a false value other than None, the call raises
+            `ValueError`.
 
     Returns:
         A decorator.

@@ -59,8 +59,8 @@ class DecoratorKeywords(TypedDict, total=False):
     #: Results that are not arrays, such as NumPy scalars, are returned in a list. Arrays in containers of
     #: arguments are not split. Requires a plain function. Defaults to ``False``.
     slice_by_slice: bool
-    #: A function of the result; if it returns a false value, the call raises `ValueError`. Defaults to
-    #: ``None``.
+    #: A function of the result; if it returns a false value other than None, the call raises `ValueError`.
+    #: Defaults to ``None``.
     contract: Callable[[Any], Any] | None
     #: How PyTorch tensors that require grad are converted to another framework. ``"error"`` raises, and
     #: ``"detach"`` drops the graph. Without a conversion, tensors keep their graph. ``"flow"`` accepts arrays
