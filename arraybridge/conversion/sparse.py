@@ -226,12 +226,7 @@ class SparseConversion:
         joined = None if parts is None else self._planned.get(_plan_key(parts))
         if parts is not None and joined is not None:
             values = convert_part(parts.values, self._for_values)
-            if joined:
-                columns_first = target.sparse.columns_first
-                matrix = _stack(parts.indices, len(parts.values), joined, columns_first=columns_first)
-                indices = [convert_part(matrix, self._for_matrix)]
-            else:
-                indices = [convert_part(array, self._for_indices) for array in parts.indices]
+            indices = self._convert_indices(parts, joined, convert_part)
             if parts.has_padding:
                 self._check_padding(x, parts, convert_part)
         else:
@@ -242,6 +237,14 @@ class SparseConversion:
         parts.values = values
         parts.indices = tuple(indices)
         return target.sparse.put_together(parts, x if source is target else None)
+
+    def _convert_indices(self, parts: SparseParts, joined: str, convert_part: ConvertPart) -> list[Any]:
+        """Return the converted indices by a plan; ``joined`` is the dtype of their matrix, or ``""``."""
+        if not joined:
+            return [convert_part(array, self._for_indices) for array in parts.indices]
+        columns_first = self.target.sparse.columns_first
+        matrix = _stack(parts.indices, len(parts.values), joined, columns_first=columns_first)
+        return [convert_part(matrix, self._for_matrix)]
 
     def _convert_work(self, x: Any, parts: SparseParts, convert_part: ConvertPart) -> list[Any]:
         """Return the converted values and indices, which may need a cast or another arrangement of axes."""

@@ -131,8 +131,7 @@ def run_with_oom_recovery(
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
     if split is False:
         if split_axis != 0 or min_split != 1:
-            option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
-            raise ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
+            raise _split_option_error(split_axis, min_split)
         options = _DEFAULTS
         if max_retries != 2 or gpu_id is not None or before_retry is not None:
             options = RecoveryOptions(max_retries, gpu_id, before_retry)
@@ -148,6 +147,11 @@ def run_with_oom_recovery(
         max_retries, gpu_id, before_retry, split=True, split_axis=split_axis, min_split=min_split
     )
     return cast("R", _recover_in_parts(fn, args, kwargs, options))
+
+
+def _split_option_error(split_axis: Any, min_split: Any) -> ValueError:
+    option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
+    return ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
 
 
 @run_eagerly
