@@ -16,7 +16,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import advise_about, is_array, source_of
 from arraybridge.carriers.third_party_arrays import check_readable_without_copy, view_for
 from arraybridge.conversion.device_resolution import shares_gpus, target_device
-from arraybridge.conversion.fitting_advice import advise_reshape, fit_expressions, is_limited
+from arraybridge.conversion.fitting_advice import advise_parts, advise_reshape, fit_expressions, is_limited
 from arraybridge.conversion.request import Decision, Request, check_options, dtype_name
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.conversion.typed_errors import (
@@ -129,6 +129,8 @@ def _fit_expressions(error: MemoryConversionError, source: Framework, array: Any
     dtype = source.dtype_name(array)
     values = array if isinstance(array, np.ndarray) else None
     if dtype.startswith("complex") or (values is not None and _has_complex(values.dtype)):
+        if advise_parts(error, target):
+            return
         dtype = "complex128"
     elif not isinstance(error, ArrayNotSupportedError) or not dtype.startswith(_NUMBERS):
         dtype = ""

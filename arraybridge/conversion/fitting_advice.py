@@ -8,7 +8,7 @@ from arraybridge.advice import Advice
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.interface.framework import Framework
 
-__all__ = ["advise_reshape", "fit_code", "fit_expressions", "is_limited"]
+__all__ = ["advise_parts", "advise_reshape", "fit_code", "fit_expressions", "is_limited"]
 
 #: The dtype that expressions are assumed to have if it is not known.
 _DEFAULT_DTYPE = "float64"
@@ -59,9 +59,6 @@ def fit_expressions(
         values: A NumPy array of the same shape as the values; None if their shape is not known.
     """
     cast, reason = _needed_cast(target, dtype or _DEFAULT_DTYPE)
-    if reason and not cast and dtype.startswith("complex"):
-        error.advise(Advice(f"{target.name} has no complex dtype: convert the real and imaginary parts."))
-        return
     nearest = None if values is None else target.interchange.nearest_shape(values.shape)
     bool_cast, _ = _needed_cast(target, "bool")
     if bool_cast and not cast:
@@ -74,6 +71,14 @@ def fit_expressions(
         code = f'np.asarray({{x}}, "{cast}")' if cast else "np.asarray({x})"
         code += "" if nearest is None else f".reshape({nearest})"
     error.advise_then(code, f" The cast is necessary because {reason}." if cast else "")
+
+
+def advise_parts(error: MemoryConversionError, target: Framework) -> bool:
+    """Advise to convert the parts of complex values if a target lacks them; return whether it does."""
+    lacks_complex = bool(_needed_cast(target, "complex128")[1])
+    if lacks_complex:
+        error.advise(Advice(f"{target.name} has no complex dtype: convert the real and imaginary parts."))
+    return lacks_complex
 
 
 def is_limited(target: Framework) -> bool:

@@ -130,23 +130,27 @@ def run_with_oom_recovery(
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
     if split is False:
-        if split_axis != 0 or min_split != 1:
+        if (split_axis, min_split) != (0, 1):
             raise _split_option_error(split_axis, min_split)
         options = _DEFAULTS
         if max_retries != 2 or gpu_id is not None or before_retry is not None:
             options = RecoveryOptions(max_retries, gpu_id, before_retry)
         result: R = recover(fn, args, kwargs, options)
         return result
-    if split is not True:
-        raise TypeError(
-            f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
-        )
+    _check_split(split)
     split_axis = whole_number("split_axis", split_axis)
     min_split = _check_min_split(min_split)
     options = RecoveryOptions(
         max_retries, gpu_id, before_retry, split=True, split_axis=split_axis, min_split=min_split
     )
     return cast("R", _recover_in_parts(fn, args, kwargs, options))
+
+
+def _check_split(split: Any) -> None:
+    if split is not True:
+        raise TypeError(
+            f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
+        )
 
 
 def _split_option_error(split_axis: Any, min_split: Any) -> ValueError:

@@ -374,3 +374,20 @@ def test_pinned_takes_no_shape() -> None:
         assert caught.value.expressions == ("np.empty(x)",)
     with pytest.raises(ab.UnknownArrayError, match="convert_tree"):
         ab.pinned((np.ones(2), np.ones(3)))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", ["complex32", "field", "nested field", "masked"])
+def test_advice_keeps_imaginary_parts(name: str) -> None:
+    require("pyclesperanto")
+    torch = require("torch")
+    values = np.array([1 + 2j], np.complex64)
+    x = {
+        "complex32": lambda: torch.from_numpy(values).to(torch.complex32),
+        "field": lambda: values.view([("a", "c8")]),
+        "nested field": lambda: values.view([("a", [("b", "c8")])]),
+        "masked": lambda: np.ma.masked_array(values, [False]),
+    }[name]()
+    with pytest.raises(ab.MemoryConversionError, match="convert the real and imaginary parts") as caught:
+        ab.to_pyclesperanto(x)
+    assert not caught.value.expressions
