@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -50,3 +52,22 @@ def test_each_device_map_worker_has_a_stream_on_its_gpu(framework: StreamFramewo
     assert {r.gpu for r in results} == {0, 1}
     taken = [(name, number) for name, what, number in framework.log if what == "stream"]
     assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]
+
+
+def test_few_inputs_stay_alive_while_their_events_are_pending(framework: StreamFramework) -> None:
+    inputs: list[weakref.ref[FakeGpuArray]] = []
+    alive = []
+
+    def items() -> Iterator[FakeGpuArray]:
+        for i in range(20):
+            item = FakeGpuArray(np.full(2, i), 0)
+            inputs.append(weakref.ref(item))
+            yield item
+            del item
+
+    def count(x: FakeGpuArray) -> FakeGpuArray:
+        alive.append(sum(one() is not None for one in inputs))
+        return FakeGpuArray(x.values, x.gpu)
+
+    assert len(list(device_map(count, items(), ["gpu:0"]))) == 20
+    assert max(alive) < 12
