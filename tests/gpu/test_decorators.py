@@ -122,3 +122,18 @@ def test_function_that_changes_the_current_gpu_returns_its_result() -> None:
     assert str(device_of(result)) == "gpu:1"
     assert to_numpy(result).tolist() == [5, 5, 5]
     assert cupy.cuda.runtime.getDevice() == before
+
+
+def test_the_random_state_of_pytorch_includes_every_gpu() -> None:
+    require_two_gpus()
+    torch = require("torch")
+    for index in range(2):
+        torch.empty(1, device=f"cuda:{index}")  # starts CUDA on it
+    autodiff = arraybridge.framework("torch").autodiff
+    torch.cuda.manual_seed_all(5)
+    expected = torch.cuda.get_rng_state_all()
+    state = autodiff.random_state()
+    torch.cuda.manual_seed_all(9)
+    autodiff.set_random_state(state)
+    restored = torch.cuda.get_rng_state_all()
+    assert [one.tolist() for one in restored] == [one.tolist() for one in expected]

@@ -134,6 +134,16 @@ def test_free_memory_of_one_gpu_counts_all_that_torch_frees() -> None:
     assert [torch.cuda.memory_reserved(gpu) for gpu in range(2)] == [0, 0]
 
 
+def test_live_memory_of_another_gpu_is_not_counted_as_freed() -> None:
+    require_two_gpus()
+    torch = require("torch")
+    free_memory()
+    alive = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda:0")
+    torch.empty(8 * MIB, dtype=torch.uint8, device="cuda:1")
+    assert free_memory("torch", gpu_id=1) < alive.numel()
+    assert torch.cuda.memory_reserved(1) == 0
+
+
 def fill_caches() -> None:
     """Leave cached memory of CuPy on both GPUs, and idle memory in no pool."""
     cupy = require_two_gpus()
