@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import importlib.metadata
 import importlib.util
@@ -185,3 +186,16 @@ def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
         lowest = Version(pinned[bound.name].removeprefix("=="))
         assert str(bound.specifier).startswith(">=")
         assert Version(str(bound.specifier).removeprefix(">=")) == lowest, bound
+
+
+def test_type_checkers_see_the_names_that_are_loaded_later() -> None:
+    source = Path(arraybridge.__file__).read_text(encoding="utf-8")
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    (block,) = (node for node in blocks if ast.unparse(node.test) == "_TYPE_CHECKING")
+    seen = {
+        name.asname or name.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert seen == {name: f"arraybridge.{module}" for name, module in arraybridge._LATER.items()}
