@@ -48,6 +48,13 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def text_or_raise(error: BaseException) -> str:
+    """Return `error_text` of a third-party error, or raise the error unchanged if its ``__str__`` raises."""
+    if text_of(error) is None:
+        raise error
+    return error_text(error)
+
+
 # For each file, the registry in which Python records the warnings that it has shown.
 _shown: dict[str, dict[Any, int]] = {}
 

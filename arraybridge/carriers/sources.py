@@ -16,7 +16,7 @@ from arraybridge.carriers.third_party_arrays import (
     is_protocol_producer,
     offers,
 )
-from arraybridge.errors import MemoryConversionError, UnknownArrayError, error_text, text_of
+from arraybridge.errors import MemoryConversionError, UnknownArrayError, text_or_raise
 from arraybridge.frameworks.numpy.framework import NumpyFramework, NumpyInterchange
 from arraybridge.host import buffers
 from arraybridge.interface import registry
@@ -186,10 +186,8 @@ def _open_carrier(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
     except (MemoryConversionError, MemoryError):
         raise
     except Exception as error:  # third-party code may raise anything
-        if text_of(error) is None:
-            raise
         what = f"an object of type {type(x).__qualname__}"
-        cause = f"it cannot be read ({error_text(error)})"
+        cause = f"it cannot be read ({text_or_raise(error)})"
         raise contents_error(what, cause, "") from error
     if type(array) is tuple:
         return _LazySource(as_cause(array[1])), array[0]

@@ -14,7 +14,7 @@ from arraybridge.errors import (
     CopyRequiredError,
     MemoryConversionError,
     error_text,
-    text_of,
+    text_or_raise,
 )
 from arraybridge.frameworks.numpy.framework import NumpyFramework
 from arraybridge.host import buffers, dlpack_capsules, read_only_memory
@@ -120,10 +120,8 @@ def _dlpack_kind(x: Any) -> int | None:
     except MemoryError:
         raise
     except Exception as error:  # third-party code may raise anything
-        if text_of(error) is None:
-            raise
         what = f"an array of type {type(x).__qualname__}"
-        raise _unreadable_error(what, f"its __dlpack_device__() fails: {error_text(error)}") from error
+        raise _unreadable_error(what, f"its __dlpack_device__() fails: {text_or_raise(error)}") from error
 
 
 def framework_of_producer(x: Any) -> tuple[Framework, Any]:
@@ -152,10 +150,8 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
     except (MemoryError, MemoryConversionError):
         raise
     except Exception as error:  # third-party code may raise anything
-        if text_of(error) is None:
-            raise
         what = f"an array of type {type(x).__qualname__}"
-        reason = f"its memory cannot be read: {error_text(error)}"
+        reason = f"its memory cannot be read: {text_or_raise(error)}"
         fix = "Correct its __array_interface__ or __dlpack__, or pass a NumPy array of its values"
         raise _unreadable_error(what, reason, f". {fix}") from error
 

@@ -124,21 +124,22 @@ def _check_convertible(target: str, x: Any) -> None:
 def _fit_expressions(error: MemoryConversionError, source: Framework, array: Any, target: Framework) -> None:
     """Extend the expressions of an error about an array, so that the target supports their values.
 
-    Their values have the dtype and shape of the array, unless these are the problem.
+    The values of the expressions have the shape of the array, and its dtype if it is a dtype of numbers and
+    the error is not about the dtype.
     """
     dtype = source.dtype_name(array)
     values = array if isinstance(array, np.ndarray) else None
     if dtype.startswith("complex") or (values is not None and _has_complex(values.dtype)):
         if advise_parts(error, target):
             return
-        dtype = "complex128"
+        dtype = "complex128"  # the target has all complex dtypes
     elif not isinstance(error, ArrayNotSupportedError) or not dtype.startswith(_NUMBERS):
         dtype = ""
     fit_expressions(error, target, dtype, values)
 
 
 def _has_complex(dtype: np.dtype[Any]) -> bool:
-    """Return whether the elements of an array, or some of their fields, are complex numbers."""
+    """Return whether elements of this dtype, or some of their fields, are complex numbers."""
     base = dtype.base
     return base.kind == "c" or any(_has_complex(field[0]) for field in (base.fields or {}).values())
 

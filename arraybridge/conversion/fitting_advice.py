@@ -74,7 +74,7 @@ def fit_expressions(
 
 
 def advise_parts(error: MemoryConversionError, target: Framework) -> bool:
-    """Advise to convert the parts of complex values if a target lacks them; return whether it does."""
+    """Return whether a target lacks complex dtypes; if so, advise to convert the parts of the values."""
     lacks_complex = bool(_needed_cast(target, "complex128")[1])
     if lacks_complex:
         error.advise(Advice(f"{target.name} has no complex dtype: convert the real and imaginary parts."))

@@ -82,8 +82,8 @@ class SparseConversion:
         self._for_matrix = replace(self._for_indices, copy=None)
         # Layout and dtypes of the indices → the dtype that they are cast to, or "".
         self._index_dtypes: dict[Any, str] = {}
-        # Plan key of sparse arrays that the target supports → the dtype of the matrix in which the indices
-        # are joined, or "" if they are converted as they are.
+        # Plan key of sparse arrays → the dtype of the matrix in which their indices are joined, or "" if each
+        # array of indices is converted without a cast.
         self._planned: dict[Hashable, str] = {}
 
     # -- the decision ------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class SparseConversion:
         return target.sparse.put_together(parts, x if source is target else None)
 
     def _convert_indices(self, parts: SparseParts, joined: str, convert_part: ConvertPart) -> list[Any]:
-        """Return the converted indices by a plan; ``joined`` is the dtype of their matrix, or ``""``."""
+        """Return the converted indices; ``joined`` is their value in `_planned`."""
         if not joined:
             return [convert_part(array, self._for_indices) for array in parts.indices]
         columns_first = self.target.sparse.columns_first
@@ -261,7 +261,7 @@ class SparseConversion:
         return [values, *indices]
 
     def _plan(self, parts: SparseParts) -> None:
-        """Add the plan for such sparse arrays, if their indices are kept or joined on the host."""
+        """Add the plan for arrays like these, unless indices are cast one by one or joined on a device."""
         dtype = self._index_dtype(parts)
         if not self._joins_axes(parts):
             if not dtype:
@@ -270,7 +270,7 @@ class SparseConversion:
             self._planned[_plan_key(parts)] = dtype or self._joined_dtype(parts.indices)
 
     def _joined_dtype(self, axes: tuple[Any, ...]) -> str:
-        """Return the dtype of a matrix of COO indices that keep their dtype."""
+        """Return the dtype of the matrix of COO indices if the target requires none: int64 if they differ."""
         names = {self.source.dtype_name(axis) for axis in axes}
         return names.pop() if len(names) == 1 else _INT64
 

@@ -41,10 +41,11 @@ class _Argument:
     """A value in the arguments of a call, inside or outside containers.
 
     Attributes:
-        value: An array or any other object. A carrier is replaced by its array if that is tracked.
-        owner: The framework of an array; None for other values.
-        is_tracked: Whether a graph, tape or tracer of its framework tracks the array.
-        is_sparse: Whether the value is a sparse array, which is always a constant.
+        value: An array or any other object. A carrier whose array is tracked is replaced by the array.
+        owner: The framework of an array; None for other values, including other carriers.
+        is_tracked: Whether a graph, tape or tracer of its framework tracks the array. False for sparse
+            arrays, which `Flow` checks separately, because gradients do not flow through them.
+        is_sparse: Whether the value is a sparse array.
     """
 
     value: Any

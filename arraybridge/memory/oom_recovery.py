@@ -163,8 +163,9 @@ def _split_option_error(split_axis: Any, min_split: Any) -> ValueError:
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
     """Call ``fn`` on a batch; when memory runs out, continue in parts and join their results.
 
-    After a first cleanup and retry, the rows are divided evenly into parts of at most half of them, rounded
-    down. If a part does not fit, the rows that remain are divided evenly into parts of at most half its size.
+    After a first cleanup and retry, the rows are divided evenly into as few parts as possible, each with at
+    most half of the rows: 11 rows into 4, 4 and 3. If a part does not fit, the remaining rows are divided in
+    the same way into parts of at most half its size.
     Finished parts are never computed again. The result of each part is copied into one preallocated result,
     so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
     and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
@@ -181,8 +182,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
             An exception raised in a part has a note that names the split arguments.
         axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
             to 0.
-        min_split: The smallest number of rows in a part. A part with fewer than twice as many rows is not
-            halved. Defaults to 1.
+        min_split: The smallest number of rows in a part, for which parts may be larger than half. A part with
+            fewer than twice as many rows is not divided. Defaults to 1.
 
     Returns:
         The result of ``fn``. The arrays of several parts are joined along ``axis``, even inside containers;
