@@ -683,28 +683,6 @@ def map_arrays(
         return change(tree) if kind is ARRAY or issubclass(type(tree), also) else tree
     if is_whole is not None and is_whole(tree):
         return change(tree)
-    places: list[str] = []
-    try:
-        return _map(tree, change, also, places, rebuild_all, is_whole)
-    except RecursionError:
-        raise ValueError(
-            "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass its"
-            " arrays in a flat list or dict."
-        ) from None
-    except MemoryConversionError as error:
-        if places:
-            error.add_path("".join(reversed(places)))
-        raise
-
-
-def _map(
-    tree: Any,
-    change: Callable[[Any], Any],
-    also: Any,
-    places: list[str],
-    rebuild_all: bool,
-    is_whole: Callable[[Any], bool] | None,
-) -> Any:
     cls = type(tree)
     opened: Container | None = None
     children: Any
@@ -725,12 +703,17 @@ def _map(
         if kind is LEAF and not issubclass(type(child), also):
             continue
         try:
-            if kind is TREE and (is_whole is None or not is_whole(child)):
-                new = _map(child, change, also, places, rebuild_all, is_whole)
+            if kind is TREE:
+                new = map_arrays(child, change, also=also, rebuild_all=rebuild_all, is_whole=is_whole)
             else:
                 new = change(child)
-        except MemoryConversionError:
-            places.append((opened or open_container(tree)).place(i))
+        except RecursionError:
+            raise ValueError(
+                "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass"
+                " its arrays in a flat list or dict."
+            ) from None
+        except MemoryConversionError as error:
+            error.add_path((opened or open_container(tree)).place(i))
             raise
         if new is not child:
             changed = list(children) if changed is None else changed
@@ -739,12 +722,21 @@ def _map(
         return tree
     if opened is None:
         return dict(zip(tree, changed, strict=True)) if cls is dict else cls(changed)
+    return _rebuild(opened, changed)
+
+
+def _rebuild(opened: Container, children: list[Any]) -> Any:
+    """Return a container with other children; the unchanged container if its class does not accept them.
+
+    Raises:
+        ArrayNotSupportedError: If optree traverses the container, and its class does not accept the children.
+    """
     try:
-        return opened.rebuild(changed)
+        return opened.rebuild(children)
     except ArrayNotSupportedError:
-        if is_registered(tree):
+        if is_registered(opened.tree):
             raise
-        return tree
+        return opened.tree
 
 
 def together(

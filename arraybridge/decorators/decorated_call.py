@@ -371,7 +371,7 @@ class ConvertingCall(DecoratedCall):
         except MemoryConversionError as error:
             self._describe(error, args, kwargs, len(values))
             raise
-        if has_other:
+        if has_other and (self.options.strict or not has_array):
             has_array = self._check_others(args, kwargs, values, skip, has_array=has_array)
         if has_array and self.uses_own_stream is None:
             framework = registry.framework(self.options.framework)
@@ -453,21 +453,11 @@ class ConvertingCall(DecoratedCall):
     def _device_of_arguments(self, args: Any, kwargs: Kwargs) -> Device | None:
         """Return the device of the first converted array; None if there is none."""
         framework = registry.framework(self.options.framework)
-        first = self._first_array(args, kwargs)
+        first = first_array_argument(args, kwargs, self.self_argument)
         if not framework.owns(first):  # it was not converted: its container cannot be rebuilt
             leaves = leaves_of([*args[self.count_own(args) :], *kwargs.values()])
             first = next(filter(framework.owns, leaves), None)
         return None if first is None else framework.devices.device_of(first)
-
-    def _first_array(self, args: Any, kwargs: Kwargs) -> Any:
-        """Return the first array argument; None if there is none."""
-        skip = self.count_own(args)
-        try:
-            if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
-                return args[skip]
-        except TypeError:  # the class is unhashable
-            pass
-        return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
 
     # -- the result --------------------------------------------------------------------------------
 
@@ -481,27 +471,31 @@ class ConvertingCall(DecoratedCall):
         """
         try:
             if self.restores:
-                first = self._first_array(args, kwargs)
+                first = first_array_argument(args, kwargs, self.self_argument)
                 try:
                     is_array = kinds.get(type(result)) is ARRAY  # in most calls
                 except TypeError:  # the class is unhashable
                     is_array = False
                 if is_array and not self.changes_dtype:
                     result = self._restore(result, first)
+                elif type(first) is np.ndarray and not self.restores_dtype:
+                    result = self.results.tree(result)
                 else:
                     result = ResultConversion(self._deliver_to(first), self._dtype_for(first)).tree(result)
-            elif open_logs:  # skip the `unchanged` check: traces record all arrays
-                result = ResultConversion(self.results.deliver, self.results.dtype).tree(result)
-            elif type(result) not in self.results.unchanged:
+            elif open_logs or type(result) not in self.results.unchanged:
                 result = self.results.tree(result)
         except FrameworkNotInstalledError:
             raise
         except MemoryConversionError as error:
-            error.blame_result(self.label)
-            if error.cast is None and isinstance(error, GradientError):
-                error.advise(_KEEP_VALUES)
+            self._describe_result(error)
             raise
         return result if self.options.contract is None else self.check_contract(result, self.options.contract)
+
+    def _describe_result(self, error: MemoryConversionError) -> None:
+        """Add the name of the function whose result cannot be converted, and advice, to an error."""
+        error.blame_result(self.label)
+        if error.cast is None and isinstance(error, GradientError):
+            error.advise(_KEEP_VALUES)
 
     def _restore(self, result: Any, first: Any) -> Any:
         """Convert a result array for the caller, whose first array argument is ``first`` (or None)."""
@@ -534,20 +528,34 @@ def _are_together(x: Any, y: Any) -> bool:
 # -- helpers -------------------------------------------------------------------------------------------
 
 
+def first_array_argument(args: Any, kwargs: Kwargs, self_argument: SelfArgument | None) -> Any:
+    """Return the first array among the arguments, except for ``self`` and ``cls``; None if there is none."""
+    skip = 0 if self_argument is None else self_argument.count(args)
+    try:
+        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
+            return args[skip]
+    except TypeError:  # the class is unhashable
+        pass
+    return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
+
+
 def first_array(values: Iterable[Any]) -> Any:
     """Return the first array among these values, including those in containers; None if there is none."""
-    for value in values:
-        try:
-            kind = kinds.get(type(value)) or kind_of(value)
-        except TypeError:  # the class is unhashable
-            kind = kind_of(value)
-        if kind is ARRAY:
-            return value
-        if kind is TREE:
-            cls = type(value)
-            is_plain = cls is dict or cls is list or cls is tuple
-            children: Any = value if is_plain else leaves_of(value)
-            array = first_array(children.values() if cls is dict else children)
-            if array is not None:
-                return array
+    searched = [iter(values)]  # one iterator per level of the containers
+    while searched:
+        for value in searched[-1]:
+            try:
+                kind = kinds.get(type(value)) or kind_of(value)
+            except TypeError:  # the class is unhashable
+                kind = kind_of(value)
+            if kind is ARRAY:
+                return value
+            if kind is TREE:
+                cls = type(value)
+                is_plain = cls is dict or cls is list or cls is tuple
+                children: Any = value if is_plain else leaves_of(value)
+                searched.append(iter(children.values() if cls is dict else children))
+                break
+        else:
+            searched.pop()
     return None

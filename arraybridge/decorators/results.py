@@ -14,7 +14,7 @@ from arraybridge.decorators.dtype_conversion import convert_dtype
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.interface import registry
 from arraybridge.tracing.trace_log import open_logs
-from arraybridge.trees import ARRAY, LEAF, cached_kind, map_arrays
+from arraybridge.trees import ARRAY, LEAF, kinds, map_arrays
 
 __all__ = ["Restoration", "ResultConversion"]
 
@@ -100,7 +100,10 @@ class ResultConversion:
 
     def tree(self, result: Any) -> Any:
         """Return a result with its arrays converted."""
-        kind = cached_kind(type(result))
+        try:
+            kind = kinds.get(type(result))  # what follows does the same as `map_arrays`, but is faster
+        except TypeError:  # the class is unhashable
+            kind = None
         if kind is ARRAY and self.dtype is None:
             return self.deliver(result)
         if kind is LEAF and not isinstance(result, np.generic):
@@ -110,9 +113,12 @@ class ResultConversion:
     def leaf(self, x: Any) -> Any:
         """Convert an array or a NumPy scalar, and return it."""
         cls = type(x)
-        if cls in self.unchanged:
+        if cls in self.unchanged and not open_logs:  # traces record all arrays
             return x
-        kind = cached_kind(cls)
+        try:
+            kind = kinds.get(cls)
+        except TypeError:  # the class is unhashable
+            kind = None
         if not kind and carrier_of(x) is not None:
             return x
         if kind is not ARRAY and issubclass(type(x), np.generic):

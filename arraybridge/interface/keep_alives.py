@@ -46,41 +46,42 @@ class _Entry:
 
 
 class KeepAlives:
-    """Objects that are kept alive until the queued work that reads them is done."""
+    """Objects that are kept alive until the queued work that reads them is done.
+
+    Attributes:
+        entries: The objects, those that were kept first in front.
+    """
 
     def __init__(self) -> None:
-        self._entries: deque[_Entry] = deque()
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        self.entries: deque[_Entry] = deque()
 
     def keep(self, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
         """Keep an object alive until ``is_done`` returns true; ``wait`` blocks until then.
 
         This method does not call ``is_done``, because finalizers call this method and may interrupt any code.
         """
-        self._entries.append(_Entry(what, is_done, wait))
+        self.entries.append(_Entry(what, is_done, wait))
 
     def release(self) -> None:
         """Drop the objects that are no longer read, without waiting."""
-        if not self._entries or _is_capturing():
+        if not self.entries or _is_capturing():
             return
         with cuda_driver.allow_queries():
-            for _ in range(len(self._entries)):
+            for _ in range(len(self.entries)):
                 with suppress(IndexError):  # another thread has emptied the queue
-                    entry = self._entries.popleft()
+                    entry = self.entries.popleft()
                     with suppress(RuntimeError):  # the GPU has failed; its next use reports that
                         if entry.is_done():
                             continue
-                    self._entries.append(entry)
+                    self.entries.append(entry)
 
     def block_until_ready(self, leaving: int = 0) -> None:
         """Wait for the work that reads the objects, and drop all except the latest ``leaving`` objects."""
-        if not self._entries or _is_capturing():
+        if not self.entries or _is_capturing():
             return
-        while len(self._entries) > leaving:
+        while len(self.entries) > leaving:
             try:
-                entry = self._entries.popleft()
+                entry = self.entries.popleft()
             except IndexError:  # another thread has emptied the queue
                 return
             entry.wait()

@@ -375,7 +375,7 @@ class _Recovery:
         self._arguments_of = arguments_of or partial(name_arguments, fn)
         self.retries = min(options.max_retries, 1) if options.split else options.max_retries
         try:
-            leaves = arrays_of(self._batch, also=object)
+            leaves = arrays_of([*args, *kwargs.values()], also=object)
         except ValueError:  # a container that contains itself cannot be split
             if options.split:
                 raise

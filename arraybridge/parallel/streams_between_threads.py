@@ -27,10 +27,10 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
     pending computations only when the result is read. This function therefore waits for JAX arrays, so that
     such an error is raised in the thread that caused it.
     """
-    if cached_kind(type(tree)) is LEAF:
+    if type(tree) is np.ndarray or (kind := cached_kind(type(tree))) is LEAF:
         return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for x in (tree,) if cached_kind(type(tree)) is ARRAY else arrays_of(tree):
+    for x in (tree,) if kind is ARRAY else arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None:
             continue
@@ -69,10 +69,10 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
     A function may read an array in a framework other than the array's, so every framework that has
     initialized the GPU records an event.
     """
-    if cached_kind(type(tree)) is LEAF:
+    if type(tree) is np.ndarray or (kind := cached_kind(type(tree))) is LEAF:
         return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for x in (tree,) if cached_kind(type(tree)) is ARRAY else arrays_of(tree):
+    for x in (tree,) if kind is ARRAY else arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None or (device := owner.devices.device_of(x)).kind == "cpu":
             continue

@@ -176,7 +176,7 @@ class Worker:
                 lambda: all(m.is_done() for m in stream_events),
                 lambda: [m.synchronize() for m in stream_events],
             )
-        if self._keep_alives:
+        if self._keep_alives.entries:
             self._keep_alives.release()
             self._keep_alives.block_until_ready(self._depth)
         return stream_events

@@ -176,7 +176,7 @@ def test_calls_with_a_container_enter_few_functions(options: dict[str, Any], mos
     # Plans are cached by the earlier calls, and during any call, garbage collection may run other functions.
     entered = min(calls, key=len)
     assert len(entered) <= most, " ".join(entered)
-    assert entered.count("_first_array") <= 1
+    assert entered.count("first_array_argument") <= 1
     assert "leaves_of" not in entered
 
 

@@ -124,11 +124,11 @@ def test_streams_without_queries_keep_only_their_own_exports() -> None:
     kept.keep(Memory(), lambda: True, lambda: None)
     del memory
     kept.release()
-    assert len(kept) == 1
+    assert len(kept.entries) == 1
     assert seen() is not None
     broken = False
     kept.release()
-    assert len(kept) == 0
+    assert len(kept.entries) == 0
     assert seen() is None
 
 
@@ -147,11 +147,11 @@ def test_streams_are_not_queried_during_graph_capture(monkeypatch: pytest.Monkey
     monkeypatch.setattr(keep_alives, "captures", [lambda: recording])
     kept.keep(Memory(), is_done, lambda: None)
     kept.release()
-    assert (len(kept), queries) == (1, 0)
+    assert (len(kept.entries), queries) == (1, 0)
     recording = False
     monkeypatch.setattr(keep_alives, "captures", [lambda: recording, no_driver])
     kept.release()
-    assert (len(kept), queries) == (0, 1)
+    assert (len(kept.entries), queries) == (0, 1)
 
 
 def test_memory_that_is_dropped_during_graph_capture_is_released_later(

@@ -378,7 +378,7 @@ class TorchMemory(Memory):
         # PyTorch empties the caches of all GPUs at once (torch 2.14, no issue found), so the freed bytes
         # of all are added.
         gpus = _gpu_numbers() if _gpu_numbers(device) else []
-        before = sum(torch.cuda.memory_reserved(i) for i in gpus)
+        before = sum(map(torch.cuda.memory_reserved, gpus))
         if gpus:
             torch.cuda.empty_cache()
         # torch >= 2.9, pytorch/pytorch#152932
