@@ -7,8 +7,8 @@ python tools/plant_mistakes.py --only 7 12                  runs two of them aga
 Each mistake changes one expression or statement of the package in a copy of the checkout: a comparison, a
 condition, a number, a boolean operator, or a call that is dropped. The tests that belong to the module then
 run until one fails: first the test files that name the module, then the folder that mirrors its package, then
-the tests of the whole library. A mistake that no test sees is printed with its place. It is either a missing
-test or code that nothing needs.
+the tests of the whole library. A mistake that no test sees is either a missing test or code that nothing
+needs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,46 +165,42 @@ def _imports(text: str, parent: str, name: str) -> bool:
     )
 
 
-def is_seen(mistake: Mistake, limit: float) -> tuple[bool, str, float]:
-    """Run the tests with a mistake. Return whether one fails, the first failure, and the seconds."""
+def is_seen(mistake: Mistake, limit: float) -> tuple[str, str, float]:
+    """Run the tests with a mistake. Return the verdict, the first failure, and the seconds.
+
+    The verdict is "seen", "UNSEEN", or "no end" if the tests did not end within ``limit`` seconds. A test
+    that hangs fails after two minutes.
+    """
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name in (PACKAGE, "tests", "tools", "docs", "examples", "benchmarks"):
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
-        for name in (
-            "conftest.py",
-            "pyproject.toml",
-            "tox.ini",
-            "README.md",
-            "CHANGELOG.md",
-            "CONTRIBUTING.md",
-        ):
-            shutil.copy(ROOT / name, root / name)
+        for file in (*ROOT.glob("*.py"), *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.ini")):
+            shutil.copy(file, root)
         mistake.apply(root)
-        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-        for tests in tests_of(mistake.path):
-            left = limit - (time.monotonic() - start)
-            if left < 0:
-                break
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", tests]
-            try:
-                done = subprocess.run(
-                    command,
-                    cwd=root,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=left,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return True, f"{tests}: no end within the limit", time.monotonic() - start
-            if done.returncode not in (0, 5):  # 5: no test was collected
-                lines = done.stdout.splitlines()
-                failure = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1:])
-                return True, str(failure), time.monotonic() - start
-    return False, "", time.monotonic() - start
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"),
+            *tests_of(mistake.path),
+        ]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=root,
+                env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                timeout=limit,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "no end", "", time.monotonic() - start
+    seconds = time.monotonic() - start
+    if done.returncode == 0:
+        return "UNSEEN", "", seconds
+    lines = done.stdout.splitlines()
+    failure = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "".join(lines[-1:]))
+    return "seen", failure, seconds
 
 
 def main() -> None:
@@ -225,21 +222,14 @@ def main() -> None:
         if arguments.list:
             print(number, mistake)
             continue
-        seen, failure, seconds = is_seen(mistake, arguments.limit)
-        results.append({**asdict(mistake), "seen": seen, "failure": failure, "seconds": round(seconds, 1)})
-        print(
-            number,
-            "seen  " if seen else "UNSEEN",
-            f"{seconds:5.0f} s",
-            mistake,
-            failure,
-            sep="  ",
-            flush=True,
-        )
+        verdict, failure, seconds = is_seen(mistake, arguments.limit)
+        results.append({**asdict(mistake), "verdict": verdict, "failure": failure, "seconds": round(seconds)})
+        print(number, f"{verdict:6}", f"{seconds:4.0f} s", mistake, failure, sep="  ", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if results:
-        print(f"{sum(bool(one['seen']) for one in results)} of {len(results)} mistakes seen")
+        counts = Counter(str(one["verdict"]) for one in results)
+        print(", ".join(f"{verdict}: {count}" for verdict, count in counts.items()))
 
 
 if __name__ == "__main__":
