@@ -21,6 +21,7 @@ import pytest
 import arraybridge
 from arraybridge import ArrayNotSupportedError
 from arraybridge.conversion.plan_cache import plans_by_signature
+from arraybridge.decorators import decorated_call
 from arraybridge.interface.streams import Streams
 from tests.decorators import cases
 from tests.decorators.cases import (
@@ -152,10 +153,13 @@ def test_errors_of_the_function_propagate_unchanged() -> None:
     ("options", "most"),
     [({}, 10), ({"output_type": "input"}, 19), ({"device": "cpu", "output_type": "input"}, 22)],
 )
-def test_calls_with_a_container_enter_few_functions(options: dict[str, Any], most: int) -> None:
+def test_calls_with_a_container_enter_few_functions(
+    options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first array is found at most once, without a traversal of the whole container."""
     if require("torch").version.cuda:
         pytest.skip("builds of PyTorch for CUDA enter more functions, to select the device and its stream")
+    monkeypatch.setattr(decorated_call, "busy_workers", [])  # threads of earlier tests may still be ending
     plans_by_signature.clear()  # a plan that was made for the string "cpu" is compared with each `Device`
     fn = arraybridge.torch(**options)(lambda batch: batch["image"])
     batch = {"image": np.ones((4, 4), np.float32), "label": 3}
