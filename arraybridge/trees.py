@@ -162,10 +162,7 @@ def _is_mapping(x: Any) -> bool:
 
 def _is_container(x: Any) -> bool:
     cls = type(x)
-    try:
-        kind = _kinds_of_classes.get(cls)
-    except TypeError:  # the class is unhashable
-        kind = None
+    kind = _kinds_of_classes.get(cls)
     if kind is None:
         kind = remember(_kinds_of_classes, cls, _kind_of_class(x))
     if kind is not _DEPENDS:
@@ -270,14 +267,13 @@ def open_container(tree: Any) -> Container:
     The items of a subclass of dict, list, tuple or deque are read with the methods of the built-in class,
     even if the subclass overrides them. Objects of classes registered with optree are flattened by optree.
     """
-    cls = type(tree)
-    if cls not in _BUILT_IN and is_registered(tree):
-        return _OptreeNode(tree)
+    if type(tree) not in _BUILT_IN and is_registered(tree):
+        node = _OptreeNode(tree)
+        if not node.drops_attributes:
+            return node
     base = _base_of(tree)
-    if base is not None:
-        return _Items(tree, base)
-    if _has_fields(tree):
-        return _Attributes(tree)  # mappings too, because their class may not accept a dict
+    if base is not None or _has_fields(tree):  # mappings too, because their class may not accept a dict
+        return _Object(tree, base)
     # A class that JAX or PyTorch knows as a pytree may not accept a dict of its items, such as TensorDict
     # (tensordict 0.15).
     is_mapping = issubclass(type(tree), Mapping) and _pytree_of(tree) is None
@@ -307,55 +303,59 @@ class _Field(NamedTuple):
         return self.name
 
 
-class _Items(Container):
-    """A dict, list, tuple, deque, ``UserDict`` or an instance of a subclass.
+class _Object(Container):
+    """An object with items, fields or both.
 
-    If it is also a dataclass, the fields follow the items, except for attributes that refer to one of the
-    items. `_restore_attributes` updates these together with the item.
+    Items are those of a dict, list, tuple, deque, ``UserDict`` or an instance of a subclass. Fields are those
+    of a dataclass, an attrs class, a pydantic model or a ``SimpleNamespace``. If an object has both, the
+    fields follow the items, except for attributes that refer to one of the items. `_restore_attributes`
+    updates these together with the item.
     """
 
-    __slots__ = ("_base", "_fields")
+    __slots__ = ("_base", "_item_count")
 
     def __init__(self, tree: Any, base: Any) -> None:
-        if issubclass(base, dict):
-            items = dict(base.items(_holder_of(tree)))
-        else:
-            items = dict(enumerate(base.__iter__(_holder_of(tree))))
-        names = list(items)
-        children = list(items.values())
         self._base = base
-        self._fields: list[_Field] = []
-        if type(tree) not in _BUILT_IN:
-            of_items = {id(item) for item in children if kind_of(item) is not LEAF}
-            aliases = {name for name, value in _attributes(tree).items() if id(value) in of_items}
-            own = [name for name in _field_names(type(tree)) or () if name not in aliases]
-            self._fields = [_Field(name) for name in own if hasattr(tree, name)]
-            names += self._fields
-            children += [getattr(tree, field.name) for field in self._fields]
-        super().__init__(tree, names, children, tree.maxlen if base is deque else None)
+        items = {} if base is None else _items_of(tree, base)
+        self._item_count = len(items)
+        fields: dict[Any, Any] = {} if type(tree) in _BUILT_IN else _fields_of(tree)
+        if fields and base is not None:
+            attributes = _attributes(tree)
+            of_items = {id(item) for item in items.values() if kind_of(item) is not LEAF}
+            fields = {
+                _Field(name): value
+                for name, value in fields.items()
+                if id(attributes.get(name)) not in of_items
+            }
+        children = [*items.values(), *fields.values()]
+        super().__init__(tree, [*items, *fields], children, tree.maxlen if base is deque else None)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether the class of the object is a built-in container or derived from one."""
+        return self._base is not None
 
     def place(self, i: int) -> str:
-        name = self.names[i]
-        return f".{name}" if isinstance(name, _Field) else super().place(i)
+        return super().place(i) if i < self._item_count else f".{self.names[i]}"
 
     def _make(self, children: Sequence[Any]) -> Any:
         base = self._base
-        count = len(children) - len(self._fields)
+        fields = self.names[self._item_count :]
+        count = len(children) - len(fields)
         rebuilt: Any
         if base is tuple:
             rebuilt = tuple.__new__(type(self.tree), children[:count])
             _attributes(rebuilt).update(_attributes(self.tree))
         else:
             rebuilt = _copy_of(self.tree, base)
-            holder = _holder_of(rebuilt)
-            if issubclass(base, dict):
-                for name, item in zip(self.names[:count], children, strict=False):
-                    base.__setitem__(holder, name, item)
+            if base is not None:
+                _replace_items(rebuilt, base, self.names, children[:count])
+        extras = _extras(rebuilt)
+        for name, value in zip(fields, children[count:], strict=True):
+            if name in extras:
+                extras[name] = value
             else:
-                base.clear(holder)
-                base.extend(holder, children[:count])
-        for field, value in zip(self._fields, children[count:], strict=True):
-            object.__setattr__(rebuilt, field.name, value)
+                object.__setattr__(rebuilt, str(name), value)  # works for frozen dataclasses, too
         if len(children) == len(self.children):
             _restore_attributes(self, rebuilt, children)
         return rebuilt
@@ -377,33 +377,6 @@ class _Mapping(Container):
         return rebuilt
 
 
-class _Attributes(Container):
-    """A dataclass, an attrs class, a pydantic model, or a ``SimpleNamespace``."""
-
-    __slots__ = ()
-
-    def __init__(self, tree: Any) -> None:
-        cls = type(tree)
-        fields = list(vars(tree)) if issubclass(cls, SimpleNamespace) else _field_names(cls) or []
-        values = {name: getattr(tree, name) for name in fields if hasattr(tree, name)}
-        values.update(_extras(tree))
-        super().__init__(tree, list(values), list(values.values()))
-
-    def place(self, i: int) -> str:
-        return f".{self.names[i]}"
-
-    def _make(self, children: Sequence[Any]) -> Any:
-        rebuilt = _copy_of(self.tree, None)
-        extras = _extras(rebuilt)
-        for name, child in zip(self.names, children, strict=True):
-            if name in extras:
-                extras[name] = child
-            else:
-                object.__setattr__(rebuilt, name, child)  # works for frozen dataclasses, too
-        _forget_computed(rebuilt)
-        return rebuilt
-
-
 class _OptreeNode(Container):
     """A named tuple, a structseq, or an object whose class is registered with optree."""
 
@@ -420,22 +393,14 @@ class _OptreeNode(Container):
         return str(node.path_entry_type(node.entries[i], node.type, node.kind).codify(""))
 
     @property
-    def is_named_tuple(self) -> bool:
-        """Whether the container is a named tuple whose class is not registered."""
+    def drops_attributes(self) -> bool:
+        """Whether the container is a named tuple with attributes, which optree would drop."""
         import optree
 
-        return self._node.kind is optree.PyTreeKind.NAMEDTUPLE
+        return self._node.kind is optree.PyTreeKind.NAMEDTUPLE and bool(_attributes(self.tree))
 
     def _make(self, children: Sequence[Any]) -> Any:
-        rebuilt = self._node.unflatten_func(self._node.metadata, tuple(children))
-        attributes = _attributes(self.tree)
-        if attributes and self.is_named_tuple:
-            # Arrays and containers that the constructor has set are kept, because it may have computed them
-            # from the fields. All other attributes are copied from the original.
-            own = _attributes(rebuilt)
-            own.update({k: v for k, v in attributes.items() if k not in own or kind_of(v) is LEAF})
-            _restore_attributes(self, rebuilt, children)
-        return rebuilt
+        return self._node.unflatten_func(self._node.metadata, tuple(children))
 
 
 class _PytreeNode(Container):
@@ -458,14 +423,16 @@ class _PytreeNode(Container):
 
 
 def own_attributes(opened: Container) -> dict[str, Any]:
-    """Return the attributes of a container that are neither children nor computed from them."""
+    """Return the attributes of a container that are neither children nor computed from them.
+
+    Those of a mapping or a registered class are covered by its constructor or registration.
+    """
     tree = opened.tree
-    covered = isinstance(opened, (_Mapping, _PytreeNode))  # by the constructor, or by the registration
-    if covered or type(tree) in _BUILT_IN or (isinstance(opened, _OptreeNode) and not opened.is_named_tuple):
+    if not isinstance(opened, _Object) or type(tree) in _BUILT_IN:
         return {}
     children = {(str(name), id(child)) for name, child in zip(opened.names, opened.children, strict=True)}
     holder = _holder_of(tree)
-    attributes = _attributes(tree) | (_slots(tree) if isinstance(opened, _Items) else {})
+    attributes = _attributes(tree) | (_slots(tree) if opened.has_items else {})
     return {
         name: value
         for name, value in attributes.items()
@@ -493,6 +460,30 @@ def _base_of(tree: Any) -> Any:
         if issubclass(cls, base):
             return base
     return None
+
+
+def _items_of(tree: Any, base: Any) -> dict[Any, Any]:
+    """Return the items of a container by key or number, read with the methods of its built-in class."""
+    holder = _holder_of(tree)
+    return dict(base.items(holder) if issubclass(base, dict) else enumerate(base.__iter__(holder)))
+
+
+def _replace_items(tree: Any, base: Any, names: Sequence[Any], items: Sequence[Any]) -> None:
+    """Replace the items of a container with the methods of its built-in class."""
+    holder = _holder_of(tree)
+    if issubclass(base, dict):
+        for name, item in zip(names, items, strict=False):
+            base.__setitem__(holder, name, item)
+    else:
+        base.clear(holder)
+        base.extend(holder, items)
+
+
+def _fields_of(tree: Any) -> dict[str, Any]:
+    """Return the fields that a dataclass, attrs class, pydantic model or ``SimpleNamespace`` has set."""
+    cls = type(tree)
+    names = list(vars(tree)) if issubclass(cls, SimpleNamespace) else _field_names(cls) or []
+    return {name: getattr(tree, name) for name in names if hasattr(tree, name)} | _extras(tree)
 
 
 def _copy_of(tree: Any, base: Any) -> Any:
@@ -640,8 +631,7 @@ def key_of(structure: Any) -> Any:
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
     # Other attributes may have any meaning, so the key must not be cached: a set makes it unhashable.
-    lists_children = isinstance(opened, _OptreeNode) and not opened.is_named_tuple
-    others = set() if lists_children else set(_attributes(structure)) - {*opened.names}
+    others = set() if isinstance(opened, _OptreeNode) else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, others or None, tuple(map(key_of, opened.children))
 
