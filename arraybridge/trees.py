@@ -31,6 +31,7 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.third_party_arrays import is_protocol_producer, offers_on_instance
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.interface import registry
+from arraybridge.interface.framework import Framework
 from arraybridge.interface.installation import package_of
 from arraybridge.interface.runtime import Pytree
 from arraybridge.outcome import ask
@@ -582,6 +583,15 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
 
     map_arrays(tree, collect, also=also)
     return arrays
+
+
+def owned_arrays(tree: Any) -> list[tuple[Framework, Any]]:
+    """Return the arrays of frameworks in nested containers, each with its framework."""
+    kind = cached_kind(type(tree))
+    if kind is LEAF:
+        return []
+    pairs = [(registry.find_owner(x), x) for x in ((tree,) if kind is ARRAY else arrays_of(tree))]
+    return [(owner, x) for owner, x in pairs if owner is not None]
 
 
 def has_array_inside(x: Any) -> bool:

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from arraybridge.compilers import run_eagerly
 from arraybridge.formatting import format_count, format_seconds
-from arraybridge.interface import registry
 from arraybridge.interface.registry import loaded
-from arraybridge.trees import arrays_of
+from arraybridge.trees import owned_arrays
 from arraybridge.validation import add_hints, whole_number
 
 # After `_TRIALS` waits, the remaining calls are timed without a wait as soon as one wait has taken at most
@@ -124,10 +123,8 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
 
 
 def _block_until_ready(values: Any) -> None:
-    for x in arrays_of(values):
-        owner = registry.find_owner(x)
-        if owner is not None:
-            owner.interchange.block_until_ready(x)
+    for owner, x in owned_arrays(values):
+        owner.interchange.block_until_ready(x)
 
 
 def _synchronize() -> float:

@@ -85,14 +85,12 @@ cleanup_tensorflow_gpu = partial(free_memory, "tensorflow")
 cleanup_torch_gpu = partial(free_memory, "torch")
 
 
-def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
+def release_caches(
+    frameworks: list[Framework], index: int | None, *, compiled: bool = False, collect: bool = True
+) -> int:
     """Collect garbage, free the caches of these frameworks, and return the number of bytes freed."""
-    gc.collect()
-    return empty_caches(frameworks, index, compiled=compiled)
-
-
-def empty_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
-    """Free the caches of these frameworks without a garbage collection, and return the bytes freed."""
+    if collect:
+        gc.collect()
     keep_alives.block_until_ready()  # memory shared between frameworks may still be in use by a stream
     freed = 0
     for one in frameworks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from arraybridge.compilers import run_eagerly
@@ -66,38 +65,23 @@ _peaks_lock = threading.RLock()
 _open_peaks: list[MemoryPeak] = []
 
 
-@dataclass(slots=True, eq=False)
-class _Watched:
-    """The memory use of one framework or process on one device, in bytes.
-
-    Attributes:
-        before: The bytes in use before the block.
-        peak: The largest number of bytes in use so far.
-        counted: The peak that the framework reported before the block. Only a larger peak is counted.
-    """
-
-    before: int = 0
-    peak: int = 0
-    counted: int = 0
-
-
 class MemoryPeak(Table):
     """The peak memory use so far in a `memory_peak` block, as ``rows`` or by name, such as ``m["torch"]``."""
 
     def __init__(self) -> None:
-        #: The measured bytes by device and by name of the framework or process.
-        self._watched: dict[tuple[str, str], _Watched] = {}
+        self._rows: dict[tuple[str, str], PeakRow] = {}
+        #: The peaks that frameworks reported before the block. Only larger ones are counted.
+        self._counted: dict[tuple[str, str], int] = {}
         for one in holdings():
             if one.used is not None:
-                self._watched[one.device, one.holder] = _Watched(one.used, one.used, one.peak or 0)
+                key = one.device, one.holder
+                self._rows[key] = PeakRow(*key, before=one.used, peak=one.used)
+                self._counted[key] = one.peak or 0
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
         """One row per device and framework or process."""
-        return tuple(
-            PeakRow(device, holder, before=one.before, peak=one.peak)
-            for (device, holder), one in self._watched.items()
-        )
+        return tuple(self._rows.values())
 
     def __getitem__(self, holder: str) -> PeakRow:
         """Return the row of a framework on its first device, or of ``"this process"`` on the host.
@@ -126,10 +110,12 @@ class MemoryPeak(Table):
         with _peaks_lock:
             for one in holdings():
                 if one.used is not None:
-                    watched = self._watched.setdefault((one.device, one.holder), _Watched())
-                    watched.peak = max(watched.peak, one.used)
-                    if one.peak is not None and one.peak > watched.counted:
-                        watched.peak = max(watched.peak, one.peak)
+                    key = one.device, one.holder
+                    row = self._rows.get(key) or PeakRow(*key, before=0, peak=0)
+                    reported = one.peak or 0
+                    is_new = reported > self._counted.get(key, 0)
+                    peak = max(row.peak, one.used, reported if is_new else 0)
+                    self._rows[key] = row._replace(peak=peak)
 
 
 @run_eagerly

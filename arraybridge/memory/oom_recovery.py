@@ -22,7 +22,7 @@ from arraybridge.formatting import format_count
 from arraybridge.interface import registry
 from arraybridge.interface.framework import native_errors
 from arraybridge.interface.registry import list_loaded_cached
-from arraybridge.memory.cleanup import empty_caches, gpu_number, release_caches
+from arraybridge.memory.cleanup import gpu_number, release_caches
 from arraybridge.memory.oom_recognition import chain, is_oom, is_oom_error
 from arraybridge.memory.split_arguments import (
     Named,
@@ -131,31 +131,23 @@ def run_with_oom_recovery(
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
     if split is False:
         if (split_axis, min_split) != (0, 1):
-            raise _split_option_error(split_axis, min_split)
+            option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
+            raise ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
         options = _DEFAULTS
         if max_retries != 2 or gpu_id is not None or before_retry is not None:
             options = RecoveryOptions(max_retries, gpu_id, before_retry)
         result: R = recover(fn, args, kwargs, options)
         return result
-    _check_split(split)
-    split_axis = whole_number("split_axis", split_axis)
-    min_split = _check_min_split(min_split)
-    options = RecoveryOptions(
-        max_retries, gpu_id, before_retry, split=True, split_axis=split_axis, min_split=min_split
-    )
-    return cast("R", _recover_in_parts(fn, args, kwargs, options))
-
-
-def _check_split(split: Any) -> None:
     if split is not True:
         raise TypeError(
             f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
         )
-
-
-def _split_option_error(split_axis: Any, min_split: Any) -> ValueError:
-    option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
-    return ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
+    split_axis = whole_number("split_axis", split_axis)
+    min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
+    options = RecoveryOptions(
+        max_retries, gpu_id, before_retry, split=True, split_axis=split_axis, min_split=min_split
+    )
+    return cast("R", _recover_in_parts(fn, args, kwargs, options))
 
 
 @run_eagerly
@@ -216,15 +208,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         args = batch
     else:
         args = (batch,)
-    min_split = _check_min_split(min_split)
+    min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
     options = RecoveryOptions(max_retries=1, split=True, split_axis=axis, min_split=min_split)
     return _recover_in_parts(fn, args, kwargs, options)
-
-
-def _check_min_split(rows: Any) -> int:
-    if rows.__class__ is int and rows >= 1:  # calling the validator takes longer
-        return rows
-    return whole_number("min_split", rows, least=1, type_error=ValueError)
 
 
 def _recover_in_parts(
@@ -592,8 +578,7 @@ class _Recovery:
         gpu_id = self._options.gpu_id
         device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
         span = trace_log.span("clean-up", "clean-up") if open_logs else None
-        free = release_caches if self._collects else empty_caches
-        freed = free(list_loaded_cached(), gpu_id)
+        freed = release_caches(list_loaded_cached(), gpu_id, collect=self._collects)
         self._collects = False
         if span is not None:
             span.nbytes = freed

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from arraybridge.device import Device
 from arraybridge.errors import GradientError
 from arraybridge.interface import registry
 from arraybridge.interface.framework import take_over
 from arraybridge.interface.streams import StreamEvent
-from arraybridge.trees import ARRAY, LEAF, arrays_of, cached_kind, map_arrays
+from arraybridge.trees import map_arrays, owned_arrays
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
@@ -27,13 +25,8 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
     pending computations only when the result is read. This function therefore waits for JAX arrays, so that
     such an error is raised in the thread that caused it.
     """
-    if type(tree) is np.ndarray or (kind := cached_kind(type(tree))) is LEAF:
-        return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for x in (tree,) if kind is ARRAY else arrays_of(tree):
-        owner = registry.find_owner(x)
-        if owner is None:
-            continue
+    for owner, x in owned_arrays(tree):
         if not owner.streams.has_streams:
             wait = owner.runtime.late_errors(type(x))
             if wait is not None:
@@ -69,12 +62,10 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
     A function may read an array in a framework other than the array's, so every framework that has
     initialized the GPU records an event.
     """
-    if type(tree) is np.ndarray or (kind := cached_kind(type(tree))) is LEAF:
-        return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for x in (tree,) if kind is ARRAY else arrays_of(tree):
-        owner = registry.find_owner(x)
-        if owner is None or (device := owner.devices.device_of(x)).kind == "cpu":
+    for owner, x in owned_arrays(tree):
+        device = owner.devices.device_of(x)
+        if device.kind == "cpu":
             continue
         for reader in (owner, *registry.loaded()):
             if not reader.streams.has_streams or (reader.name, device) in stream_events:
@@ -102,12 +93,8 @@ def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
 
 def check_not_differentiated(item: Any) -> None:
     """Raise `GradientError` if an array of the item is being differentiated or transformed in this thread."""
-    cls = type(item)
-    if cls is np.ndarray or cached_kind(cls) is LEAF:
-        return
-    for x in arrays_of(item):
-        owner = registry.find_owner(x)
-        if owner is not None and owner.autodiff.is_bound_to_thread(x):
+    for owner, x in owned_arrays(item):
+        if owner.autodiff.is_bound_to_thread(x):
             raise GradientError(
                 f"An array of {owner.name} is being differentiated or transformed in this thread, but the"
                 " function runs in another thread, where the array would get no gradient.",

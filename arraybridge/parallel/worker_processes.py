@@ -15,13 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from arraybridge.errors import MemoryConversionError, error_text, note_on
-from arraybridge.interface import registry
 from arraybridge.memory import serialization
 from arraybridge.memory.segments import Exchange
 from arraybridge.outcome import Outcome, attempt
 from arraybridge.parallel.workers import Work, Worker, noting
 from arraybridge.settings import MissingGpu, missing_gpu, settings
-from arraybridge.trees import arrays_of
+from arraybridge.trees import owned_arrays
 
 __all__ = ["ProcessDiedError"]
 
@@ -123,10 +122,8 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
 
     def answer(data: bytes) -> bytes:
         result = work(unpickle("the item", data))
-        for x in arrays_of(result):
-            owner = registry.find_owner(x)
-            if owner is not None:
-                owner.interchange.block_until_ready(x)
+        for owner, x in owned_arrays(result):
+            owner.interchange.block_until_ready(x)
         with noting(f"the result cannot be pickled in the process of {name}"):
             return serialization.dumps(Outcome(result), exchange)
 
