@@ -36,8 +36,6 @@ _DYNAMO = "torch._dynamo"
 #: The function that returns torch.compile's hook in this thread. While this list is empty, ``torch._dynamo``
 #: is not imported, and callers do not call `find_untraced_call`. Testing the list takes 10 ns.
 hook_getter: list[Callable[[], object]] = []
-# `_call`, wrapped so that the functions that it calls are not traced. The list is empty until the first use.
-_untraced: list[Call] = []
 
 
 def exempt(fn: F) -> F:
@@ -79,24 +77,21 @@ def find_untraced_call() -> Call | None:
 
     Call this inside a ``try`` statement, and only if `hook_getter` is filled; see `run_eagerly`.
     """
-    if not hook_getter[0]():
-        return None
-    if not _untraced:
-        _untraced.append(_disable_tracing(_call))
-    return _untraced[0]
+    return _untraced_call() if hook_getter[0]() else None
 
 
-def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
+@functools.cache
+def _untraced_call() -> Call:
+    """Return a function that calls another one, wrapped by ``torch.compiler.disable``."""
 
+    def call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
 
-def _disable_tracing(fn: Call) -> Call:
-    """Return ``fn`` wrapped by ``torch.compiler.disable``."""
     disable = sys.modules["torch"].compiler.disable
     try:
-        return cast("Call", disable(fn, reason=NO_FULL_GRAPH))
+        return cast("Call", disable(call, reason=NO_FULL_GRAPH))
     except TypeError:  # torch 2.6 has no reason=, pytorch/pytorch#150341
-        return cast("Call", disable(fn))
+        return cast("Call", disable(call))
 
 
 class _ImportObserver:

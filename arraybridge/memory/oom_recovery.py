@@ -30,7 +30,8 @@ from arraybridge.memory.split_arguments import (
     name_arguments,
     note_on_part,
     nothing_to_split_error,
-    warn_about_coincidence,
+    split_arguments,
+    warn_about_coincidences,
 )
 from arraybridge.outcome import Outcome
 from arraybridge.settings import worker_device
@@ -389,7 +390,7 @@ class _Recovery:
     def _run_in_parts(self, rows: int) -> Any:
         """Halve the size of the parts until one fits, process the rest, and return the joined result."""
         options = self._options
-        self._check_coincidence(rows)
+        warn_about_coincidences(split_arguments(self._arguments(), options.split_axis, rows), rows)
         joined = Joined(rows, options.split_axis, self._batch)
         size = rows // 2
         while joined.done < rows:
@@ -482,17 +483,6 @@ class _Recovery:
             except CannotSplitError as error:
                 error.add_call(name if name.startswith("argument ") else f"argument {name!r}")
                 raise
-
-    def _check_coincidence(self, rows: int) -> None:
-        """Warn about arguments that may have the number of rows of the batch only by chance."""
-        axis = self._options.split_axis
-        if batches.coincidences(batches.split_places(self._batch, axis, rows)):
-            split = [
-                (name + place, x)
-                for name, value in self._arguments()
-                for place, x in batches.split_places(value, axis, rows)
-            ]
-            warn_about_coincidence(batches.coincidences(split), rows)
 
     # -- steps between attempts ----------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import IOBase
 from typing import Any
@@ -44,8 +44,18 @@ def first_iterator(leaves: Iterable[Any]) -> str:
     return ""
 
 
-def warn_about_coincidence(names: Sequence[str], rows: int) -> None:
-    """Warn that split arguments may have their number of rows only by chance."""
+def split_arguments(arguments: Named, axis: int, rows: int) -> Named:
+    """Return the split arguments. Their names include places in containers, such as ``"batch['x']"``."""
+    return [
+        (name + place, x) for name, value in arguments for place, x in batches.split_places(value, axis, rows)
+    ]
+
+
+def warn_about_coincidences(split: Iterable[tuple[str, Any]], rows: int) -> None:
+    """Warn if some of the split arguments may have the number of rows of the batch only by chance."""
+    names = batches.coincidences(split)
+    if not names:
+        return
     is_one = len(names) == 1
     warn(
         f"A batch of {rows} rows is split, and {' and '.join(names)} {'is' if is_one else 'are'} split with"
@@ -58,7 +68,9 @@ def warn_about_coincidence(names: Sequence[str], rows: int) -> None:
 
 def note_on_part(error: Exception, arguments: Named, *, axis: int, rows: int, start: int, count: int) -> None:
     """Add a note to an error of a part that names the split arguments: one may be split by mistake."""
-    split = ", ".join(f"{name} ({count} of {rows} rows)" for name in split_names(arguments, axis, rows))
+    split = ", ".join(
+        f"{name} ({count} of {rows} rows)" for name, _ in split_arguments(arguments, axis, rows)
+    )
     part = f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
     note_on(
         error,
@@ -66,11 +78,6 @@ def note_on_part(error: Exception, arguments: Named, *, axis: int, rows: int, st
         f" arguments: {split}. If one of them has that many rows only by chance, pass"
         " arraybridge.fixed(argument).",
     )
-
-
-def split_names(arguments: Named, axis: int, rows: int) -> list[str]:
-    """Return the names of the split arguments, with their places in containers."""
-    return [name + place for name, value in arguments for place, _ in batches.split_places(value, axis, rows)]
 
 
 def nothing_to_split_error(batch: Any, axis: int) -> CannotSplitError:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.batches import Joined, coincidences, part, plain, snapshot, split_places
+from arraybridge.batches import Joined, part, plain, snapshot, split_places
 from arraybridge.carriers.sources import source_of
 from arraybridge.compilers import run_eagerly
 from arraybridge.decorators.wrapping import name_of
 from arraybridge.formatting import Contents, Table, format_seconds
 from arraybridge.interface import registry
 from arraybridge.interface.streams import identity
-from arraybridge.memory.split_arguments import warn_about_coincidence
+from arraybridge.memory.split_arguments import warn_about_coincidences
 from arraybridge.parallel.function_devices import placement, placement_text
 from arraybridge.parallel.stage_chain import Run
 from arraybridge.parallel.workers import (
@@ -144,10 +144,7 @@ class Pipeline:
             return plain(
                 next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=snapshot)))
             )
-        split = split_places(batch, self.axis, rows, "batch")
-        names = coincidences(split)
-        if names:
-            warn_about_coincidence(names, rows)
+        warn_about_coincidences(split_places(batch, self.axis, rows, "batch"), rows)
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)

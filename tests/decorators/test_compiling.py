@@ -170,13 +170,11 @@ def test_torch_compile_breaks_its_graph_at_a_decorated_function(options: Any) ->
         compiled(f, fullgraph=True)(weights)
 
 
-def test_a_full_graph_raises_an_error_with_the_reason_at_the_first_traced_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_graph_raises_an_error_with_the_reason_at_the_first_traced_call() -> None:
     torch = require("torch")
     if "msg" not in inspect.signature(torch._dynamo.graph_break).parameters:
         pytest.skip("this PyTorch shows no reason of a graph break")
-    monkeypatch.setattr(compilers, "_untraced", [])
+    compilers._untraced_call.cache_clear()
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     with pytest.raises(RuntimeError, match=r"Do not pass fullgraph=True\. .* write @torch\.compile below"):
         compiled(lambda x: f(x), fullgraph=True)(torch.ones(2))
@@ -235,7 +233,7 @@ def test_the_first_call_in_a_compiled_function_causes_no_warning(call: str, expe
 
 def test_graphs_break_in_releases_whose_graph_break_takes_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
-    monkeypatch.setattr(compilers, "_untraced", [])
+    compilers._untraced_call.cache_clear()
     monkeypatch.setattr(torch._dynamo, "graph_break", torch.compiler.disable(lambda: None))
     f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
     assert compiled(lambda x: f(x.cos()) * 2)(torch.zeros(2)).tolist() == [4.0, 4.0]
