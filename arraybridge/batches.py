@@ -13,7 +13,7 @@ import copy
 import numbers
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
@@ -256,9 +256,9 @@ class _Joining:
         if kind is ARRAY:
             return _Column(self, place)
         if kind is LEAF or self._is_input_list(first):
-            return _Value(self, first, place)
+            return _Value(self, place, first)
         if as_rows and _has_entry_per_row(first, count):
-            return _RowList(self, first, place)
+            return _RowList(self, place, type(first))
         return _Structure(self, first, count, place)
 
     def open(self, x: Any, place: str) -> Container:
@@ -318,14 +318,12 @@ def _contains(tree: Any, wanted: Any) -> bool:
     return kind_of(tree) is TREE and any(_contains(child, wanted) for child in open_container(tree).children)
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """The values at the same position in the results of all parts."""
 
-    __slots__ = ("of", "place")
-
-    def __init__(self, of: _Joining, place: str) -> None:
-        self.of = of
-        self.place = place
+    of: _Joining
+    place: str
 
     def put(self, x: Any, start: int, count: int) -> None:
         """Add the value of the part with rows ``start`` to ``start + count``."""
@@ -336,14 +334,11 @@ class _Node:
         raise NotImplementedError
 
 
+@dataclass(slots=True, eq=False)
 class _Value(_Node):
     """A value that is not an array and must be the same in every part."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, of: _Joining, first: Any, place: str) -> None:
-        super().__init__(of, place)
-        self.value = first
+    value: Any
 
     def put(self, x: Any, start: int, count: int) -> None:
         value = self.value
@@ -364,16 +359,13 @@ def _is_number(x: Any) -> bool:
     return issubclass(type(x), (numbers.Number, np.generic))
 
 
+@dataclass(slots=True, eq=False)
 class _Column(_Node):
     """The arrays at one position, in one output array or in a dict keyed by the first row of each part."""
 
-    __slots__ = ("buffer", "parts", "properties")
-
-    def __init__(self, of: _Joining, place: str) -> None:
-        super().__init__(of, place)
-        self.properties: dict[str, Any] | None = None
-        self.buffer: Any = None
-        self.parts: dict[int, Any] = {}
+    properties: dict[str, Any] | None = None
+    buffer: Any = None
+    parts: dict[int, Any] = field(default_factory=dict)
 
     def put(self, x: Any, start: int, count: int) -> None:
         of = self.of
@@ -461,7 +453,7 @@ class _Structure(_Node):
             for i, (name, child) in enumerate(zip(self.opened.names, self.opened.children, strict=True))
         }
         self.attributes = {
-            name: _Value(of, value, f"{place}.{name}") for name, value in own_attributes(self.opened).items()
+            name: _Value(of, f"{place}.{name}", value) for name, value in own_attributes(self.opened).items()
         }
 
     def put(self, x: Any, start: int, count: int) -> None:
@@ -483,6 +475,7 @@ class _Structure(_Node):
         return self.opened.rebuild([node.result() for node in self.nodes.values()])
 
 
+@dataclass(slots=True, eq=False)
 class _RowList(_Node):
     """Lists that have had one entry per row in every part so far.
 
@@ -493,14 +486,10 @@ class _RowList(_Node):
     never on values.
     """
 
-    __slots__ = ("cls", "parts", "structure")
-
-    def __init__(self, of: _Joining, first: Any, place: str) -> None:
-        super().__init__(of, place)
-        self.cls = type(first)
-        #: The list of each part and its number of rows, keyed by the first row of the part.
-        self.parts: dict[int, tuple[Any, int]] = {}
-        self.structure: _Node | None = None
+    cls: type
+    #: The list of each part and its number of rows, keyed by the first row of the part.
+    parts: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    structure: _Node | None = None
 
     def put(self, x: Any, start: int, count: int) -> None:
         if self.structure is None and type(x) is self.cls and _has_entry_per_row(x, count):

@@ -277,8 +277,8 @@ def open_container(tree: Any) -> Container:
         return _Object(tree, base)
     # A class that JAX or PyTorch knows as a pytree may not accept a dict of its items, such as TensorDict
     # (tensordict 0.15).
-    is_mapping = issubclass(type(tree), Mapping) and _pytree_of(tree) is None
-    return _Mapping(tree) if is_mapping else _PytreeNode(tree)
+    pytree = _pytree_of(tree)
+    return _Mapping(tree) if pytree is None else _PytreeNode(tree, pytree)
 
 
 def _has_fields(tree: Any) -> bool:
@@ -409,18 +409,15 @@ class _PytreeNode(Container):
 
     __slots__ = ("_pytree",)
 
-    def __init__(self, tree: Any) -> None:
-        self._pytree = pytree = _pytree_of(tree)
-        if pytree is None:  # the registration was removed in the meantime
-            super().__init__(tree, (), ())
-        else:
-            super().__init__(tree, range(len(pytree.children)), pytree.children, pytree.structure)
+    def __init__(self, tree: Any, pytree: Pytree) -> None:
+        self._pytree = pytree
+        super().__init__(tree, range(len(pytree.children)), pytree.children, pytree.structure)
 
     def place(self, i: int) -> str:
-        return str(i) if self._pytree is None else self._pytree.places[i]
+        return self._pytree.places[i]
 
     def _make(self, children: Sequence[Any]) -> Any:
-        return self.tree if self._pytree is None else self._pytree.rebuild(children)
+        return self._pytree.rebuild(children)
 
 
 def own_attributes(opened: Container) -> dict[str, Any]:
@@ -450,17 +447,13 @@ def _holder_of(tree: Any) -> Any:
     """Return the object that holds the items: the container itself, or the data of a ``UserDict``."""
     if type(tree) in _BUILT_IN:
         return tree
-    # issubclass() of an abstract base class raises for an unhashable class.
-    return tree.data if UserDict in type(tree).__mro__ else tree
+    return tree.data if issubclass(type(tree), UserDict) else tree
 
 
 def _base_of(tree: Any) -> Any:
     """Return the built-in class whose methods read and write the items; None without such a class."""
     cls = type(_holder_of(tree))
-    for base in _HOLDERS:
-        if issubclass(cls, base):
-            return base
-    return None
+    return next((base for base in _HOLDERS if issubclass(cls, base)), None)
 
 
 def _items_of(tree: Any, base: Any) -> dict[Any, Any]:
@@ -489,7 +482,7 @@ def _fields_of(tree: Any) -> dict[str, Any]:
 
 def _copy_of(tree: Any, base: Any) -> Any:
     """Return a shallow copy of a container, never the container itself."""
-    if base is not None and not _defines_copying(type(tree)):
+    if issubclass(type(tree), _HOLDERS) and not _defines_copying(type(tree)):
         return _bare_copy(tree, base)  # copy.copy would call the constructor, or overridden item methods
     rebuilt = copy.copy(tree)
     return _bare_copy(tree, base) if rebuilt is tree else rebuilt
@@ -505,17 +498,14 @@ def _defines_copying(cls: type) -> bool:
 
 def _bare_copy(tree: Any, base: Any) -> Any:
     """Return a shallow copy without calling methods of the class, such as its constructor or ``__copy__``."""
-    root = object if base is None or issubclass(type(tree), UserDict) else base
-    rebuilt: Any = root.__new__(type(tree))
-    if base is deque and root is deque:
+    rebuilt: Any = (base or object).__new__(type(tree))
+    if base is deque:
         deque.__init__(rebuilt, (), tree.maxlen)
     if issubclass(type(tree), defaultdict):
         defaultdict.__init__(rebuilt, tree.default_factory)
     _attributes(rebuilt).update(_attributes(tree))
     for name, value in _slots(tree).items():
         object.__setattr__(rebuilt, name, value)
-    if issubclass(type(tree), UserDict):
-        rebuilt.data = copy.copy(tree.data)
     return rebuilt
 
 

@@ -7,7 +7,7 @@ no frame keeps the arrays of that attempt alive.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from itertools import islice
@@ -255,9 +255,7 @@ def _complete(result: Any) -> Any:
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
     # Not isinstance, because it reads __class__, which may raise for a proxy.
-    if issubclass(type(result), dict):
-        return remember(_waits, type(result), _wait_for_values)
-    if issubclass(type(result), (tuple, list)):
+    if issubclass(type(result), (dict, tuple, list)):
         return remember(_waits, type(result), _wait_for_all)
     try:
         owner = registry.find_owner(result)
@@ -267,14 +265,10 @@ def _find_wait(result: Any) -> Callable[[Any], object] | None:
     return remember(_waits, type(result), wait)
 
 
-def _wait_for_values(results: dict[Any, Any]) -> None:
-    _wait_for_all(results.values())
-
-
-def _wait_for_all(results: Iterable[Any]) -> None:
+def _wait_for_all(results: Any) -> None:
     # The first arrays are enough to raise a late error. The limit keeps this cheap for a list of a million
     # numbers.
-    for one in islice(results, 100):
+    for one in islice(results.values() if issubclass(type(results), dict) else results, 100):
         _complete(one)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -100,8 +101,8 @@ def prefetch(
     # "auto" is resolved for each item, since free memory changes.
     place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
-    pins = number == "auto" or _is_gpu(target, place)
-    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins=pins)
+    pins = None if number == "auto" or _is_gpu(target, place) else False
+    reader = _Reader(source_of_items("prefetch", items), target, place, options, pins)
     # The limit is one more than the depth, since the item in use counts too.
     run = Run(
         [[Worker(reader.working, reader.note, depth=depth)]],
@@ -121,34 +122,26 @@ def _is_gpu(target: Framework, place: Device | None) -> bool:
     return not target.has_host if place is None else place.kind == "gpu"
 
 
+@dataclass(slots=True, eq=False)
 class _Reader:
     """The work of the `prefetch` thread: reading and converting the items.
 
-    Args:
+    Attributes:
         source: The items.
         target: The framework to convert to.
         place: The device to convert to; None if it is not known in advance.
         options: Further options of `convert_tree`.
-        pins: Whether to pin host arrays if the framework has page-locked memory.
+        pins: Whether to pin host arrays; None if it is not yet known whether the framework has page-locked
+            memory.
+        is_read: Whether the current item has been read and is being converted.
     """
 
-    def __init__(
-        self,
-        source: Iterator[Any],
-        target: Framework,
-        place: Device | None,
-        options: dict[str, Any],
-        *,
-        pins: bool,
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.place = place
-        self.options = options
-        #: Whether the current item has been read and is being converted.
-        self.is_read = False
-        #: Whether to pin host arrays; None if it is not yet known.
-        self._pins = None if pins else False
+    source: Iterator[Any]
+    target: Framework
+    place: Device | None
+    options: dict[str, Any]
+    pins: bool | None
+    is_read: bool = False
 
     def note(self, number: int) -> str:
         """Return the note for an exception raised for an item."""
@@ -168,7 +161,7 @@ class _Reader:
 
     def _work(self, worker: Worker, _: None) -> Any:
         self.is_read = False
-        item = _trace("read", self.place, self._read)
+        item = _trace("read", self.place, partial(next, self.source, END))
         if item is END:
             return END
         self.is_read = True
@@ -177,9 +170,6 @@ class _Reader:
         # wait until other streams have read the memory.
         wait_for_each_other(worker.keep_alive_until_done(item))
         return result
-
-    def _read(self) -> Any:
-        return next(self.source, END)
 
     def _convert(self, item: Any) -> Any:
         if self._is_pinning():
@@ -190,9 +180,9 @@ class _Reader:
     def _is_pinning(self) -> bool:
         """Return whether to pin host arrays: False until the target framework has initialized a GPU."""
         # Before the framework initializes a GPU, pinning memory would create a context on the current GPU.
-        if self._pins is None and self.target.devices.is_started():
-            self._pins = self.target.memory.allocate_pinned(1) is not None
-        return bool(self._pins)
+        if self.pins is None and self.target.devices.is_started():
+            self.pins = self.target.memory.allocate_pinned(1) is not None
+        return bool(self.pins)
 
 
 def _trace(name: str, place: Device | None, work: Callable[[], Any]) -> Any:
