@@ -247,17 +247,14 @@ class _Joining:
     noun: str
     row_by_row: bool
 
-    def node(self, first: Any, count: int, place: str, *, as_rows: bool = True) -> _Node:
-        """Return a node for the values at one position in the results; ``first`` is the first value.
-
-        With ``as_rows=False``, ``first`` is joined entry by entry even if it has one entry per row.
-        """
+    def node(self, first: Any, count: int, place: str) -> _Node:
+        """Return a node for the values at one position in the results; ``first`` is the first value."""
         kind = kind_of(first)
         if kind is ARRAY:
             return _Column(self, place)
         if kind is LEAF or self._is_input_list(first):
             return _Value(self, place, first)
-        if as_rows and _has_entry_per_row(first, count):
+        if _has_entry_per_row(first, count):
             return _RowList(self, place, type(first))
         return _Structure(self, first, count, place)
 
@@ -489,7 +486,7 @@ class _RowList(_Node):
     cls: type
     #: The list of each part and its number of rows, keyed by the first row of the part.
     parts: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    structure: _Node | None = None
+    structure: _Structure | None = None
 
     def put(self, x: Any, start: int, count: int) -> None:
         if self.structure is None and type(x) is self.cls and _has_entry_per_row(x, count):
@@ -501,10 +498,10 @@ class _RowList(_Node):
             self.parts = {}
         self.structure.put(x, start, count)
 
-    def _join_by_entry(self) -> _Node:
+    def _join_by_entry(self) -> _Structure:
         """Return a node with the lists so far, which are joined entry by entry."""
         first, rows = next(iter(self.parts.values()))
-        structure = self.of.node(first, rows, self.place, as_rows=False)
+        structure = _Structure(self.of, first, rows, self.place)
         for start, (x, count) in self.parts.items():
             structure.put(x, start, count)
         return structure

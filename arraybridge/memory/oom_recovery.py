@@ -457,10 +457,11 @@ class _Recovery:
         bounds = axis, self.rows or 0, start, start + count
         try:
             return batches.part(self._batch, *bounds)
+        except CannotSplitError:
+            self._name_unsplittable(*bounds)
+            raise
         except native_errors(*list_loaded_cached()) as error:
-            if isinstance(error, CannotSplitError):
-                self._name_unsplittable(*bounds)
-            if isinstance(error, CannotSplitError) or is_oom_error(error):
+            if is_oom_error(error):
                 raise
             raise CannotSplitError(
                 f"Memory ran out, and the batch cannot be split along axis {axis}: {_describe(error)}.",

@@ -97,11 +97,10 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     returned unchanged. So is ``x`` if it is already page-locked or no page-locked memory is available.
     """
     owner = registry.find_owner(x)
-    nbytes = 0 if owner is None else _pageable_bytes(owner, x)
-    if owner is None or not nbytes:
+    if owner is None or not _is_pageable(owner, x):
         return x
     try:
-        memory = target.memory.allocate_pinned(nbytes)
+        memory = target.memory.allocate_pinned(owner.nbytes(x))
     except (MemoryError, RuntimeError) as error:
         if is_oom_error(error):  # the framework can also transfer ``x`` without page-locked memory
             return x
@@ -113,21 +112,21 @@ def page_locked_copy(x: Any, target: Framework) -> Any:
     return locked
 
 
-def _pageable_bytes(owner: Framework, x: Any) -> int:
-    """Return the size of an array that `page_locked_copy` copies; 0 for other arrays."""
+def _is_pageable(owner: Framework, x: Any) -> bool:
+    """Return whether `page_locked_copy` copies an array: it is plain, and its memory is not page-locked."""
     # There is no output buffer for JAX and TensorFlow arrays, subclasses, sparse arrays, and tensors that
     # require grad.
     if not owner.mutable or owner.batching.output_buffer(x, (0,)) is None:
-        return 0
+        return False
     try:
         owner.check(x)
         _, nbytes, address, device = owner.runtime.observation.read(owner, x)
         dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
     except MemoryConversionError:
-        return 0  # the conversion raises the error, or does not need NumPy's dtype
-    if device != CPU or cuda_driver.is_page_locked(address or 0):
-        return 0
-    return nbytes if _is_plain(owner, x) else 0
+        return False  # the conversion raises the error, or does not need NumPy's dtype
+    if not nbytes or device != CPU or cuda_driver.is_page_locked(address or 0):
+        return False
+    return _is_plain(owner, x)
 
 
 def _is_plain(owner: Framework, x: Any) -> bool:
