@@ -351,13 +351,15 @@ class _Object(Container):
             rebuilt = _copy_of(self.tree, base)
             if base is not None:
                 _replace_items(rebuilt, base, self.names, children[:count])
-        extras = _extras(rebuilt)
+        extras = _extras(rebuilt) if fields else {}
         for name, value in zip(fields, children[count:], strict=True):
             if name in extras:
                 extras[name] = value
             else:
                 object.__setattr__(rebuilt, str(name), value)  # works for frozen dataclasses, too
-        if len(children) == len(self.children):
+        if base is None:
+            _forget_computed(rebuilt)
+        elif len(children) == len(self.children):
             _restore_attributes(self, rebuilt, children)
         return rebuilt
 
@@ -396,9 +398,11 @@ class _OptreeNode(Container):
     @property
     def drops_attributes(self) -> bool:
         """Whether the container is a named tuple with attributes, which optree would drop."""
+        if not issubclass(type(self.tree), tuple) or not _attributes(self.tree):
+            return False
         import optree
 
-        return self._node.kind is optree.PyTreeKind.NAMEDTUPLE and bool(_attributes(self.tree))
+        return self._node.kind is optree.PyTreeKind.NAMEDTUPLE
 
     def _make(self, children: Sequence[Any]) -> Any:
         return self._node.unflatten_func(self._node.metadata, tuple(children))
@@ -546,9 +550,10 @@ def _slots(x: Any) -> dict[str, Any]:
 
 def _attributes(x: Any) -> dict[str, Any]:
     """Return the ``__dict__`` of ``x`` without calling its ``__getattr__``; an empty dict if it has none."""
-    with suppress(AttributeError):
+    try:
         return cast("dict[str, Any]", object.__getattribute__(x, "__dict__"))
-    return {}
+    except AttributeError:
+        return {}
 
 
 # -- traversal -----------------------------------------------------------------------------------------
