@@ -140,7 +140,8 @@ def _is_oom_itself(error: BaseException) -> bool:
         reports = _unwrap(text)
         if reports:
             return any(_is_oom_report(report, error) for report in reports)
-    return _is_known(error, has_text=text is not None)
+    # A framework calls str(error), which raises for some third-party classes.
+    return any(ask(framework.memory.is_oom, error) for framework in list_loaded_cached())
 
 
 def _may_wrap(error: BaseException) -> bool:
@@ -150,15 +151,6 @@ def _may_wrap(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) or any(
         isinstance(error, one.errors) for one in list_loaded_cached()
     )
-
-
-def _is_known(error: BaseException, *, has_text: bool) -> bool:
-    """Return whether a loaded framework recognizes the error as one of its out-of-memory errors."""
-    for framework in list_loaded_cached():
-        # A framework calls str(error), which raises for some third-party classes.
-        if framework.memory.is_oom(error) if has_text else ask(framework.memory.is_oom, error):
-            return True
-    return False
 
 
 def _is_oom_report(report: _Report, error: BaseException) -> bool:

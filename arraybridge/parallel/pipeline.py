@@ -27,6 +27,7 @@ from arraybridge.parallel.workers import (
     Shown,
     Work,
     Worker,
+    make_slots,
     note_on_argument_count,
     nothing,
     source_of_items,
@@ -211,7 +212,7 @@ class Pipeline:
             Shown("stage", label, _device(stage)),
             stop,
             depth=self.queue_size,
-            slots=self.queue_size if i else 0,
+            slots=make_slots(self.queue_size) if i else None,
         )
 
     def _rows(self, batch: Any) -> int:

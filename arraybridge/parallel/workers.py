@@ -12,7 +12,8 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
@@ -111,10 +112,19 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def make_slots(count: int) -> SimpleQueue[None]:
+    """Return a queue with ``count`` tokens, one per free slot."""
+    slots: SimpleQueue[None] = SimpleQueue()
+    for _ in range(count):
+        slots.put(None)
+    return slots
+
+
+@dataclass(slots=True, eq=False)
 class Worker:
     """The work of one thread, the streams that it uses, and the time that it takes.
 
-    Args:
+    Attributes:
         enter: A function that takes the worker and returns a context manager. Entering it returns the
             function to call with each item.
         note: A function that takes the number of an item and returns the note to add to its exception.
@@ -122,35 +132,29 @@ class Worker:
         stop: A function that is called when no more results are needed. It unblocks the thread, for example
             by terminating a process that the thread waits for.
         depth: The maximum number of inputs that are kept alive while pending work may read them.
-        slots: The maximum number of items that wait for this worker; 0 for any number.
+        slots: One token per free slot for an item that waits for this worker; None for any number of items.
+        streams: The streams and devices that the thread uses.
+        keep_alives: The inputs that are kept alive.
+        items: The number of finished items.
+        busy: The time in seconds spent working.
+        starved: The time spent waiting for an item.
+        blocked: The time spent waiting for a slot of the next stage.
+        spans: The times of the last items.
     """
 
-    def __init__(
-        self,
-        enter: Enter,
-        note: Callable[[int], str],
-        shown: Shown | None = None,
-        stop: Callable[[], object] = nothing,
-        *,
-        depth: int = 2,
-        slots: int = 0,
-    ) -> None:
-        self.enter = enter
-        self.note = note
-        self.shown = shown
-        self.stop = stop
-        #: One token per free slot.
-        self.slots: SimpleQueue[None] | None = SimpleQueue() if slots else None
-        for _ in range(slots):
-            self.slots.put(None)  # type: ignore[union-attr]
-        self._depth = depth
-        self._streams: set[tuple[Streams, Device]] = set()
-        self._keep_alives = KeepAlives()
-        #: The number of finished items, and the time in seconds spent working, waiting for an item, and
-        #: waiting for a slot of the next stage.
-        self.items = 0
-        self.busy = self.starved = self.blocked = 0.0
-        self.spans: deque[ItemTime] = deque(maxlen=10_000)
+    enter: Enter
+    note: Callable[[int], str]
+    shown: Shown | None = None
+    stop: Callable[[], object] = nothing
+    depth: int = 2
+    slots: SimpleQueue[None] | None = None
+    streams: set[tuple[Streams, Device]] = field(default_factory=set)
+    keep_alives: KeepAlives = field(default_factory=KeepAlives)
+    items: int = 0
+    busy: float = 0.0
+    starved: float = 0.0
+    blocked: float = 0.0
+    spans: deque[ItemTime] = field(default_factory=partial(deque, maxlen=10_000))
 
     def start(self, stack: ExitStack, settings: list[Any]) -> Work:
         """Enter the context managers of the thread, and return the function to call with each item."""
@@ -158,27 +162,27 @@ class Worker:
             stack.enter_context(settings_context())
         work = stack.enter_context(self.enter(self))
         # Pending work ends before its inputs are released.
-        stack.callback(self._keep_alives.block_until_ready)
+        stack.callback(self.keep_alives.block_until_ready)
         return work
 
     def use_stream(self, streams: Streams, device: Device) -> None:
         """Give this thread a separate stream on the device, unless it already has one."""
-        if (streams, device) not in self._streams:
-            self._streams.add((streams, device))
+        if (streams, device) not in self.streams:
+            self.streams.add((streams, device))
             streams.take_stream(device)
 
     def keep_alive_until_done(self, item: Any) -> list[StreamEvent]:
         """Keep an input alive until the work that reads it is done, and return the events of that work."""
         stream_events = record_reader_events(item)
         if stream_events:
-            self._keep_alives.keep(
+            self.keep_alives.keep(
                 item,
                 lambda: all(m.is_done() for m in stream_events),
                 lambda: [m.synchronize() for m in stream_events],
             )
-        if self._keep_alives.entries:
-            self._keep_alives.release()
-            self._keep_alives.block_until_ready(self._depth)
+        if self.keep_alives.entries:
+            self.keep_alives.release()
+            self.keep_alives.block_until_ready(self.depth)
         return stream_events
 
     def work_on(self, item: Item, work: Work, run: int) -> Item:
