@@ -28,6 +28,14 @@ def new_cache() -> dict[Any, Any]:
     return _caches[-1]
 
 
+def recall(cache: dict[K, V], key: K) -> V | None:
+    """Return the value that a cache has stored; None if it has none, or the key is unhashable."""
+    try:
+        return cache.get(key)
+    except TypeError:
+        return None
+
+
 def remember(cache: dict[K, V], key: K, value: V, most: int = MOST_ENTRIES) -> V:
     """Store a value in a cache, which is emptied first if it has ``most`` entries, and return the value.
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from arraybridge.caches import exact_key, new_cache, remember
+from arraybridge.caches import exact_key, new_cache, recall, remember
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.third_party_arrays import is_protocol_producer, offers_on_instance
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
@@ -163,7 +163,7 @@ def _is_mapping(x: Any) -> bool:
 
 def _is_container(x: Any) -> bool:
     cls = type(x)
-    kind = _kinds_of_classes.get(cls)
+    kind = recall(_kinds_of_classes, cls)
     if kind is None:
         kind = remember(_kinds_of_classes, cls, _kind_of_class(x))
     if kind is not _DEPENDS:
@@ -451,7 +451,8 @@ def _holder_of(tree: Any) -> Any:
     """Return the object that holds the items: the container itself, or the data of a ``UserDict``."""
     if type(tree) in _BUILT_IN:
         return tree
-    return tree.data if issubclass(type(tree), UserDict) else tree
+    # issubclass() of an abstract base class raises for an unhashable class.
+    return tree.data if UserDict in type(tree).__mro__ else tree
 
 
 def _base_of(tree: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.caches import empty_caches, new_cache, remember
+from arraybridge.caches import empty_caches, new_cache, recall, remember
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.carriers.third_party_arrays import is_protocol_producer
 from arraybridge.compilers import run_eagerly
@@ -71,10 +71,7 @@ def register_carrier(carrier: Carrier) -> Carrier:
 def carrier_of(x: Any) -> Carrier | None:
     """Return the `Carrier` that handles an object; None if there is none or a framework owns the object."""
     cls = type(x)
-    try:
-        candidates = _by_type.get(cls)
-    except TypeError:  # the class is unhashable
-        candidates = None
+    candidates = recall(_by_type, cls)
     if candidates is None:
         try:
             candidates = tuple(_candidates(x, cls))
@@ -128,11 +125,7 @@ def _load_entry_point(root: str) -> Carrier | None:
 
 def why_not_recognized(x: Any) -> Exception | None:
     """Return the error that kept ``x`` from being recognized as a carrier, or None if there was none."""
-    try:
-        candidates = _by_type.get(type(x), ())
-    except TypeError:  # the class is unhashable
-        return None
-    for carrier in candidates:
+    for carrier in recall(_by_type, type(x)) or ():
         try:
             carrier.carries(x)
         except Exception as error:  # noqa: BLE001  # becomes the cause of another error
