@@ -449,9 +449,7 @@ class _Structure(_Node):
             name: of.node(child, count, place + self.opened.place(i))
             for i, (name, child) in enumerate(zip(self.opened.names, self.opened.children, strict=True))
         }
-        self.attributes = {
-            name: _Value(of, f"{place}.{name}", value) for name, value in own_attributes(self.opened).items()
-        }
+        self.attributes = own_attributes(self.opened)
 
     def put(self, x: Any, start: int, count: int) -> None:
         opened = self.of.open(x, self.place) if kind_of(x) is TREE else None
@@ -466,7 +464,7 @@ class _Structure(_Node):
             cause = f"only some parts have the attribute {', '.join(different)}"
             raise self.of.error(self.place, cause)
         for name, value in attributes.items():
-            self.attributes[name].put(value, start, count)
+            _Value(self.of, f"{self.place}.{name}", self.attributes[name]).put(value, start, count)
 
     def result(self) -> Any:
         return self.opened.rebuild([node.result() for node in self.nodes.values()])
