@@ -141,7 +141,9 @@ def test_out_of_memory_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> Non
     runs: list[Any] = []
     freed: list[int | None] = []
     monkeypatch.setattr(device_resolution, "only_gpu", 0)
-    monkeypatch.setattr(oom_recovery, "release_caches", lambda _, gpu_id: freed.append(gpu_id) or 0)
+    monkeypatch.setattr(
+        oom_recovery, "release_caches", lambda _, gpu_id, **options: freed.append(gpu_id) or 0
+    )
 
     @arraybridge.jax(gpu_id=7, grad="flow", oom_recovery=True)
     def f(x: Any) -> Any:
