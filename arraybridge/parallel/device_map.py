@@ -26,7 +26,7 @@ from arraybridge.parallel.current_device import working_on
 from arraybridge.parallel.function_devices import placement
 from arraybridge.parallel.progress_bar import with_progress
 from arraybridge.parallel.stage_chain import Run
-from arraybridge.parallel.workers import Shown, Work, Worker, note_on_argument_count, noting, source_of_items
+from arraybridge.parallel.workers import Work, Worker, note_on_argument_count, noting, source_of_items
 from arraybridge.trees import map_arrays
 from arraybridge.validation import add_hints, bool_option, whole_number
 
@@ -114,19 +114,20 @@ def device_map(
 
 
 def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
-    shown = Shown("item", name_of(fn), str(device))
-
     def note(number: int) -> str:
         return f"item {number}, on {device}"
 
+    worker = Worker(partial(_in_thread, fn, setup, device), note, "item", name_of(fn), str(device))
     if not processes:
-        return Worker(partial(_in_thread, fn, setup, device), note, shown)
+        return worker
     # Imported here, since it is rarely needed.
     from arraybridge.parallel.worker_processes import WorkerProcess
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
     process = WorkerProcess(partial(_in_process, fn, setup, device), functions, str(device))
-    return Worker(process.working, note, shown, process.stop)
+    worker.enter = process.working
+    worker.stop = process.stop
+    return worker
 
 
 # -- work on one device --------------------------------------------------------------------------

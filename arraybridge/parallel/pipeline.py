@@ -24,7 +24,6 @@ from arraybridge.parallel.stage_chain import Run
 from arraybridge.parallel.workers import (
     Enter,
     ItemTime,
-    Shown,
     Work,
     Worker,
     make_slots,
@@ -209,8 +208,10 @@ class Pipeline:
         return Worker(
             working,
             lambda number: f"in stage {i} ({label}), {unit} {number}",
-            Shown("stage", label, _device(stage)),
-            stop,
+            kind="stage",
+            name=label,
+            device=_device(stage),
+            stop=stop,
             depth=self.queue_size,
             slots=make_slots(self.queue_size) if i else None,
         )

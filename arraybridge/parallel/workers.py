@@ -39,21 +39,6 @@ class ItemTime(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """The fields that all events of a worker share; see `Event`.
-
-    Attributes:
-        kind: ``"stage"`` or ``"item"``.
-        name: The name of the function.
-        device: The device, or ``""`` to use that of the result.
-    """
-
-    kind: str
-    name: str
-    device: str
-
-
 @dataclass(slots=True, eq=False)
 class Item(Outcome):
     """An item that passes through the stages: the outcome of the last stage that processed it, or of reading.
@@ -128,7 +113,10 @@ class Worker:
         enter: A function that takes the worker and returns a context manager. Entering it returns the
             function to call with each item.
         note: A function that takes the number of an item and returns the note to add to its exception.
-        shown: The fields of the worker's events in a trace; None for a function that records its own events.
+        kind: The kind of the worker's events in a trace, ``"stage"`` or ``"item"``; ``""`` if the function
+            records its own events.
+        name: The name of the function.
+        device: The device of the events; ``""`` to use that of the result.
         stop: A function that is called when no more results are needed. It unblocks the thread, for example
             by terminating a process that the thread waits for.
         depth: The maximum number of inputs that are kept alive while pending work may read them.
@@ -144,7 +132,9 @@ class Worker:
 
     enter: Enter
     note: Callable[[int], str]
-    shown: Shown | None = None
+    kind: str = ""
+    name: str = ""
+    device: str = ""
     stop: Callable[[], object] = nothing
     depth: int = 2
     slots: SimpleQueue[None] | None = None
@@ -194,10 +184,7 @@ class Worker:
         for event in item.stream_events:  # this thread's work waits for the input
             self.use_stream(event.streams, event.device)
             event.wait()
-        if open_logs and self.shown is not None:
-            result = self._trace(self.shown, item, work, run)
-        else:
-            result = work(item.value)
+        result = self._trace(item, work, run)
         stream_events = record_stream_events(result)
         self.keep_alive_until_done(item.value)
         return Item(result, None, item.number, stream_events)
@@ -212,14 +199,14 @@ class Worker:
         note_on(error, note)
         return Item(None, error, number)
 
-    def _trace(self, shown: Shown, item: Item, work: Work, run: int) -> Any:
-        span = trace_log.span(shown.kind, shown.name)
+    def _trace(self, item: Item, work: Work, run: int) -> Any:
+        span = trace_log.span(self.kind, self.name) if open_logs and self.kind else None
         if span is None:
             return work(item.value)
-        span.device = shown.device
+        span.device = self.device
         span.item = item.number
         span.flow = f"{run}.{item.number}"
         with span:
             result = work(item.value)
-            span.device = shown.device or device_text(result)
+            span.device = self.device or device_text(result)
         return result
