@@ -581,7 +581,7 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     return arrays
 
 
-def owned_arrays(tree: Any) -> list[tuple[Framework, Any]]:
+def arrays_with_owners(tree: Any) -> list[tuple[Framework, Any]]:
     """Return the arrays of frameworks in nested containers, each with its framework."""
     kind = cached_kind(type(tree))
     if kind is LEAF:

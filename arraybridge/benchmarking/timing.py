@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from arraybridge.compilers import run_eagerly
 from arraybridge.formatting import format_count, format_seconds
 from arraybridge.interface.registry import loaded
-from arraybridge.trees import owned_arrays
+from arraybridge.trees import arrays_with_owners
 from arraybridge.validation import add_hints, whole_number
 
 # After `_TRIALS` waits, the remaining calls are timed without a wait as soon as one wait has taken at most
@@ -123,7 +123,7 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
 
 
 def _block_until_ready(values: Any) -> None:
-    for owner, x in owned_arrays(values):
+    for owner, x in arrays_with_owners(values):
         owner.interchange.block_until_ready(x)
 
 

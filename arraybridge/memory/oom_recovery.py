@@ -26,11 +26,11 @@ from arraybridge.memory.cleanup import gpu_number, release_caches
 from arraybridge.memory.oom_recognition import chain, is_oom, is_oom_error
 from arraybridge.memory.split_arguments import (
     Named,
+    arguments_to_split,
     first_iterator,
     name_arguments,
     note_on_part,
     nothing_to_split_error,
-    split_arguments,
     warn_about_coincidences,
 )
 from arraybridge.outcome import Outcome
@@ -130,25 +130,30 @@ def run_with_oom_recovery(
         gpu_id = gpu_number("run_with_oom_recovery", gpu_id)
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
-    if split is False:
-        if (split_axis, min_split) != (0, 1):
-            option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
-            raise ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
+    if split is False and (split_axis, min_split) == (0, 1):
         options = _DEFAULTS
         if max_retries != 2 or gpu_id is not None or before_retry is not None:
             options = RecoveryOptions(max_retries, gpu_id, before_retry)
         result: R = recover(fn, args, kwargs, options)
         return result
-    if split is not True:
-        raise TypeError(
-            f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
-        )
+    _check_split(split, split_axis, min_split)
     split_axis = whole_number("split_axis", split_axis)
     min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
     options = RecoveryOptions(
         max_retries, gpu_id, before_retry, split=True, split_axis=split_axis, min_split=min_split
     )
     return cast("R", _recover_in_parts(fn, args, kwargs, options))
+
+
+def _check_split(split: Any, split_axis: Any, min_split: Any) -> None:
+    """Raise an error unless ``split`` is True; the other two are options of splitting."""
+    if split is False:
+        option = f"{split_axis=}" if split_axis != 0 else f"{min_split=}"
+        raise ValueError(f"{option} has no effect without split=True. Pass both, or neither.")
+    if split is not True:
+        raise TypeError(
+            f"split={split!r} must be True or False. To exclude an argument, wrap it in arraybridge.fixed(x)."
+        )
 
 
 @run_eagerly
@@ -384,7 +389,7 @@ class _Recovery:
     def _run_in_parts(self, rows: int) -> Any:
         """Halve the size of the parts until one fits, process the rest, and return the joined result."""
         options = self._options
-        warn_about_coincidences(split_arguments(self._arguments(), options.split_axis, rows), rows)
+        warn_about_coincidences(arguments_to_split(self._arguments(), options.split_axis, rows), rows)
         joined = Joined(rows, options.split_axis, self._batch)
         size = rows // 2
         while joined.done < rows:

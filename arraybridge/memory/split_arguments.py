@@ -44,7 +44,7 @@ def first_iterator(leaves: Iterable[Any]) -> str:
     return ""
 
 
-def split_arguments(arguments: Named, axis: int, rows: int) -> Named:
+def arguments_to_split(arguments: Named, axis: int, rows: int) -> Named:
     """Return the split arguments. Their names include places in containers, such as ``"batch['x']"``."""
     return [
         (name + place, x) for name, value in arguments for place, x in batches.split_places(value, axis, rows)
@@ -69,7 +69,7 @@ def warn_about_coincidences(split: Iterable[tuple[str, Any]], rows: int) -> None
 def note_on_part(error: Exception, arguments: Named, *, axis: int, rows: int, start: int, count: int) -> None:
     """Add a note to an error of a part that names the split arguments: one may be split by mistake."""
     split = ", ".join(
-        f"{name} ({count} of {rows} rows)" for name, _ in split_arguments(arguments, axis, rows)
+        f"{name} ({count} of {rows} rows)" for name, _ in arguments_to_split(arguments, axis, rows)
     )
     part = f"row {start}" if count == 1 else f"rows {start} to {start + count - 1}"
     note_on(

@@ -15,7 +15,7 @@ from arraybridge.errors import GradientError
 from arraybridge.interface import registry
 from arraybridge.interface.framework import take_over
 from arraybridge.interface.streams import StreamEvent
-from arraybridge.trees import map_arrays, owned_arrays
+from arraybridge.trees import arrays_with_owners, map_arrays
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
@@ -26,7 +26,7 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
     such an error is raised in the thread that caused it.
     """
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for owner, x in owned_arrays(tree):
+    for owner, x in arrays_with_owners(tree):
         if not owner.streams.has_streams:
             wait = owner.runtime.late_errors(type(x))
             if wait is not None:
@@ -63,7 +63,7 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
     initialized the GPU records an event.
     """
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
-    for owner, x in owned_arrays(tree):
+    for owner, x in arrays_with_owners(tree):
         device = owner.devices.device_of(x)
         if device.kind == "cpu":
             continue
@@ -93,7 +93,7 @@ def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
 
 def check_not_differentiated(item: Any) -> None:
     """Raise `GradientError` if an array of the item is being differentiated or transformed in this thread."""
-    for owner, x in owned_arrays(item):
+    for owner, x in arrays_with_owners(item):
         if owner.autodiff.is_bound_to_thread(x):
             raise GradientError(
                 f"An array of {owner.name} is being differentiated or transformed in this thread, but the"
