@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from arraybridge.device import Device
 from arraybridge.errors import GradientError
 from arraybridge.interface import registry
 from arraybridge.interface.framework import take_over
 from arraybridge.interface.streams import StreamEvent
-from arraybridge.trees import arrays_with_owners, map_arrays
+from arraybridge.trees import LEAF, arrays_with_owners, cached_kind, map_arrays
 
 
 def record_stream_events(tree: Any) -> list[StreamEvent]:
@@ -25,6 +27,8 @@ def record_stream_events(tree: Any) -> list[StreamEvent]:
     pending computations only when the result is read. This function therefore waits for JAX arrays, so that
     such an error is raised in the thread that caused it.
     """
+    if type(tree) is np.ndarray or cached_kind(type(tree)) is LEAF:  # never computed asynchronously
+        return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
     for owner, x in arrays_with_owners(tree):
         if not owner.streams.has_streams:
@@ -62,6 +66,8 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
     A function may read an array in a framework other than the array's, so every framework that has
     initialized the GPU records an event.
     """
+    if type(tree) is np.ndarray or cached_kind(type(tree)) is LEAF:  # never computed asynchronously
+        return []
     stream_events: dict[tuple[str, Device], StreamEvent | None] = {}
     for owner, x in arrays_with_owners(tree):
         device = owner.devices.device_of(x)
@@ -93,6 +99,8 @@ def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
 
 def check_not_differentiated(item: Any) -> None:
     """Raise `GradientError` if an array of the item is being differentiated or transformed in this thread."""
+    if type(item) is np.ndarray or cached_kind(type(item)) is LEAF:  # never differentiated
+        return
     for owner, x in arrays_with_owners(item):
         if owner.autodiff.is_bound_to_thread(x):
             raise GradientError(

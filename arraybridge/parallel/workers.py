@@ -184,7 +184,7 @@ class Worker:
         for event in item.stream_events:  # this thread's work waits for the input
             self.use_stream(event.streams, event.device)
             event.wait()
-        result = self._trace(item, work, run)
+        result = self._trace(item, work, run) if open_logs and self.kind else work(item.value)
         stream_events = record_stream_events(result)
         self.keep_alive_until_done(item.value)
         return Item(result, None, item.number, stream_events)
@@ -200,7 +200,7 @@ class Worker:
         return Item(None, error, number)
 
     def _trace(self, item: Item, work: Work, run: int) -> Any:
-        span = trace_log.span(self.kind, self.name) if open_logs and self.kind else None
+        span = trace_log.span(self.kind, self.name)
         if span is None:
             return work(item.value)
         span.device = self.device
