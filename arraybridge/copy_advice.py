@@ -1,4 +1,4 @@
-"""Advice on avoiding a copy, for each `Reason`; `WITHOUT_ADVICE` lists the reasons that have none."""
+"""Advice on avoiding a copy, for each `Reason` that has some."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from arraybridge.interface import registry
 from arraybridge.reasons import Reason
 
-__all__ = ["ADVICE", "WITHOUT_ADVICE", "Copy", "advice_for_copy"]
+__all__ = ["ADVICE", "Copy", "advice_for_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,39 +162,3 @@ ADVICE: dict[Reason, str | Callable[[Copy], str]] = {
     Reason.NARROWED: "arraybridge.to_{copy.target}(x) keeps all bits; or narrow it {copy.once}, if fewer bits"
     " suffice",
 }
-
-#: Reasons without advice.
-WITHOUT_ADVICE = frozenset(
-    (
-        # Nothing is copied.
-        Reason.SAME_OBJECT,
-        Reason.SHARED_HOST_MEMORY,
-        Reason.SHARED_DEVICE_MEMORY,
-        Reason.SHARED_MEMORY,
-        Reason.REPLICA_ON_DEVICE,
-        # The program requested a copy into its own array.
-        Reason.INTO_OUTPUT,
-        # The carrier does not expose memory that could be shared.
-        Reason.FILE,
-        Reason.SEPARATE_COLUMNS,
-        Reason.MASKED_STORAGE,
-        Reason.CHUNKED_STORAGE,
-        Reason.PACKED_BITS,
-        Reason.CARRIER_COPIES,
-        Reason.LIBRARY_COPIES,
-        Reason.NEW_MEMORY,
-        Reason.NUMPY_SCALAR,
-        # The program requested another distribution over devices.
-        Reason.RESHARDED,
-        # The conversion raises an error, which contains the advice.
-        Reason.UNREADABLE_DEVICE,
-        Reason.REQUIRES_GRAD,
-        Reason.OTHER_SOURCE,
-        Reason.NO_DEVICE,
-        # The frameworks store sparse arrays differently, or the array has unused entries.
-        Reason.SEPARATE_COORDINATES,
-        Reason.SPARE_ENTRIES,
-        # The reason comes from a plug-in.
-        Reason.OTHER,
-    )
-)

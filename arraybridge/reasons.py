@@ -5,10 +5,9 @@ Programs compare the `code` of a `Cause`. Its `text` is for people and may chang
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum, auto
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 __all__ = ["DEPENDS_ON_LAYOUT", "Cause", "Reason", "as_cause"]
 
@@ -16,86 +15,99 @@ __all__ = ["DEPENDS_ON_LAYOUT", "Cause", "Reason", "as_cause"]
 class Reason(StrEnum):
     """A reason for which a conversion shares memory, copies, or raises an error."""
 
+    #: The text, as a template that is formatted with a `Cause`.
+    template: str
+
+    def __new__(cls, name: str, template: str) -> Self:
+        """Return a member with its name and the template of its text."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.template = template
+        return member
+
     # -- nothing is copied
-    SAME_OBJECT = auto()
-    SHARED_HOST_MEMORY = auto()
-    SHARED_DEVICE_MEMORY = auto()
+    SAME_OBJECT = auto(), "it is already there"
+    SHARED_HOST_MEMORY = auto(), "both use the same host memory"
+    SHARED_DEVICE_MEMORY = auto(), "both use the memory of {0.device}"
     #: A framework function shares the memory, on the host or on an accelerator.
-    SHARED_MEMORY = auto()
-    REPLICA_ON_DEVICE = auto()
+    SHARED_MEMORY = auto(), "both use the same memory"
+    REPLICA_ON_DEVICE = auto(), "one of its replicas is on {0.device}"
 
     # -- requests by the caller
-    COPY_REQUESTED = auto()
-    CAST_REQUESTED = auto()
-    INTO_OUTPUT = auto()
+    COPY_REQUESTED = auto(), "copy=True was passed"
+    CAST_REQUESTED = auto(), "a cast to {0.dtype} was requested"
+    INTO_OUTPUT = auto(), "out= was passed"
 
     # -- the layout of the memory
-    NOT_C_CONTIGUOUS = auto()
-    NOT_COMPACT = auto()
-    STRIDES_IGNORED = auto()
-    NEGATIVE_STRIDES = auto()
-    STRIDE_MULTIPLES = auto()
-    MISALIGNED = auto()
+    NOT_C_CONTIGUOUS = auto(), "it is not C-contiguous"
+    NOT_COMPACT = auto(), "it is not a permutation of a compact array, and XLA supports no other strides"
+    STRIDES_IGNORED = auto(), "this version of JAX ignores strides on import"
+    NEGATIVE_STRIDES = auto(), "{0.framework} does not support negative strides"
+    STRIDE_MULTIPLES = auto(), "its strides are not multiples of the element size"
+    MISALIGNED = auto(), "its memory is not aligned to {0.alignment} bytes"
     #: A tensor in a map of a safetensors file, which `save_safetensors` would align.
-    MISALIGNED_IN_FILE = auto()
+    MISALIGNED_IN_FILE = auto(), "its place in the safetensors file is not aligned to {0.alignment} bytes"
     #: The memory is not aligned to the size of an element.
-    MISALIGNED_ELEMENTS = auto()
-    BYTE_ORDER = auto()
+    MISALIGNED_ELEMENTS = auto(), "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes"
+    BYTE_ORDER = auto(), "it has non-native byte order"
     #: The bools are stored as bytes other than 0 and 1.
-    BOOL_BYTES = auto()
+    BOOL_BYTES = auto(), "some of its bools are bytes other than 0 and 1, which {0.framework} would misread"
 
     # -- unsafe writes
-    READ_ONLY = auto()
-    READ_ONLY_FILE_MAP = auto()
-    CACHED_SCALAR = auto()
-    REPLICATED = auto()
+    READ_ONLY = auto(), "it is read-only{0.danger}"
+    READ_ONLY_FILE_MAP = auto(), "it is a read-only map of a file{0.danger}"
+    CACHED_SCALAR = auto(), "{0.source} may cache scalars, and {0.framework} could write to it"
+    REPLICATED = auto(), "it is replicated over several devices, and {0.framework} could write to one replica"
 
     # -- the framework
-    LAZY_VALUES = auto()
-    FLOAT8 = auto()
-    COPIES_ONLY = auto()
-    MANAGED_MEMORY = auto()
-    SEVERAL_SHARDS = auto()
+    LAZY_VALUES = auto(), "its conj or neg bit is set"
+    FLOAT8 = auto(), "TensorFlow imports float8 only by copying"
+    COPIES_ONLY = auto(), "{0.framework} imports host memory only by copying"
+    MANAGED_MEMORY = auto(), "it is in managed memory"
+    SEVERAL_SHARDS = auto(), "it is sharded over several devices"
 
     # -- the device
-    NO_SHARED_MEMORY = auto()
-    OTHER_DEVICE = auto()
-    SEPARATE_MEMORY = auto()
+    NO_SHARED_MEMORY = (
+        auto(),
+        "{0.source} on {0.source_device} and {0.framework} on {0.device} do not share memory",
+    )
+    OTHER_DEVICE = auto(), "{0.device} is a different device{0.origin}"
+    SEPARATE_MEMORY = auto(), "{0.device} has separate memory"
     #: No installed framework can read memory of this kind.
-    UNREADABLE_DEVICE = auto()
+    UNREADABLE_DEVICE = auto(), "no installed framework reads memory on {0.source_device}"
 
     # -- the object that carries the array
-    FILE = auto()
-    SEPARATE_COLUMNS = auto()
-    MASKED_STORAGE = auto()
-    CHUNKED_STORAGE = auto()
-    PACKED_BITS = auto()
-    CARRIER_COPIES = auto()
-    LIBRARY_COPIES = auto()
+    FILE = auto(), "it is read from {0.source}"
+    SEPARATE_COLUMNS = auto(), "the columns of the table are not adjacent in memory"
+    MASKED_STORAGE = auto(), "{0.source} stores {0.source_dtype} with a mask"
+    CHUNKED_STORAGE = auto(), "{0.source} stores it in several chunks"
+    PACKED_BITS = auto(), "{0.source} stores booleans as bits"
+    CARRIER_COPIES = auto(), "{0.source} returns a copy of its pixels"
+    LIBRARY_COPIES = auto(), "its library copies it to the host from {0.source_device}"
     #: The object makes new memory on each access.
-    NEW_MEMORY = auto()
-    NUMPY_SCALAR = auto()
+    NEW_MEMORY = auto(), "its __array_interface__ returns other memory on each access"
+    NUMPY_SCALAR = auto(), "a NumPy scalar has no memory to share"
 
     # -- conversions by the frameworks' own calls
-    NATIVE_COPY = auto()
-    NATIVE_CAST = auto()
-    NARROWED = auto()
-    RESHARDED = auto()
+    NATIVE_COPY = auto(), "{0.call} copies, although the memory could be shared"
+    NATIVE_CAST = auto(), "it is a cast to {0.dtype}"
+    NARROWED = auto(), "it is narrowed from {0.source_dtype} to {0.dtype}, since JAX's x64 is off"
+    RESHARDED = auto(), "it is redistributed over devices"
 
     # -- conversions that raise an error
-    REQUIRES_GRAD = auto()
-    OTHER_SOURCE = auto()
-    NO_DEVICE = auto()
+    REQUIRES_GRAD = auto(), "it requires grad"
+    OTHER_SOURCE = auto(), "the declared source is {0.framework}, but the array belongs to {0.source}"
+    NO_DEVICE = auto(), "{0.framework} has no device"
 
     # -- the parts of a sparse array
     #: One framework stores an array of coordinates per axis, the other one a matrix of coordinates.
-    SEPARATE_COORDINATES = auto()
-    INDEX_DTYPE = auto()
+    SEPARATE_COORDINATES = auto(), "{0.framework} stores COO indices as one array per axis"
+    INDEX_DTYPE = auto(), "{0.framework} stores the indices of this layout as {0.dtype}"
     #: There are entries after the last row pointer, which are omitted.
-    SPARE_ENTRIES = auto()
+    SPARE_ENTRIES = auto(), "{0.source} has space for more entries than are used"
 
     #: A reason that a plug-in provides as text.
-    OTHER = auto()
+    OTHER = auto(), "{0.words}"
 
     # Enum.__hash__ is written in Python and takes three times as long.
     __hash__ = str.__hash__
@@ -148,16 +160,23 @@ class Cause(NamedTuple):  # creating a frozen dataclass with ten fields takes fi
     @property
     def text(self) -> str:
         """The reason as a clause that follows "because"."""
-        text = TEXTS[self.code]
-        if isinstance(text, str) and "{" not in text:
-            return text
-        return _text_with_details(self)
+        template = self.code.template
+        return _format(template, self) if "{" in template else template
+
+    @property
+    def danger(self) -> str:
+        """The clause about writes by ``framework``, for the texts of read-only memory."""
+        return f", and {self.framework} could write to it" if self.framework else ""
+
+    @property
+    def origin(self) -> str:
+        """The phrase about ``source_device``, for the text of another device."""
+        return f" from {self.source_device}" if self.source_device else ""
 
 
 @lru_cache  # a trace has many routes and few causes, and formatting takes 0.6 µs
-def _text_with_details(cause: Cause) -> str:
-    text = TEXTS[cause.code]
-    return text.format(cause) if isinstance(text, str) else text(cause)
+def _format(template: str, cause: Cause) -> str:
+    return template.format(cause)
 
 
 def as_cause(cause: Cause | str | None) -> Cause | None:
@@ -165,79 +184,3 @@ def as_cause(cause: Cause | str | None) -> Cause | None:
     if not cause:
         return None
     return Cause(Reason.OTHER, words=cause) if isinstance(cause, str) else cause
-
-
-# -- texts -------------------------------------------------------------------------------------------
-
-
-def _read_only(cause: Cause) -> str:
-    danger = f", and {cause.framework} could write to it" if cause.framework else ""
-    return f"it is read-only{danger}"
-
-
-def _read_only_file_map(cause: Cause) -> str:
-    danger = f", and {cause.framework} could write to it" if cause.framework else ""
-    return f"it is a read-only map of a file{danger}"
-
-
-def _other_device(cause: Cause) -> str:
-    source = f" from {cause.source_device}" if cause.source_device else ""
-    return f"{cause.device} is a different device{source}"
-
-
-#: The text of each reason: a template that is formatted with its `Cause`, or a function of it.
-TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
-    Reason.SAME_OBJECT: "it is already there",
-    Reason.SHARED_HOST_MEMORY: "both use the same host memory",
-    Reason.SHARED_DEVICE_MEMORY: "both use the memory of {0.device}",
-    Reason.SHARED_MEMORY: "both use the same memory",
-    Reason.REPLICA_ON_DEVICE: "one of its replicas is on {0.device}",
-    Reason.COPY_REQUESTED: "copy=True was passed",
-    Reason.CAST_REQUESTED: "a cast to {0.dtype} was requested",
-    Reason.INTO_OUTPUT: "out= was passed",
-    Reason.NOT_C_CONTIGUOUS: "it is not C-contiguous",
-    Reason.NOT_COMPACT: "it is not a permutation of a compact array, and XLA supports no other strides",
-    Reason.STRIDES_IGNORED: "this version of JAX ignores strides on import",
-    Reason.NEGATIVE_STRIDES: "{0.framework} does not support negative strides",
-    Reason.STRIDE_MULTIPLES: "its strides are not multiples of the element size",
-    Reason.MISALIGNED: "its memory is not aligned to {0.alignment} bytes",
-    Reason.MISALIGNED_IN_FILE: "its place in the safetensors file is not aligned to {0.alignment} bytes",
-    Reason.MISALIGNED_ELEMENTS: "{0.framework} needs {0.dtype} aligned to {0.alignment} bytes",
-    Reason.BYTE_ORDER: "it has non-native byte order",
-    Reason.BOOL_BYTES: "some of its bools are bytes other than 0 and 1, which {0.framework} would misread",
-    Reason.READ_ONLY: _read_only,
-    Reason.READ_ONLY_FILE_MAP: _read_only_file_map,
-    Reason.CACHED_SCALAR: "{0.source} may cache scalars, and {0.framework} could write to it",
-    Reason.REPLICATED: "it is replicated over several devices, and {0.framework} could write to one replica",
-    Reason.LAZY_VALUES: "its conj or neg bit is set",
-    Reason.FLOAT8: "TensorFlow imports float8 only by copying",
-    Reason.COPIES_ONLY: "{0.framework} imports host memory only by copying",
-    Reason.MANAGED_MEMORY: "it is in managed memory",
-    Reason.SEVERAL_SHARDS: "it is sharded over several devices",
-    Reason.NO_SHARED_MEMORY: (
-        "{0.source} on {0.source_device} and {0.framework} on {0.device} do not share memory"
-    ),
-    Reason.OTHER_DEVICE: _other_device,
-    Reason.SEPARATE_MEMORY: "{0.device} has separate memory",
-    Reason.UNREADABLE_DEVICE: "no installed framework reads memory on {0.source_device}",
-    Reason.FILE: "it is read from {0.source}",
-    Reason.SEPARATE_COLUMNS: "the columns of the table are not adjacent in memory",
-    Reason.MASKED_STORAGE: "{0.source} stores {0.source_dtype} with a mask",
-    Reason.CHUNKED_STORAGE: "{0.source} stores it in several chunks",
-    Reason.PACKED_BITS: "{0.source} stores booleans as bits",
-    Reason.CARRIER_COPIES: "{0.source} returns a copy of its pixels",
-    Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
-    Reason.NEW_MEMORY: "its __array_interface__ returns other memory on each access",
-    Reason.NUMPY_SCALAR: "a NumPy scalar has no memory to share",
-    Reason.NATIVE_COPY: "{0.call} copies, although the memory could be shared",
-    Reason.NATIVE_CAST: "it is a cast to {0.dtype}",
-    Reason.NARROWED: "it is narrowed from {0.source_dtype} to {0.dtype}, since JAX's x64 is off",
-    Reason.RESHARDED: "it is redistributed over devices",
-    Reason.SEPARATE_COORDINATES: "{0.framework} stores COO indices as one array per axis",
-    Reason.INDEX_DTYPE: "{0.framework} stores the indices of this layout as {0.dtype}",
-    Reason.SPARE_ENTRIES: "{0.source} has space for more entries than are used",
-    Reason.REQUIRES_GRAD: "it requires grad",
-    Reason.OTHER_SOURCE: "the declared source is {0.framework}, but the array belongs to {0.source}",
-    Reason.NO_DEVICE: "{0.framework} has no device",
-    Reason.OTHER: "{0.words}",
-}
