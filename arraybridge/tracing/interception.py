@@ -135,7 +135,6 @@ class NativeCallRecord(Record):
         site: Site,
         conversion: Conversion,
     ) -> None:
-        # Calling super().__init__() instead would take 0.1 µs longer.
         self.began = began
         self.seconds = seconds
         self.thread = thread

@@ -7,12 +7,7 @@ from arraybridge.strides import Steps, stride_pattern
 from arraybridge.tracing.events import Event
 from arraybridge.tracing.user_lines import Site
 
-__all__ = ["ConversionRecord", "Record", "SpanRecord"]
-
-# Python builds a dict of the keyword arguments when it calls a class, or any callable with more than 14 of
-# them. Creating an event takes 2.2 µs with such a dict and 1.2 µs without it. To need fewer keywords, calls
-# pass the fields without a default by position.
-_new_event = Event.__new__
+__all__ = ["ConversionRecord", "Record"]
 
 
 # Recording has to be fast. A class that is not frozen and takes positional arguments needs 0.2 µs per record
@@ -30,12 +25,11 @@ class Record:
 
     __slots__ = ("began", "seconds", "site", "thread", "thread_id")
 
-    def __init__(self, began: float, seconds: float, thread: str, thread_id: int, site: Site) -> None:
-        self.began = began
-        self.seconds = seconds
-        self.thread = thread
-        self.thread_id = thread_id
-        self.site = site
+    began: float
+    seconds: float
+    thread: str
+    thread_id: int
+    site: Site
 
     def event(self, opened: float, line: int) -> Event:
         """Return this record as an `Event`.
@@ -69,7 +63,6 @@ class ConversionRecord(Record):
         steps: Steps | None,
         array: int | None,
     ) -> None:
-        # Calling super().__init__() instead would take 0.2 µs longer.
         self.began = began
         self.seconds = seconds
         self.thread = thread
@@ -84,16 +77,15 @@ class ConversionRecord(Record):
         route = self.route
         cause = route.cause
         file, _, _, library = self.site
-        return _new_event(
-            Event,
-            "conversion",
-            f"{route.source} → {route.target}",
-            self.began - opened,
-            self.seconds,
-            self.thread,
-            str(route.device),
-            file,
-            line,
+        return Event(
+            kind="conversion",
+            name=f"{route.source} → {route.target}",
+            start=self.began - opened,
+            seconds=self.seconds,
+            thread=self.thread,
+            device=str(route.device),
+            file=file,
+            line=line,
             nbytes=route.nbytes * route.copies,
             reason=cause.text,
             library=library,
@@ -104,55 +96,4 @@ class ConversionRecord(Record):
             source=route.source,
             target=route.target,
             code=cause.code,
-        )
-
-
-class SpanRecord(Record):
-    """The record of an event other than a conversion, such as a call, a stage or a retry; see `Event`."""
-
-    __slots__ = ("device", "flow", "item", "kind", "name", "nbytes", "reason")
-
-    def __init__(
-        self,
-        began: float,
-        seconds: float,
-        thread: str,
-        thread_id: int,
-        site: Site,
-        kind: str,
-        name: str,
-        device: str,
-        nbytes: int,
-        reason: str,
-        item: int | None,
-        flow: str,
-    ) -> None:
-        super().__init__(began, seconds, thread, thread_id, site)
-        self.kind = kind
-        self.name = name
-        self.device = device
-        self.nbytes = nbytes
-        self.reason = reason
-        self.item = item
-        self.flow = flow
-
-    def event(self, opened: float, line: int) -> Event:
-        """Return the event of the span; see `Record.event`."""
-        file, _, _, library = self.site
-        return _new_event(
-            Event,
-            self.kind,
-            self.name,
-            self.began - opened,
-            self.seconds,
-            self.thread,
-            self.device,
-            file,
-            line,
-            nbytes=self.nbytes,
-            reason=self.reason,
-            library=library,
-            item=self.item,
-            flow=self.flow,
-            thread_id=self.thread_id,
         )

@@ -20,7 +20,7 @@ from arraybridge.interface import registry
 from arraybridge.route import Route
 from arraybridge.tracing import events, user_lines
 from arraybridge.tracing.events import Event, start_up_lines
-from arraybridge.tracing.records import ConversionRecord, Record, SpanRecord
+from arraybridge.tracing.records import ConversionRecord, Record
 from arraybridge.validation import add_hints, bool_option, whole_number
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class TraceLog(Table):
 
     def add(self, record: Record) -> None:
         """Append a record; drop the oldest one if the log is full."""
-        if isinstance(record, SpanRecord) and record.kind == "start-up":
+        if isinstance(record, Span) and record.kind == "start-up":
             self._start_ups.append(record)
             return
         with _adding:
@@ -416,13 +416,13 @@ def active_logs() -> ActiveLogs | None:
 # -- events ------------------------------------------------------------------------------------------
 
 
-class Span:
-    """A piece of work in progress; `end`, or the end of a ``with`` block, records it."""
+class Span(Record):
+    """A piece of work in progress, which its end records; see `Event` for the attributes.
 
-    __slots__ = (
-        *("kind", "name", "device", "nbytes", "reason", "item", "flow"),
-        *("_annotation", "_at", "_began", "_logs"),
-    )
+    A ``with`` block, or `end`, ends it.
+    """
+
+    __slots__ = ("_annotation", "_logs", "device", "flow", "item", "kind", "name", "nbytes", "reason")
 
     def __init__(
         self, kind: str, name: str, logs: tuple[TraceLog, ...], annotation: Annotation = nullcontext
@@ -435,10 +435,11 @@ class Span:
         self.item: int | None = None
         self.flow = ""
         self._logs = logs
-        self._at = user_lines.site() if logs else None
+        if logs:
+            self.site = user_lines.site()
         self._annotation = annotation(name)
         self._annotation.__enter__()
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     def __enter__(self) -> Self:
         return self
@@ -451,33 +452,39 @@ class Span:
         self._logs = ()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Record the end of the work, or the error that ended it; further calls do nothing."""
-        seconds = time.perf_counter() - self._began
+        """Record the end of the work, or the error that ended it."""
+        self.seconds = time.perf_counter() - self.began
         self._annotation.__exit__(None, None, None)
+        # The log keeps this object alive, which must not refer to the log in turn.
         self._annotation = nullcontext()
-        if error is not None:
-            self.reason = f"raised {type(error).__name__}"
         logs = self._logs
         self._logs = ()
-        at = self._at
-        if not logs or at is None:
-            return
-        record = SpanRecord(
-            self._began,
-            seconds,
-            current_thread().name,
-            get_ident(),
-            at,
-            self.kind,
-            self.name,
-            self.device,
-            self.nbytes,
-            self.reason,
-            self.item,
-            self.flow,
-        )
+        if error is not None:
+            self.reason = f"raised {type(error).__name__}"
+        self.thread = current_thread().name
+        self.thread_id = get_ident()
         for log in logs:
-            log.add(record)
+            log.add(self)
+
+    def event(self, opened: float, line: int) -> Event:
+        """Return the event of the span; see `Record.event`."""
+        file, _, _, library = self.site
+        return Event(
+            kind=self.kind,
+            name=self.name,
+            start=self.began - opened,
+            seconds=self.seconds,
+            thread=self.thread,
+            device=self.device,
+            file=file,
+            line=line,
+            nbytes=self.nbytes,
+            reason=self.reason,
+            library=library,
+            item=self.item,
+            flow=self.flow,
+            thread_id=self.thread_id,
+        )
 
 
 def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
