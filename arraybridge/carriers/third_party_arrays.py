@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from arraybridge.host import buffers, dlpack_capsules, read_only_memory
 from arraybridge.host.dlpack_capsules import UNVERSIONED, VERSIONED
 from arraybridge.interface import registry
 from arraybridge.interface.devices import CPU
-from arraybridge.interface.framework import Framework, NoPlanError, native_errors
+from arraybridge.interface.framework import Framework, NoPlanError
+from arraybridge.outcome import ask
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [
@@ -38,6 +40,8 @@ __all__ = [
     "restrict_to_host",
     "view_for",
 ]
+
+T = TypeVar("T")
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
@@ -113,15 +117,13 @@ def _dlpack_kind(x: Any) -> int | None:
     """Return the DLPack device type of an array; None if it does not report one."""
     if not offers(x, "__dlpack_device__"):
         return None
-    try:
-        kind = x.__dlpack_device__()[0]
-        # Enums of pybind11 and nanobind classes may have no __index__, only a value.
-        return index(kind if hasattr(kind, "__index__") else kind.value)
-    except MemoryError:
-        raise
-    except Exception as error:  # third-party code may raise anything
-        what = f"an array of type {type(x).__qualname__}"
-        raise _unreadable_error(what, f"its __dlpack_device__() fails: {text_or_raise(error)}") from error
+    return _read(_read_dlpack_kind, x, "its __dlpack_device__() fails")
+
+
+def _read_dlpack_kind(x: Any) -> int:
+    kind = x.__dlpack_device__()[0]
+    # Enums of pybind11 and nanobind classes may have no __index__, only a value.
+    return index(kind if hasattr(kind, "__index__") else kind.value)
 
 
 def framework_of_producer(x: Any) -> tuple[Framework, Any]:
@@ -145,15 +147,19 @@ def framework_of_producer(x: Any) -> tuple[Framework, Any]:
         if reader is None:
             return _fetch(x, kind)
         return reader, reader.interchange.import_from(x, FOREIGN_HOST, CPU)
+    fix = ". Correct its __array_interface__ or __dlpack__, or pass a NumPy array of its values"
+    return _read(_read_host_memory, x, "its memory cannot be read", fix)
+
+
+def _read(read: Callable[[Any], T], x: Any, problem: str, fix: str = "") -> T:
+    """Return ``read(x)``; replace the exceptions of the object's library by `ArrayNotSupportedError`."""
     try:
-        return _read_host_memory(x)
+        return read(x)
     except (MemoryError, MemoryConversionError):
         raise
     except Exception as error:  # third-party code may raise anything
         what = f"an array of type {type(x).__qualname__}"
-        reason = f"its memory cannot be read: {text_or_raise(error)}"
-        fix = "Correct its __array_interface__ or __dlpack__, or pass a NumPy array of its values"
-        raise _unreadable_error(what, reason, f". {fix}") from error
+        raise _unreadable_error(what, f"{problem}: {text_or_raise(error)}", fix) from error
 
 
 def _read_host_memory(x: Any) -> tuple[Framework, np.ndarray]:
@@ -164,14 +170,9 @@ def _read_host_memory(x: Any) -> tuple[Framework, np.ndarray]:
     interface = _interface_of(x, "__array_interface__")
     _check_mask(x, interface)
     if offers(x, "__dlpack__"):
-        try:
-            exported = dlpack_capsules.export(x)
-        except MemoryError:
-            raise
-        except Exception:  # third-party code may raise anything
-            if interface is None:
-                raise
-        else:
+        export = dlpack_capsules.export
+        exported = export(x) if interface is None else ask(export, x)
+        if exported is not None:
             has_flags = dlpack_capsules.is_versioned(exported)
             return FOREIGN_HOST if has_flags else WITHOUT_FLAGS, dlpack_capsules.from_capsule(exported)
     view = np.asarray(x)
@@ -373,22 +374,18 @@ def make_opener(x: Any, opened: np.ndarray, target: Framework) -> Callable[[Any]
         return view_for(target, source, np.from_dlpack(dlpack_capsules.Importable(exported)))
 
     if not _offers_only_dlpack(cls) or opened.dtype.isbuiltin == 2:  # NumPy imports no extended dtypes
-        return _replace_errors(read)
-    return _replace_errors(np.from_dlpack if target.respects_read_only else read_once)
+        return partial(_call_or_no_plan, read)
+    return partial(_call_or_no_plan, np.from_dlpack if target.respects_read_only else read_once)
 
 
-def _replace_errors(read: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Return ``read`` with every exception except MemoryError replaced by `NoPlanError`."""
-
-    def open_array(x: Any) -> np.ndarray:
-        try:
-            return read(x)
-        except MemoryError:
-            raise
-        except Exception as error:  # third-party code may raise anything; the slow path reports it
-            raise NoPlanError from error
-
-    return open_array
+def _call_or_no_plan(function: Callable[[Any], Any], x: Any) -> Any:
+    """Return ``function(x)``; replace every exception except MemoryError by `NoPlanError`."""
+    try:
+        return function(x)
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything; the slow path reports it
+        raise NoPlanError from error
 
 
 def make_importer(
@@ -412,22 +409,13 @@ def make_importer(
     else:
         return None
     alignment = target.alignment
-    errors = native_errors(target)
 
     def import_capsule(x: Any) -> Any:
-        try:
-            exported = x.__dlpack__() if name is UNVERSIONED else dlpack_capsules.export_versioned(x)
-            dlpack_capsules.check_importable(exported, name, alignment)
-        except MemoryError:
-            raise
-        except Exception as error:  # third-party code may raise anything; the slow path reports it
-            raise NoPlanError from error
-        try:
-            return import_from(exported)
-        except errors as error:
-            raise NoPlanError from error
+        exported = x.__dlpack__() if name is UNVERSIONED else dlpack_capsules.export_versioned(x)
+        dlpack_capsules.check_importable(exported, name, alignment)
+        return import_from(exported)
 
-    return import_capsule
+    return partial(_call_or_no_plan, import_capsule)
 
 
 def restrict_to_host(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
