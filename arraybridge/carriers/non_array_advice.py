@@ -8,7 +8,7 @@ from contextlib import suppress
 from io import IOBase
 from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +36,9 @@ def advice_for_object(x: Any, check: Check) -> Advice:
         check: A function that raises the error for an object that cannot be converted.
     """
     packages = packages_of(type(x))
-    for row in _ROWS:
-        if row.package in packages and has_method(x, row.attribute):
-            return Advice(row.text, row.expressions)
+    for (package, attribute), known in _BY_ATTRIBUTE.items():
+        if package in packages and has_method(x, attribute):
+            return known
     advice = advice_by_steps(x, _steps_of, check)
     if advice.expressions:
         return advice
@@ -64,44 +64,40 @@ def _steps_of(x: Any) -> Iterator[Step]:
 # -- by package ---------------------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
-    """The advice for objects of a package whose class has an attribute."""
-
-    package: str
-    attribute: str
-    text: str
-    expressions: tuple[str, ...] = ()
-
-
 _SPARSE = "It is sparse. Pass {}."
 _FUNCTION = "It is a function. Call it, and pass the array that it returns."
-_ROWS = (
-    _Row("torch", "multiprocessing_context", "Convert its batches with prefetch(x, target)."),
-    _Row("torch", "batch_sizes", "Pass its values, {}.", ("{x}.data",)),
-    _Row("torch", "initialize_parameters", "Call it once with a batch, which gives its parameters a shape."),
-    _Row("torch", "state_dict", "Convert the arrays of its state with convert_tree(x.state_dict(), target)."),
-    _Row(
-        "torch",
-        "__torch_function__",  # torch.fx.Proxy
+#: The advice for objects of a package whose class has an attribute.
+_BY_ATTRIBUTE = {
+    ("torch", "multiprocessing_context"): Advice("Convert its batches with prefetch(x, target)."),
+    ("torch", "batch_sizes"): Advice("Pass its values, {}.", ("{x}.data",)),
+    ("torch", "initialize_parameters"): Advice(
+        "Call it once with a batch, which gives its parameters a shape."
+    ),
+    ("torch", "state_dict"): Advice(
+        "Convert the arrays of its state with convert_tree(x.state_dict(), target)."
+    ),
+    ("torch", "__torch_function__"): Advice(  # torch.fx.Proxy
         "It is a value of torch.fx.symbolic_trace and has no memory. Convert in a function of a module, and"
-        " call torch.fx.wrap with the name of the function in that module.",
+        " call torch.fx.wrap with the name of the function in that module."
     ),
-    _Row("tensorflow", "as_numpy_iterator", "Convert its elements with prefetch(x, target)."),
-    _Row("keras", "get_weights", "Convert its weights with convert_tree(x.get_weights(), target)."),
-    _Row("keras", "sparse", "It is symbolic. Convert the inputs and outputs of the model instead."),
-    _Row("jax", "__setitem__", "Its value may change. Pass its current value, {}.", ("{x}[...]",)),
-    _Row("equinox", "__class__", "Convert its arrays, as in jax.tree.map(arraybridge.to_numpy, x)."),
-    _Row("pyopencl", "__class__", "Its memory is on an OpenCL device. Pass {}.", ("{x}.get()",)),
-    _Row("numba", "copy_to_host", "Its memory is on a GPU. Pass {}.", ("{x}.copy_to_host()",)),
-    _Row("numba", "items", "Convert the arrays inside it with convert_tree(dict(x), target)."),
-    _Row("numba", "append", "If it holds numbers, pass {}.", ("np.array(list({x}))",)),
-    _Row(
-        "dask", "map_blocks", "It is lazy. Pass {}, or use arraybridge.dask.map_blocks.", ("{x}.compute()",)
+    ("tensorflow", "as_numpy_iterator"): Advice("Convert its elements with prefetch(x, target)."),
+    ("keras", "get_weights"): Advice("Convert its weights with convert_tree(x.get_weights(), target)."),
+    ("keras", "sparse"): Advice("It is symbolic. Convert the inputs and outputs of the model instead."),
+    ("jax", "__setitem__"): Advice("Its value may change. Pass its current value, {}.", ("{x}[...]",)),
+    ("equinox", "__class__"): Advice("Convert its arrays, as in jax.tree.map(arraybridge.to_numpy, x)."),
+    ("pyopencl", "__class__"): Advice("Its memory is on an OpenCL device. Pass {}.", ("{x}.get()",)),
+    ("numba", "copy_to_host"): Advice("Its memory is on a GPU. Pass {}.", ("{x}.copy_to_host()",)),
+    ("numba", "items"): Advice("Convert the arrays inside it with convert_tree(dict(x), target)."),
+    ("numba", "append"): Advice("If it holds numbers, pass {}.", ("np.array(list({x}))",)),
+    ("dask", "map_blocks"): Advice(
+        "It is lazy. Pass {}, or use arraybridge.dask.map_blocks.", ("{x}.compute()",)
     ),
-    _Row("dask", "compute", "It is lazy. Pass {}.", ("{x}.compute()",)),
-    _Row("polars", "over", "An expression holds no data. Pass a column of a frame, such as frame['name']."),
-    _Row("datasets", "n_shards", "It is read row by row. Convert its rows with prefetch(x, target)."),
-)
+    ("dask", "compute"): Advice("It is lazy. Pass {}.", ("{x}.compute()",)),
+    ("polars", "over"): Advice(
+        "An expression holds no data. Pass a column of a frame, such as frame['name']."
+    ),
+    ("datasets", "n_shards"): Advice("It is read row by row. Convert its rows with prefetch(x, target)."),
+}
 
 
 def _h5py(x: Any) -> Iterator[Step]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -96,15 +97,14 @@ def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
         return
     yield from _registered
     for root in packages_of(cls):
-        own = _own_carrier(root)
-        if own is not None:
-            yield own
+        if root in _BUILT_IN:
+            yield _built_in_carrier(*_BUILT_IN[root])
         elif root != "builtins" and root in _entry_points():
             offered = _load_entry_point(root)
             if offered is not None:
                 yield offered
     if not is_protocol_producer(x) and _is_buffer(x):
-        yield _buffers()
+        yield _built_in_carrier("buffers", "Buffers")
 
 
 @cache
@@ -154,52 +154,25 @@ def _entry_points() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-@cache
-def _own_carrier(root: str) -> Carrier | None:
-    """Return the built-in carrier for objects of a package, or None; its module is imported on first use."""
-    match root:
-        case "xarray":
-            from arraybridge.carriers.labeled import Xarray
-
-            return Xarray()
-        case "SimpleITK":
-            from arraybridge.carriers.images import SimpleItk
-
-            return SimpleItk()
-        case "PIL":
-            from arraybridge.carriers.images import Pillow
-
-            return Pillow()
-        case "zarr" | "h5py" | "blosc2":
-            from arraybridge.carriers.files import Files
-
-            return Files()
-        case "pandas":
-            from arraybridge.carriers.tables import Pandas
-
-            return Pandas()
-        case "polars":
-            from arraybridge.carriers.tables import Polars
-
-            return Polars()
-        case "pyarrow":
-            from arraybridge.carriers.arrow import Arrow
-
-            return Arrow()
-        case "pint":
-            from arraybridge.carriers.units import Pint
-
-            return Pint()
-        case "keras" | "flax":
-            from arraybridge.carriers.variables import Variables
-
-            return Variables()
-    return None
+#: Package of the objects → the module of `arraybridge.carriers` and the class of the built-in carrier.
+_BUILT_IN = {
+    "xarray": ("labeled", "Xarray"),
+    "SimpleITK": ("images", "SimpleItk"),
+    "PIL": ("images", "Pillow"),
+    "zarr": ("files", "Files"),
+    "h5py": ("files", "Files"),
+    "blosc2": ("files", "Files"),
+    "pandas": ("tables", "Pandas"),
+    "polars": ("tables", "Polars"),
+    "pyarrow": ("arrow", "Arrow"),
+    "pint": ("units", "Pint"),
+    "keras": ("variables", "Variables"),
+    "flax": ("variables", "Variables"),
+}
 
 
 @cache
-def _buffers() -> Carrier:
-    """Return the carrier for objects with the buffer protocol."""
-    from arraybridge.carriers.buffers import Buffers
-
-    return Buffers()
+def _built_in_carrier(module: str, cls: str) -> Carrier:
+    """Import and return a built-in carrier."""
+    carrier: Carrier = getattr(import_module(f"arraybridge.carriers.{module}"), cls)()
+    return carrier
