@@ -57,11 +57,11 @@ class Arrow(Carrier):
     def _array_of_rows(self, x: Any) -> Any:
         """Return the result of `array` for a table, numbers, or fixed-size lists of numbers."""
         if _is_table(x):
-            columns = [_read_levels(column) for column in x.columns]
+            columns = [_chunks_by_level(column) for column in x.columns]
             element = _element_type(x.schema.types[0])
             shape: tuple[int, ...] = (len(x), len(columns))
         else:
-            columns = [_read_levels(x)]
+            columns = [_chunks_by_level(x)]
             element = _element_type(x.type)
             shape = (len(x), *_list_sizes(x.type))
         if any(level.null_count for chunks in columns for levels in chunks for level in levels):
@@ -70,9 +70,13 @@ class Arrow(Carrier):
         if not math.prod(shape):
             return np.empty(shape, dtype)
         parts = [[levels[-1] for levels in chunks] for chunks in columns]
-        cause = _copy_cause(element, parts)
-        if cause is None:
-            shared = _view_columns(parts, shape)
+        if _is_boolean(element):
+            cause = Cause(Reason.PACKED_BITS, source="Arrow")
+        elif any(len(chunks) != 1 for chunks in parts):
+            cause = Cause(Reason.CHUNKED_STORAGE, source="Arrow")
+        else:
+            views = [chunks[0].to_numpy() for chunks in parts]
+            shared = views[0].reshape(shape) if len(views) == 1 else _join_adjacent(views)
             if shared is not None:
                 return shared
             cause = _SEPARATE_COLUMNS
@@ -195,29 +199,9 @@ def _stack(columns: list[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
     return memory.T
 
 
-def _read_levels(column: Any) -> list[list[Any]]:
-    """Return the arrays at all levels of nested lists, for each chunk of a column; see `_levels`."""
-    return [_levels(chunk) for chunk in _chunks(column)]
-
-
-def _copy_cause(element: Any, parts: list[list[Any]]) -> Cause | None:
-    """Return the reason why the chunks of the columns must be copied; None if each column is one array."""
-    if _is_boolean(element):
-        return Cause(Reason.PACKED_BITS, source="Arrow")
-    if any(len(chunks) != 1 for chunks in parts):
-        return Cause(Reason.CHUNKED_STORAGE, source="Arrow")
-    return None
-
-
-def _view_columns(parts: list[list[Any]], shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return a view of columns with one chunk each; None if their memory is not adjacent."""
-    views = [chunks[0].to_numpy() for chunks in parts]
-    return views[0].reshape(shape) if len(views) == 1 else _join_adjacent(views)
-
-
-def _chunks(column: Any) -> list[Any]:
-    """Return the chunks of a column that are not empty."""
-    return [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
+def _chunks_by_level(column: Any) -> list[list[Any]]:
+    """Return the arrays at all levels of nested lists for each chunk that is not empty; see `_levels`."""
+    return [_levels(chunk) for chunk in getattr(column, "chunks", [column]) if len(chunk)]
 
 
 def _levels(array: Any) -> list[Any]:

@@ -359,8 +359,6 @@ def make_opener(x: Any, opened: np.ndarray, target: Framework) -> Callable[[Any]
         return np.asarray
     if offers_on_instance(x):
         return None
-    if not (hasattr(cls, "__dlpack__") or hasattr(cls, "__array_interface__")):
-        return None
 
     def read(x: Any) -> np.ndarray:
         source, view = _read_host_memory(x)

@@ -349,16 +349,13 @@ def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[Trac
         _everywhere.remove(log)
 
 
-def _interception() -> Any:
-    """Import and return the module `interception`, which few programs need."""
-    from arraybridge.tracing import interception
-
-    return interception
-
-
 def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
     """Return a context manager that records the frameworks' own calls if the log has ``foreign=True``."""
-    return _interception().intercepting(_native_call_logs) if log.foreign else nullcontext()
+    if not log.foreign:
+        return nullcontext()
+    from arraybridge.tracing.interception import intercepting  # few programs need it
+
+    return intercepting(_native_call_logs)
 
 
 def _native_call_logs() -> Iterable[Any]:
