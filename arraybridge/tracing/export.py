@@ -127,9 +127,9 @@ def _names(tracks: _Tracks) -> list[Json]:
     for (group, name, _, lane), (track, _) in tracks.items():
         names["thread_name", group, track] = f"{name} ({lane + 1})" if lane else name
     common = {"cat": "__metadata", "ph": "M", "ts": 0}
-    places = ({"name": what, "pid": group, "tid": track} for what, group, track in names)
     return [
-        common | place | {"args": {"name": name}} for place, name in zip(places, names.values(), strict=True)
+        {**common, "name": what, "pid": group, "tid": track, "args": {"name": name}}
+        for (what, group, track), name in names.items()
     ]
 
 

@@ -159,15 +159,11 @@ def hotspots(
     every = [_spot(line) for line in lines]
     nbytes = sum(spot.nbytes for spot in every)
     seconds = sum(spot.seconds for spot in every)
-    hot = [spot for spot, line in zip(every, lines, strict=True) if spot.nbytes or _has_recovery(line)]
+    # The events of a line that are not conversions are steps of recoveries.
+    hot = [spot for spot, line in zip(every, lines, strict=True) if spot.nbytes or len(line) > spot.count]
     hot.sort(key=lambda spot: (spot.in_library, -spot.nbytes, -spot.seconds))
     shared = len(every) - len(hot)
     return HotSpots(tuple(hot[:top]), nbytes, seconds, len(hot), dropped, shared, dict(start_ups))
-
-
-def _has_recovery(events: list[Event]) -> bool:
-    """Return whether memory ran out or was freed in one of the events."""
-    return any(event.kind in _STEPS for event in events)
 
 
 def _spot(events: list[Event]) -> HotSpot:

@@ -38,8 +38,6 @@ def line_of(site: Site) -> int:
 #: The line that submitted the work of this thread, for worker threads without the user's code on the stack.
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
 _OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
-#: The library name for threads of Python's standard library.
-_STANDARD = "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # importing pathlib costs 3 ms
 # The owner of each file: `_OURS`, `_USERS`, `_PYTHON` (also for frameworks), or the name of another library.
 _owners: dict[str, str] = new_cache()
@@ -90,24 +88,17 @@ def site(frame: FrameType | None = None, *, is_native_call: bool = False) -> Sit
     return handed_out.get() or _site_in_library(first)
 
 
-def _rank(owner: str, installed: str) -> int:
-    """Rank how well a frame describes a thread that runs none of the user's code; 0 is best."""
-    if owner == _OURS:
-        return 2
-    return 0 if installed else 1
-
-
 def _site_in_library(frame: FrameType | None) -> Site:
     """Return the innermost line of a library on a stack without the user's code; see `site`."""
-    ranked: dict[int, tuple[FrameType, str]] = {}
+    # Frames of frameworks are preferred to those of Python, and both to those of arraybridge.
+    ranked: dict[tuple[bool, bool], tuple[FrameType, str]] = {}
     while frame is not None:
         file = frame.f_code.co_filename
         owner = _owners.get(file) or _owner_of_new(file)
         if owner not in (_OURS, _PYTHON):
             return file, frame.f_code, frame.f_lasti, owner
         installed = "" if owner == _OURS else _package_of(file)
-        rank = _rank(owner, installed)
-        ranked.setdefault(rank, (frame, installed or _STANDARD))
+        ranked.setdefault((owner == _OURS, not installed), (frame, installed or _PYTHON))
         frame = frame.f_back
     innermost, library = ranked[min(ranked)]
     return innermost.f_code.co_filename, innermost.f_code, innermost.f_lasti, library
