@@ -17,7 +17,7 @@ from arraybridge.caches import empty_caches, new_cache, recall, remember
 from arraybridge.carriers.carrier import Carrier
 from arraybridge.carriers.third_party_arrays import is_protocol_producer
 from arraybridge.compilers import run_eagerly
-from arraybridge.errors import MemoryConversionError, error_text, warn
+from arraybridge.errors import error_text, warn
 from arraybridge.interface import registry
 from arraybridge.interface.installation import packages_of
 from arraybridge.interface.registry import not_an_instance_error
@@ -74,13 +74,7 @@ def carrier_of(x: Any) -> Carrier | None:
     cls = type(x)
     candidates = recall(_by_type, cls)
     if candidates is None:
-        try:
-            candidates = tuple(_candidates(x, cls))
-        except (RecursionError, MemoryError, MemoryConversionError):  # the last one means a broken framework
-            raise
-        except Exception:  # noqa: BLE001  # attributes of the object, such as __class__, may raise anything
-            return None
-        remember(_by_type, cls, candidates)
+        candidates = remember(_by_type, cls, tuple(_candidates(x, cls)))
     for carrier in candidates:
         try:
             if carrier.carries(x):
@@ -93,7 +87,7 @@ def carrier_of(x: Any) -> Carrier | None:
 
 
 def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
-    if isinstance(x, (type, np.generic)) or registry.find_owner(x) is not None:
+    if issubclass(cls, (type, np.generic)) or registry.find_owner(x) is not None:
         return
     yield from _registered
     for root in packages_of(cls):
@@ -142,8 +136,8 @@ def _is_buffer(x: Any) -> bool:
         memoryview(x).release()
     except TypeError:
         return False
-    except (ValueError, BufferError):
-        pass  # a closed buffer: other objects of its class may be open
+    except Exception:  # noqa: BLE001  # a closed buffer, or a class whose __buffer__ raises anything
+        return True  # other objects of its class may be open
     return True
 
 
