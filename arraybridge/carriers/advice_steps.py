@@ -162,7 +162,6 @@ def _code_of(error: MemoryConversionError, x: Any) -> str | None:
     if error.cast is None:
         return None
     dtype = error.cast.dtype
-    return f'np.asarray({{x}}, "{dtype}")' if isinstance(x, np.ndarray) else _TO_NUMPY.format(dtype=dtype)
-
-
-_TO_NUMPY = 'arraybridge.to_numpy({{x}}, dtype="{dtype}")'
+    if isinstance(x, np.ndarray):
+        return f'np.asarray({{x}}, "{dtype}")'
+    return f'arraybridge.to_numpy({{x}}, dtype="{dtype}")'

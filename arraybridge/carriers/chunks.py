@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.files import Files
-from arraybridge.carriers.sources import is_array
+from arraybridge.carriers.sources import PART_NBYTES, is_array
 from arraybridge.compilers import run_eagerly
 
 __all__ = ["chunks"]
-
-# The size in bytes of the slices that are read from an array without chunks.
-_NBYTES = 16 * 2**20
 
 
 @run_eagerly
@@ -48,7 +45,7 @@ def chunks(file: Any) -> Iterator[np.ndarray]:
             f" {fix}"
         )
     chunk = getattr(file, "shards", None) or file.chunks
-    rows = chunk[0] if chunk else max(1, _NBYTES * file.shape[0] // max(1, file.nbytes))
+    rows = chunk[0] if chunk else max(1, PART_NBYTES * file.shape[0] // max(1, file.nbytes))
 
     @run_eagerly
     def read(start: int) -> np.ndarray:

@@ -94,27 +94,24 @@ def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
         if root in _BUILT_IN:
             yield _built_in_carrier(*_BUILT_IN[root])
         elif root != "builtins" and root in _entry_points():
-            offered = _load_entry_point(root)
-            if offered is not None:
-                yield offered
+            yield from _load_entry_point(root)
     if not is_protocol_producer(x) and _is_buffer(x):
         yield _built_in_carrier("buffers", "Buffers")
 
 
 @cache
-def _load_entry_point(root: str) -> Carrier | None:
-    """Return the carrier from an entry point; warn and return None if it cannot be loaded."""
+def _load_entry_point(root: str) -> tuple[Carrier, ...]:
+    """Return the carrier from an entry point; warn and return no carrier if it cannot be loaded."""
     point = _entry_points()[root]
     try:
-        carrier: Carrier = point.load()()
+        return (point.load()(),)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # third-party code may raise anything
         warn(
             f"The entry point {root} = {point.value} in the group {GROUP} cannot be loaded:"
             f" {error_text(error)}.",
             RuntimeWarning,
         )
-        return None
-    return carrier
+        return ()
 
 
 def why_not_recognized(x: Any) -> Exception | None:

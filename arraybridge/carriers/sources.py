@@ -26,6 +26,7 @@ from arraybridge.interface.installation import package_of
 from arraybridge.reasons import Reason, as_cause
 
 __all__ = [
+    "PART_NBYTES",
     "advise_about",
     "check_array",
     "is_array",
@@ -38,8 +39,8 @@ __all__ = [
 ]
 
 
-# The size in bytes of the parts in which a file is read into existing memory.
-_PART = 16 * 2**20
+#: The size in bytes of the parts in which a file is read.
+PART_NBYTES = 16 * 2**20
 
 
 class _LazyInterchange(NumpyInterchange):
@@ -52,7 +53,7 @@ class _LazyInterchange(NumpyInterchange):
         if not view.size or not view.ndim:
             view[...] = x[...]
             return
-        rows = max(1, _PART * len(view) // view.nbytes)
+        rows = max(1, PART_NBYTES * len(view) // view.nbytes)
         chunk = getattr(x, "shards", None) or getattr(x, "chunks", None)
         if chunk:
             rows = max(1, rows // chunk[0]) * chunk[0]  # whole chunks
