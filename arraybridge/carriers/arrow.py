@@ -70,17 +70,10 @@ class Arrow(Carrier):
         if not math.prod(shape):
             return np.empty(shape, dtype)
         parts = [[levels[-1] for levels in chunks] for chunks in columns]
-        if _is_boolean(element):
-            cause = Cause(Reason.PACKED_BITS, source="Arrow")
-        elif any(len(chunks) != 1 for chunks in parts):
-            cause = Cause(Reason.CHUNKED_STORAGE, source="Arrow")
-        else:
-            views = [chunks[0].to_numpy() for chunks in parts]
-            shared = views[0].reshape(shape) if len(views) == 1 else _join_adjacent(views)
-            if shared is not None:
-                return shared
-            cause = _SEPARATE_COLUMNS
-        return Unread(shape, dtype, partial(_join, parts, shape, dtype)), cause
+        opened = _view_columns(element, parts, shape)
+        if isinstance(opened, Cause):
+            return Unread(shape, dtype, partial(_join, parts, shape, dtype)), opened
+        return opened
 
     def _array_of_tensors(self, x: Any) -> Any:
         """Return the result of `array` for an array of tensors, which Arrow stores as fixed-size lists."""
@@ -197,6 +190,17 @@ def _stack(columns: list[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
     memory = buffers.allocate_aligned((len(columns), len(columns[0])), dtype)
     np.concatenate(columns, out=memory.reshape(-1))
     return memory.T
+
+
+def _view_columns(element: Any, parts: list[list[Any]], shape: tuple[int, ...]) -> np.ndarray | Cause:
+    """Return a view of the chunks of columns, or the reason why they must be copied."""
+    if _is_boolean(element):
+        return Cause(Reason.PACKED_BITS, source="Arrow")
+    if any(len(chunks) != 1 for chunks in parts):
+        return Cause(Reason.CHUNKED_STORAGE, source="Arrow")
+    views = [chunks[0].to_numpy() for chunks in parts]
+    shared = views[0].reshape(shape) if len(views) == 1 else _join_adjacent(views)
+    return _SEPARATE_COLUMNS if shared is None else shared
 
 
 def _chunks_by_level(column: Any) -> list[list[Any]]:
