@@ -36,9 +36,9 @@ def advice_for_object(x: Any, check: Check) -> Advice:
         check: A function that raises the error for an object that cannot be converted.
     """
     packages = packages_of(type(x))
-    for (package, attribute), known in _BY_ATTRIBUTE.items():
+    for (package, attribute), advice in _BY_ATTRIBUTE.items():
         if package in packages and has_method(x, attribute):
-            return known
+            return advice
     advice = advice_by_steps(x, _steps_of, check)
     if advice.expressions:
         return advice
