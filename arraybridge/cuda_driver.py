@@ -30,13 +30,18 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
+def _call(function: str, *arguments: object) -> bool:
+    """Call a function of the CUDA driver, and return whether it succeeded; False if there is no driver."""
+    library = _driver()
+    return library is not None and getattr(library, function)(*arguments) == 0
+
+
 def is_driver_initialized() -> bool:
     """Return whether this process has initialized CUDA's driver.
 
     A process that is forked afterwards cannot use CUDA, so avoid initializing the driver unnecessarily.
     """
-    library = _driver()
-    return library is not None and library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+    return _call("cuDeviceGetCount", ctypes.byref(ctypes.c_int()))
 
 
 def visible_uuids() -> tuple[str, ...] | None:
@@ -44,15 +49,16 @@ def visible_uuids() -> tuple[str, ...] | None:
 
     The result is None if the driver is not initialized or does not report UUIDs.
     """
-    library = _driver()
     count = ctypes.c_int()
-    if library is None or library.cuDeviceGetCount(ctypes.byref(count)):
+    if not _call("cuDeviceGetCount", ctypes.byref(count)):
         return None
     uuids = []
     for index in range(count.value):
         device = ctypes.c_int()
         uuid = ctypes.create_string_buffer(16)
-        if library.cuDeviceGet(ctypes.byref(device), index) or library.cuDeviceGetUuid_v2(uuid, device):
+        if not _call("cuDeviceGet", ctypes.byref(device), index):
+            return None
+        if not _call("cuDeviceGetUuid_v2", uuid, device):
             return None
         uuids.append(uuid.raw.hex())
     return tuple(uuids)
@@ -60,13 +66,10 @@ def visible_uuids() -> tuple[str, ...] | None:
 
 def has_context(index: int) -> bool:
     """Return whether this process has a context on a GPU, without initializing the driver."""
-    library = _driver()
     flags = ctypes.c_uint()
     active = ctypes.c_int()
-    if library is None:
-        return False
-    failed = library.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
-    return not failed and active.value == 1
+    is_known = _call("cuDevicePrimaryCtxGetState", index, ctypes.byref(flags), ctypes.byref(active))
+    return is_known and active.value == 1
 
 
 def device_at(address: int) -> int | None:
@@ -74,22 +77,18 @@ def device_at(address: int) -> int | None:
 
     Unlike the equivalent function of the CUDA runtime, this function does not create a context.
     """
-    library = _driver()
-    index = ctypes.c_int()
-    if library is None or not address:
-        return None
-    failed = library.cuPointerGetAttribute(ctypes.byref(index), _DEVICE_ORDINAL, ctypes.c_uint64(address))
-    return None if failed else index.value
+    return _pointer_attribute(_DEVICE_ORDINAL, address) if address else None
 
 
 def is_page_locked(address: int) -> bool:
     """Return whether CUDA has page-locked the host memory at this address, without creating a context."""
-    library = _driver()
-    kind = ctypes.c_uint()
-    if library is None:
-        return False
-    failed = library.cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address))
-    return not failed and kind.value == _HOST
+    return _pointer_attribute(_MEMORY_TYPE, address) == _HOST
+
+
+def _pointer_attribute(attribute: int, address: int) -> int | None:
+    value = ctypes.c_int()
+    is_known = _call("cuPointerGetAttribute", ctypes.byref(value), attribute, ctypes.c_uint64(address))
+    return value.value if is_known else None
 
 
 @contextmanager
@@ -99,29 +98,24 @@ def allow_queries() -> Iterator[None]:
     They would invalidate a capture in the default mode of PyTorch, cudaStreamCaptureModeGlobal
     (pytorch/pytorch#107407), as the documentation of CUDA 13 states.
     """
-    library = _driver()
     mode = ctypes.c_int(_RELAXED)
-    if library is None:
-        yield
-        return
-    library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:
         yield
     finally:
-        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 @contextmanager
 def primary_context(index: int) -> Iterator[None]:
     """Make a GPU current within a ``with`` block. Its CUDA context is retained, as after cudaSetDevice."""
-    library = _driver()
     context = ctypes.c_void_p()
-    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index):
+    if not _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), index):
         raise RuntimeError(f"the CUDA driver cannot create a context on GPU {index}")
-    if library.cuCtxPushCurrent_v2(context):
-        library.cuDevicePrimaryCtxRelease_v2(index)
+    if not _call("cuCtxPushCurrent_v2", context):
+        _call("cuDevicePrimaryCtxRelease_v2", index)
         raise RuntimeError(f"the CUDA driver cannot make GPU {index} the current device")
     try:
         yield
     finally:
-        library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
