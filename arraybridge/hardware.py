@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from arraybridge import cuda_driver
@@ -138,36 +137,31 @@ def free_memory(index: int) -> int | None:
 
 def driver() -> Driver:
     """Return the state of the NVIDIA driver, with the reason if it cannot be used."""
+    nvml = _nvml()
+    if isinstance(nvml, Driver):
+        return nvml
     version = _query("nvmlSystemGetDriverVersion")
     cuda = _query("nvmlSystemGetCudaDriverVersion_v2")
-    nvml = _nvml()
     newest = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
-    reason = nvml.reason or ("" if version else "the NVIDIA driver does not report its version")
-    return Driver(version or "", newest, reason=reason, is_silent=nvml.is_silent)
-
-
-@dataclass(frozen=True, slots=True)
-class _Nvml:
-    """NVIDIA's management library (NVML), or the reason why it could not be initialized."""
-
-    library: ModuleType | None
-    reason: str = ""
-    #: True if a driver is installed but does not respond.
-    is_silent: bool = False
+    reason = "" if version else "the NVIDIA driver does not report its version"
+    return Driver(version or "", newest, reason=reason)
 
 
 @cache
-def _nvml() -> _Nvml:
-    """Return NVML, which is initialized once per process."""
+def _nvml() -> Any:
+    """Initialize NVIDIA's management library (NVML) once per process, and return it.
+
+    If it cannot be initialized, return a `Driver` with the reason.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return _Nvml(None, "no NVIDIA driver is installed")
-        return _Nvml(None, f"the NVIDIA driver does not respond: {error}", is_silent=True)
-    return _Nvml(pynvml)
+            return Driver(reason="no NVIDIA driver is installed")
+        return Driver(reason=f"the NVIDIA driver does not respond: {error}", is_silent=True)
+    return pynvml
 
 
 def _query(function: str, *arguments: Any, field: str = "") -> Any:
@@ -176,8 +170,8 @@ def _query(function: str, *arguments: Any, field: str = "") -> Any:
     Returns:
         The value, or None if the GPU does not report it, the driver is too old, or an argument is None.
     """
-    library = _nvml().library
-    if library is None or None in arguments:
+    library = _nvml()
+    if isinstance(library, Driver) or None in arguments:
         return None
     try:
         result = getattr(library, function)(*arguments)

@@ -76,7 +76,7 @@ def _no_uuids() -> None:
 
 def install_nvml(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
     """Simulate a machine with this library, or without one, and with no variables set."""
-    monkeypatch.setattr(hardware, "_nvml", lambda: hardware._Nvml(nvml, reason))
+    monkeypatch.setattr(hardware, "_nvml", lambda: Driver(reason=reason) if nvml is None else nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setattr(hardware, "_visible_gpus", COUNTED)
@@ -152,7 +152,7 @@ def test_a_driver_that_does_not_respond_is_the_reason(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     reason = "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
-    assert hardware._nvml.__wrapped__() == hardware._Nvml(None, reason, is_silent=True)
+    assert hardware._nvml.__wrapped__() == Driver(reason=reason, is_silent=True)
 
 
 def test_host_memory_matches_psutil() -> None:

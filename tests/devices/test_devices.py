@@ -185,7 +185,7 @@ def test_gpus_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.Monkey
     assert list(listed) == ["cpu", "gpu:0", "gpu:1"]
     assert (listed["gpu:1"].name, listed["gpu:1"].frameworks) == ("Card B", ())
     assert arraybridge.least_used_gpu() == 0  # the first of equals
-    monkeypatch.setattr(hardware._nvml().library, "free", {"GPU-aaaa": 3})
+    monkeypatch.setattr(hardware._nvml(), "free", {"GPU-aaaa": 3})
     assert arraybridge.least_used_gpu() == 1
     info = arraybridge.device_info()
     assert (info["available"], info["backend"]) == (True, "cuda")
