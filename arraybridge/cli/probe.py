@@ -15,11 +15,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,97 +37,53 @@ Json = dict[str, Any]
 COMPANIONS = ("triton",)
 
 
-def _import_package(name: str) -> ModuleType:
+def _import_package(name: str) -> Any:
     packages = (name,) if name in COMPANIONS else registry.metadata_of(name).packages
     return importlib.import_module(next(filter(can_find, packages), packages[0]))
 
 
-# -- probes of each framework ----------------------------------------------------------------------------
+# -- calls to the frameworks themselves ------------------------------------------------------------------
 # arraybridge may be unable to load a broken package, so these functions use only the package itself.
 
 
-def _nothing(module: ModuleType) -> None:
-    pass
-
-
-def _for_cpu(module: ModuleType) -> str:
-    return "CPU"
-
-
-@dataclass(frozen=True, slots=True)
-class PackageProbe:
-    """The functions that probe one package. Each takes the imported package as its argument.
-
-    Attributes:
-        built_for: Returns ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``.
-        compute: Runs a computation that raises an error if the driver cannot compile it.
-        use: Makes an array without arraybridge's checks against known crashes, so it may crash the process.
-    """
-
-    built_for: Callable[[ModuleType], str] = _for_cpu
-    compute: Callable[[ModuleType], object] = _nothing
-    use: Callable[[ModuleType], object] = _nothing
-
-
-def _build(*, cuda: object = None, rocm: object = None) -> str:
+def _built_for(name: str, module: Any) -> str:
+    """Return the platform of a build: ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``."""
+    cuda: object = None
+    rocm: object = None
+    match name:
+        case "torch":
+            cuda = module.version.cuda
+            rocm = module.version.hip
+        case "jax":
+            plugins = [major for major in (12, 13, 14) if can_find(f"jax_cuda{major}_plugin")]
+            cuda = max(plugins, default=None)
+        case "tensorflow":
+            info = module.sysconfig.get_build_info()
+            cuda = info.get("cuda_version")
+            rocm = info.get("rocm_version")
+        case "cupy":
+            version = module.cuda.runtime.runtimeGetVersion()
+            if module.cuda.runtime.is_hip:
+                rocm = version
+            else:
+                cuda = f"{version // 1000}.{version % 1000 // 10}"
+        case "pyclesperanto":
+            return "OpenCL"
     if cuda:
         return f"CUDA {cuda}"
     return f"ROCm {rocm}" if rocm else "CPU"
 
 
-def _torch_build(torch: Any) -> str:
-    return _build(cuda=torch.version.cuda, rocm=torch.version.hip)
-
-
-def _tensorflow_build(tf: Any) -> str:
-    info = tf.sysconfig.get_build_info()
-    return _build(cuda=info.get("cuda_version"), rocm=info.get("rocm_version"))
-
-
-def _cupy_build(cupy: Any) -> str:
-    version = cupy.cuda.runtime.runtimeGetVersion()
-    if cupy.cuda.runtime.is_hip:
-        return _build(rocm=version)
-    return _build(cuda=f"{version // 1000}.{version % 1000 // 10}")
-
-
-def _jax_build(jax: Any) -> str:
-    plugins = [major for major in (12, 13, 14) if can_find(f"jax_cuda{major}_plugin")]
-    return _build(cuda=max(plugins, default=None))
-
-
-def _opencl_build(cle: Any) -> str:
-    return "OpenCL"
-
-
-def _add_in_opencl(cle: Any) -> None:
-    cle.add_image_and_scalar(cle.push(_sample()), scalar=1)
-
-
-def _push(cle: Any) -> None:
-    cle.push(np.zeros((2, 2), np.float32))
-
-
-def _zero(module: Any) -> None:
-    module.zeros(1)
-
-
-def _zero_in_jax(jax: ModuleType) -> None:
-    importlib.import_module(f"{jax.__name__}.numpy").zeros(1).block_until_ready()
-
-
-_PROBES = {
-    "torch": PackageProbe(_torch_build, use=_zero),
-    "jax": PackageProbe(_jax_build, use=_zero_in_jax),
-    "tensorflow": PackageProbe(_tensorflow_build, use=_zero),
-    "cupy": PackageProbe(_cupy_build),
-    "pyclesperanto": PackageProbe(_opencl_build, compute=_add_in_opencl, use=_push),
-}
-_DEFAULT_PROBE = PackageProbe()
-
-
-def _sample() -> np.ndarray:
-    return np.arange(6, dtype=np.float32).reshape(2, 3)
+def _use(name: str) -> None:
+    """Make an array without arraybridge's checks against known crashes, so it may crash the process."""
+    module = _import_package(name)
+    match name:
+        case "torch" | "tensorflow":
+            module.zeros(1)
+        case "jax":
+            module.numpy.zeros(1).block_until_ready()
+        case "pyclesperanto":
+            module.push(np.zeros((2, 2), np.float32))
 
 
 # -- probing -------------------------------------------------------------------------------------------
@@ -145,14 +98,14 @@ def _probe(name: str, findings: Json) -> None:
     findings["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
     if name in COMPANIONS:
         return
-    probe = _PROBES.get(name, _DEFAULT_PROBE)
-    findings["built_for"] = probe.built_for(module)
+    findings["built_for"] = _built_for(name, module)
     devices = arraybridge.framework(name).devices.available()
     findings["devices"] = [{"device": str(device), "name": device.name} for device in devices]
-    values = _sample()
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
     if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(values, name, copy=True)), values):
         raise ValueError("an array had different values after it was converted to the framework and back")
-    probe.compute(module)
+    if name == "pyclesperanto":  # an OpenCL driver may be unable to compile for this CPU
+        module.add_image_and_scalar(module.push(values), scalar=1)
 
 
 def _lacks_device(error: Exception) -> bool:
@@ -160,12 +113,6 @@ def _lacks_device(error: Exception) -> bool:
     if isinstance(error, DeviceNotFoundError) or lacks_platform(error):
         return True
     return isinstance(error, MemoryConversionError) and error.code == Reason.NO_DEVICE
-
-
-def _use(name: str) -> None:
-    """Use the framework's own functions, without arraybridge."""
-    module = _import_package(name)
-    _PROBES.get(name, _DEFAULT_PROBE).use(module)
 
 
 def _probe_all(seconds: float, names: list[str]) -> None:
