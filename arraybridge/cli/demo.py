@@ -36,9 +36,8 @@ def demo(as_json: output.AsJson = False) -> None:
     with output.reserve_stdout(as_json):
         steps, missing = _convert_through_all(pixels)
         targets = [step["target"] for step in steps]
-        features = _run_features(
-            pixels, [name for name in targets if name in ORDER and name not in _INVERSIONS]
-        )
+        # The functions use operators, which do not preserve the dtype in pyclesperanto.
+        features = _run_features(pixels, [name for name in targets if name not in ("numpy", "pyclesperanto")])
     report: Json = {
         "image": name,
         "shape": list(pixels.shape),
@@ -71,20 +70,13 @@ def load_image() -> tuple[str, np.ndarray]:
 
 def _invert(framework: str, array: Any) -> Any:
     """Compute 255 − array in the framework and dtype of the array."""
-    invert = _INVERSIONS.get(framework, _negative)
-    return invert(array)
-
-
-def _invert_in_opencl(array: Any) -> Any:
+    if framework != "pyclesperanto":
+        return _negative(array)
     # The kernels compute in float32, which represents 0 to 255 exactly, and write the result as uint8.
-    cle = output.module_of_framework("pyclesperanto")
+    cle = output.module_of_framework(framework)
     inverted = cle.create(array.shape, dtype=np.uint8)
     cle.add_image_and_scalar(cle.multiply_image_and_scalar(array, scalar=-1), inverted, scalar=255)
     return inverted
-
-
-#: Framework → its inversion, for frameworks whose operators do not preserve the dtype.
-_INVERSIONS = {"pyclesperanto": _invert_in_opencl}
 
 
 def _convert_through_all(image: np.ndarray) -> tuple[list[Json], dict[str, str]]:
@@ -170,31 +162,22 @@ def print_report(report: Json) -> None:
             "[yellow]No GPU is used:[/yellow] no framework finds one. Run arraybridge doctor for details."
         )
     console.print()
-    feature_columns = ("feature", "framework", "details", "check")
-    console.print(output.table_or_list(console, feature_columns, _feature_rows(report), wrap="details"))
-    if not report["exact"]:
-        console.print(
-            "[red]Some results are wrong.[/red] Please report this with the output of arraybridge doctor."
-        )
-
-
-def _feature_rows(report: Json) -> list[tuple[str, ...]]:
-    """Return one row of cells for the decorated function, the recovery and the pipeline."""
     decorated = report["decorated"]
     recovery = report["out_of_memory"]
     pipeline = report["pipeline"]
     attempts = ", ".join(map(str, recovery["attempts"]))
     stages = " → ".join(pipeline["stages"])
-    return [
-        (
-            "decorator",
-            decorated["framework"],
-            "NumPy image in, NumPy image out",
-            _verdict(decorated),
-        ),
+    rows = [
+        ("decorator", decorated["framework"], "NumPy image in, NumPy image out", _verdict(decorated)),
         ("simulated out of memory", recovery["framework"], f"tried {attempts} rows", _verdict(recovery)),
         ("pipeline", stages, f"{pipeline['microbatches']} microbatches", _verdict(pipeline)),
     ]
+    feature_columns = ("feature", "framework", "details", "check")
+    console.print(output.table_or_list(console, feature_columns, rows, wrap="details"))
+    if not report["exact"]:
+        console.print(
+            "[red]Some results are wrong.[/red] Please report this with the output of arraybridge doctor."
+        )
 
 
 def _verdict(part: Json) -> str:

@@ -105,13 +105,10 @@ def check_driver(findings: Findings) -> Iterator[Json]:
     yield _problem("no-driver", "note", "", f"{reason}. {effect}", *fix)
 
 
-_BUILT_FOR_CUDA = ("torch", "jax", "tensorflow")
-
-
 def check_driver_version(findings: Findings) -> Iterator[Json]:
     """Report frameworks that were built for a newer CUDA version than the driver supports."""
     supported = findings.driver_cuda()
-    for name in _BUILT_FOR_CUDA:
+    for name in ("torch", "jax", "tensorflow"):
         built = findings.cuda_of_build(name)
         if supported and built and built > supported:
             yield _problem(
@@ -213,15 +210,6 @@ def check_preallocation(findings: Findings) -> Iterator[Json]:
             yield _problem("preallocation", "warning", name, message, *fix)
 
 
-#: Framework → another fix if its import crashes after other frameworks have been imported
-#: (tensorflow/tensorflow#119254).
-_OTHER_ORDER_FIXES = {
-    "pyclesperanto": (
-        '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS set to an empty folder',
-    )
-}
-
-
 def check_import_orders(findings: Findings) -> Iterator[Json]:
     """Report import orders that crash the process."""
     for trial in findings.trials:
@@ -243,7 +231,11 @@ def check_import_orders(findings: Findings) -> Iterator[Json]:
                 " PyTorch imports it late: in torch.compile, optimizers, torch.func, checkpoints and"
                 " profilers."
             )
-        fix += _OTHER_ORDER_FIXES.get(last, ())
+        if last == "pyclesperanto":  # tensorflow/tensorflow#119254
+            fix.append(
+                '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS set to an empty'
+                " folder"
+            )
         yield _problem("import-order", "error", last, message, *fix)
 
 
@@ -261,18 +253,6 @@ def check_namesake(findings: Findings) -> Iterator[Json]:
         yield _problem("namesake", "error", "", message, *fix)
 
 
-#: Frameworks with a dedicated check for a missing device.
-_DEVICE_CHECKS = {"pyclesperanto": check_opencl}
-#: Framework → the distribution to reinstall, if it depends on the machine.
-_MATCHING_DISTRIBUTIONS = {"cupy": Findings.matching_cupy}
-
-
-def _reinstall_command(name: str, findings: Findings) -> str:
-    if name in _MATCHING_DISTRIBUTIONS:
-        return f"pip install --force-reinstall {_MATCHING_DISTRIBUTIONS[name](findings)}"
-    return install_command(registry.metadata_of(name), "--force-reinstall")
-
-
 def check_states(findings: Findings) -> Iterator[Json]:
     """Report frameworks that crash, hang or fail, or that find no device on a machine with a GPU."""
     effects = {"crashed": "crashes the process", "timed out": "hangs", "broken": "does not work"}
@@ -281,13 +261,15 @@ def check_states(findings: Findings) -> Iterator[Json]:
     for name, probe in findings.probes.items():
         effect = effects.get(probe["state"])
         lacks_device = probe["state"] == "no device"
-        if effect is None or (lacks_device and name in _DEVICE_CHECKS):
+        is_reported = lacks_device and name == "pyclesperanto"  # by `check_opencl`
+        if effect is None or is_reported or _UNKNOWN_CPU in (probe.get("error") or ""):
             continue
-        if _UNKNOWN_CPU in (probe.get("error") or ""):
-            continue
-        fix = _reinstall_command(name, findings)
         if lacks_device and "CUDA_VISIBLE_DEVICES" in findings.environ:
             fix = "unset CUDA_VISIBLE_DEVICES"
+        elif name == "cupy":  # the wheel depends on the driver
+            fix = f"pip install --force-reinstall {findings.matching_cupy()}"
+        else:
+            fix = install_command(registry.metadata_of(name), "--force-reinstall")
         shadow = findings.folder / f"{name}.py"
         if shadow.exists():
             effect += f" (Python imports {shadow} instead)"
