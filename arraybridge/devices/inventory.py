@@ -12,7 +12,6 @@ from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.interface import registry
 from arraybridge.interface.devices import CPU
 from arraybridge.interface.framework import Framework
-from arraybridge.interface.memory import DeviceDetails
 from arraybridge.interface.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
@@ -95,14 +94,21 @@ def _select_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | None
 
 
 def _describe(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
-    """Describe a device from its entry in ``readings``, or from its frameworks if there is no entry."""
+    """Describe a device from its entry in ``readings``, or from its frameworks if there is no entry.
+
+    Each detail is that of the first framework that reports it.
+    """
     from arraybridge.devices.found_device import FoundDevice
 
-    known = _known_to_frameworks(device, owners)
-    name = known.name
-    identity = known.identity
-    total = known.total
+    name = ""
+    identity = ""
+    total = None
     free = None
+    for owner in owners:
+        details = owner.memory.device_details(device)
+        name = name or details.name
+        identity = identity or details.identity
+        total = total or details.total or None
     key = "cpu" if device.kind == "cpu" else str(device)
     reading = readings.get(identity or key) or readings.get(key)
     if reading is not None:
@@ -112,19 +118,6 @@ def _describe(device: Device, owners: list[Framework], readings: dict[Any, Any])
         free = reading.free
     users = tuple(one.name for one in owners)
     return FoundDevice(device.kind, device.index, name, users, total, free, identity)
-
-
-def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetails:
-    """Return the details of a device, each from the first framework that reports it."""
-    name = ""
-    identity = ""
-    total = None
-    for owner in owners:
-        details = owner.memory.device_details(device)
-        name = name or details.name
-        identity = identity or details.identity
-        total = total or details.total or None
-    return DeviceDetails(name, identity, total)
 
 
 def find_device(device: Device) -> Device:
@@ -204,13 +197,7 @@ def least_used_gpu() -> int | None:
         >>> gpu_id = least_used_gpu()
     """
     gpus = [device for device in devices() if device.kind == "gpu"]
-    if not gpus:
-        return None
-    return max(gpus, key=_free_bytes).index
-
-
-def _free_bytes(device: FoundDevice) -> int:
-    return device.free or 0
+    return max(gpus, key=lambda gpu: gpu.free or 0).index if gpus else None
 
 
 class DeviceInfo(dict[str, Any]):
