@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from arraybridge.benchmarking.timing import Timing, benchmark
+from arraybridge.benchmarking.timing import Timing, benchmark, check_function
 from arraybridge.carriers.sources import source_of
 from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
@@ -81,11 +81,7 @@ def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int 
         >>> result.cpu.runs
         5
     """
-    if not callable(fn):
-        raise TypeError(
-            f"compare() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"
-            " compare(fn, x)."
-        )
+    check_function("compare", fn)
     placed = placement(fn)
     converts = placed is not None and placed.converts
 

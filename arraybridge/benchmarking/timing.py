@@ -77,11 +77,7 @@ def benchmark(
         >>> 0 < timing.minimum <= timing.median
         True
     """
-    if not callable(fn):
-        raise TypeError(
-            f"benchmark() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"
-            " benchmark(fn, x)."
-        )
+    check_function("benchmark", fn)
     warmup = whole_number("warmup", warmup, least=0)
     if runs is not None:
         runs = whole_number("runs", runs, least=1)
@@ -96,6 +92,15 @@ def benchmark(
     quarter = len(samples) // 4
     median = (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
     return Timing(median, samples[0], samples[-1 - quarter] - samples[quarter], len(samples))
+
+
+def check_function(caller: str, fn: object) -> None:
+    """Raise `TypeError` if the first argument of `benchmark` or `compare` is not a function."""
+    if not callable(fn):
+        raise TypeError(
+            f"{caller}() expected a function, got {type(fn).__name__}. Pass the function and its arguments:"
+            f" {caller}(fn, x)."
+        )
 
 
 def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> list[float]:
