@@ -19,6 +19,7 @@ from arraybridge.cli import option_parsing, output
 from arraybridge.conversion.table import FRAMEWORKS
 from arraybridge.errors import MemoryConversionError
 from arraybridge.formatting import format_bytes, format_seconds
+from arraybridge.interface.streams import identity
 
 Json = dict[str, Any]
 Call = Callable[[], object]
@@ -96,9 +97,9 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
             cases += _conversion(source, target, arrays)
     for name in available:
         # The function does nothing, so that the difference is the cost of the decorator.
-        decorated = arraybridge.framework(name).decorator(_nothing)
-        calls = (partial(_nothing, arrays[name]), partial(decorated, arrays[name]))
-        cases.append(Case(f"@{name}", "f", *calls))
+        decorated = arraybridge.framework(name).decorator(identity)
+        x = arrays[name]
+        cases.append(Case(f"@{name}", "f", partial(identity, x), partial(decorated, x)))
     return cases, left_out
 
 
@@ -115,10 +116,6 @@ def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Cas
     raw = native.call(output.module_of_framework(source), output.module_of_framework(target))
     ours = partial(arraybridge.convert_memory, x, target)
     return [Case(f"{source} → {target}", native.text, partial(raw, x), ours)]
-
-
-def _nothing(x: Any) -> Any:
-    return x
 
 
 def _row(case: Case, rounds: int) -> Json:

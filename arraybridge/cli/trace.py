@@ -117,12 +117,8 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
 
 def _missing_program(name: str, is_module: bool, error: ImportError | OSError) -> typer.BadParameter:
     """Return the usage error for a program that was not found or could not be read."""
-    if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-    elif is_module:
-        reason = str(error.__cause__ or error)  # the message of the cause is shorter
-    else:
-        reason = str(error)
+    cause = error.__cause__ if is_module else None  # its message is shorter
+    reason = getattr(error, "strerror", None) or cause or error
     program = f"the module {name}" if is_module else name
     return typer.BadParameter(
         f"Cannot run {program}: {reason}. Pass the path of a script, or -m and a module that python -m can"
