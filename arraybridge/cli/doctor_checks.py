@@ -15,6 +15,7 @@ from arraybridge.cli.probe import COMPANIONS
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
 from arraybridge.interface import registry
 from arraybridge.interface.installation import install_command
+from arraybridge.memory import gpu_sharing
 
 if TYPE_CHECKING:
     from arraybridge.cli.import_trials import Json
@@ -199,10 +200,11 @@ def check_pocl(findings: Findings) -> Iterator[Json]:
 
 def check_preallocation(findings: Findings) -> Iterator[Json]:
     """Report frameworks that will allocate most of the GPU memory on first use."""
-    for name, share, variable, modest in (
-        ("jax", "three quarters of the memory of a GPU", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
-        ("tensorflow", "nearly all memory of every GPU", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
+    for name, share, variable in (
+        ("jax", "three quarters of the memory of a GPU", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+        ("tensorflow", "nearly all memory of every GPU", "TF_FORCE_GPU_ALLOW_GROWTH"),
     ):
+        modest = gpu_sharing.coexistence()[variable]
         is_disabled = findings.environ.get(variable, "").lower() == modest
         if findings.gpus and findings.cuda_of_build(name) and not is_disabled:
             message = f"{name} allocates {share} on first use."

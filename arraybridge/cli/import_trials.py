@@ -13,14 +13,9 @@ from typing import Any
 from arraybridge.cli.probe import COMPANIONS
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
 from arraybridge.interface.installation import can_find
+from arraybridge.memory import gpu_sharing
 
 Json = dict[str, Any]
-# Limit the GPU memory of the probing processes, because other programs may use the same GPU.
-_LOW_MEMORY = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-}
 WORKING = ("works", "no device")
 ENDED = ("crashed", "timed out")
 
@@ -71,6 +66,8 @@ def try_companions(installed: Sequence[str], seconds: float) -> list[Json]:
 def run_trials(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]:
     """Probe frameworks in several orders in parallel, each order in a separate process."""
     command = [sys.executable, "-m", "arraybridge.cli.probe", str(seconds)]
+    # Limit the GPU memory of these processes, because other programs may use the same GPU.
+    environment = os.environ | gpu_sharing.coexistence() | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     processes = [
         subprocess.Popen(
             [*command, *order],
@@ -79,7 +76,7 @@ def run_trials(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=os.environ | _LOW_MEMORY,
+            env=environment,
         )
         for order in orders
     ]
