@@ -63,27 +63,24 @@ class History:
     LIMIT = 256
 
     def __init__(self) -> None:
-        self._records: dict[Any, Record] = {}
+        self.records: dict[Any, Record] = {}
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def record(self, call: Call) -> Record:
         """Return the record of a call, created if missing. It is not stored if the call has no signature."""
         if call.no_signature_reason:
             return Record()
-        record = self._records.get(call.signature)
-        is_nearly_full = len(self._records) > self.LIMIT // 2
+        record = self.records.get(call.signature)
+        is_nearly_full = len(self.records) > self.LIMIT // 2
         return self._refresh(call.signature) if record is None or is_nearly_full else record
 
     def _refresh(self, signature: Any) -> Record:
         """Move a record to the end of the records, or create it and evict the first ones."""
         with self._lock:
-            record = self._records.pop(signature, None) or Record()
-            while len(self._records) >= self.LIMIT:
-                del self._records[next(iter(self._records))]
-            self._records[signature] = record
+            record = self.records.pop(signature, None) or Record()
+            while len(self.records) >= self.LIMIT:
+                del self.records[next(iter(self.records))]
+            self.records[signature] = record
             return record
 
     def find(self, call: Call, *, any_self: bool = False) -> Record:
@@ -94,8 +91,8 @@ class History:
         if call.no_signature_reason:
             return Record()
         with self._lock:
-            record = self._records.get(call.signature)
+            record = self.records.get(call.signature)
             if any_self:
-                candidates = (one for key, one in self._records.items() if key[1:] == call.signature[1:])
+                candidates = (one for key, one in self.records.items() if key[1:] == call.signature[1:])
                 record = next(candidates, record)
             return record or Record()

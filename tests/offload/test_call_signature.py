@@ -194,7 +194,7 @@ def test_arguments_without_a_signature_stay_on_the_cpu(
     decision = run.explain(X, value)
     assert not decision.on_gpu
     assert message in decision.reasons
-    assert len(run.history) == 0
+    assert len(run.history.records) == 0
 
 
 def test_large_arguments_are_not_kept_alive(machine: Machine, clock: Clock) -> None:
@@ -295,7 +295,7 @@ def test_numbers_that_change_on_every_call_are_not_verified(
             run(X, 0.5)  # earlier verifications still apply
     assert ran.count(np.ndarray) == 2 * History.LIMIT
     assert ran.count(FakeGpuArray) == 8
-    assert len(run.history) == History.LIMIT
+    assert len(run.history.records) == History.LIMIT
     assert "no timings for such arguments yet" in str(run.explain(X, 9999.0))
 
 

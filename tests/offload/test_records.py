@@ -35,5 +35,5 @@ def test_the_least_recently_used_record_is_evicted() -> None:
     for call in calls[1:]:
         history.record(call)
         assert history.record(calls[0]) is used
-    assert len(history) == History.LIMIT
+    assert len(history.records) == History.LIMIT
     assert history.find(calls[1]) is not history.find(calls[1])  # evicted
