@@ -120,8 +120,8 @@ def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Cas
 
 def _row(case: Case, rounds: int) -> Json:
     """Time both calls in three alternating turns, and return the medians of the turns in seconds."""
-    timers = [output.make_timer(call) for call in (case.native, case.ours)]
-    turns = [[timer(-(-rounds // 3)) for timer in timers] for _ in range(3)]
+    calls = (case.native, case.ours)
+    turns = [[output.median_seconds(call, -(-rounds // 3)) for call in calls] for _ in range(3)]
     raw, ours = (statistics.median(column) for column in zip(*turns, strict=True))
     return {"name": case.name, "raw_call": case.text, "raw": raw, "ours": ours, "difference": ours - raw}
 

@@ -155,9 +155,7 @@ def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json
     for source, (framework, device) in bar.track(places.items(), description="Converting"):
         make = partial(arraybridge.convert_memory, array, framework, device=device, copy=True)
         cells += _measure_row(source, make, places, array)
-    frameworks = [arraybridge.framework(framework) for framework, _ in places.values()]
-    has_numpy = any(framework.devices.has_only_host for framework in frameworks)
-    if len(places) == 1 or not has_numpy:
+    if len(places) == 1 or "numpy" not in places:
         return cells, []
     return cells, _measure_row(UNALIGNED, partial(_copy_unaligned, array), places, array)
 
@@ -186,7 +184,7 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     result = arraybridge.to_numpy(convert())
     exact = result.dtype == array.dtype and result.shape == array.shape
     exact = exact and np.ascontiguousarray(result).tobytes() == array.tobytes()
-    seconds = output.make_timer(convert)(_ROUNDS)
+    seconds = output.median_seconds(convert, _ROUNDS)
     # Shared memory is not moved, so there is no transfer rate.
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
     measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}

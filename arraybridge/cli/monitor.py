@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,18 +78,16 @@ def _take_readings(
 ) -> Iterator[MemoryStats]:
     """Yield ``count`` readings at regular intervals, the first one now; endlessly if ``count`` is None."""
     started = time.monotonic()
-    done = 0
-    while True:
+    for number in itertools.count(1):
         reading = take_reading()
         for row in reading.rows:
             history[row.device, row.holder].append(row.used or 0)
         if file is not None:
             MemoryCollector(file).write(reading)
         yield reading
-        done += 1
-        if done == count:
+        if number == count:
             return
-        time.sleep(max(0.0, started + done * interval - time.monotonic()))
+        time.sleep(max(0.0, started + number * interval - time.monotonic()))
 
 
 # -- reading -----------------------------------------------------------------------------------------

@@ -35,16 +35,11 @@ def parse_size(text: str) -> int:
     return size
 
 
-def split_list(text: str) -> list[str]:
-    """Split a list such as ``"torch, jax"`` at its commas."""
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
 def parse_frameworks(text: str | None) -> list[str]:
     """Return the frameworks in ``--frameworks torch,jax``; by default all installed ones."""
     if text is None:
         return [name for name in registry.framework_names() if registry.is_installed(name)]
-    names = list(dict.fromkeys(split_list(text)))
+    names = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
     if not names:
         raise typer.BadParameter("The list is empty. Use names such as torch,jax.", param_hint="--frameworks")
     for name in names:

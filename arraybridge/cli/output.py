@@ -176,21 +176,16 @@ def module_of_framework(name: str) -> Any:
     return next(sys.modules[one] for one in registry.metadata_of(name).packages if one in sys.modules)
 
 
-def make_timer(call: Callable[[], object]) -> Callable[[int], float]:
-    """Return a function that times `call` in a number of rounds and returns the median in seconds.
+def median_seconds(call: Callable[[], object], rounds: int) -> float:
+    """Time a call in a number of rounds and return the median in seconds.
 
     Each round repeats a fast call until the clock can resolve it.
     """
-    count = int(_ROUND / arraybridge.benchmark(call, runs=3).minimum)
+    count = max(1, int(_ROUND / arraybridge.benchmark(call, runs=3).minimum))
 
-    def batch() -> None:
-        for _ in range(count):
+    def batch() -> object:
+        for _ in range(count - 1):
             call()
+        return call()
 
-    def time_call(rounds: int) -> float:
-        return arraybridge.benchmark(call, warmup=0, runs=rounds).median
-
-    def time_batch(rounds: int) -> float:
-        return arraybridge.benchmark(batch, warmup=0, runs=rounds).median / count
-
-    return time_call if count < 2 else time_batch
+    return arraybridge.benchmark(batch, warmup=0, runs=rounds).median / count
