@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from functools import partial
 from html import escape as escape_html
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,9 +76,9 @@ def print_result(result: Json) -> None:
     console = output.console()
     console.print(f"{_title(result)}\n")
     columns = ("", *result["places"])
-    rows = _grid(result, _cell_text)
+    rows = _grid(result, partial(_cell_text, separator=" "))
     if not output.fits(console, columns, rows):
-        rows = _grid(result, _narrow_cell_text)
+        rows = _grid(result, partial(_cell_text, separator="\n"))
     console.print(output.table_or_list(console, columns, rows))
     for kind in _kinds(result):
         console.print(f"[{_STYLES[kind]}]{kind:7}[/]  {_MEANINGS[kind]}")
@@ -86,21 +87,12 @@ def print_result(result: Json) -> None:
         console.print(escape(remark))
 
 
-def _cell_text(cell: Json) -> str:
-    """Return the text of a cell: kind and method, the time, the rate, and a blank line as a separator."""
-    kind, method, *figures = _cell_lines(cell)
-    return "\n".join([f"{kind} {method}".rstrip(), *filter(None, figures), ""])
-
-
-def _narrow_cell_text(cell: Json) -> str:
-    """Return the text of a cell with kind and method on separate lines, for narrow terminals."""
-    return "\n".join([*filter(None, _cell_lines(cell)), ""])
-
-
-def _cell_lines(cell: Json) -> list[str]:
+def _cell_text(cell: Json, *, separator: str) -> str:
+    """Return the text of a cell: kind and method, the time, the rate, and a blank line below."""
     kind = f"[{_STYLES[cell['kind']]}]{cell['kind']}[/]"
-    method = "" if cell["kind"] in ("same", "refused") else f"[dim]{cell['method']}[/]"
-    return [kind, method, format_seconds(cell["seconds"]), _format_rate(cell["bytes_per_second"])]
+    method = "" if cell["kind"] in ("same", "refused") else f"{separator}[dim]{cell['method']}[/]"
+    figures = (format_seconds(cell["seconds"]), _format_rate(cell["bytes_per_second"]))
+    return "\n".join([kind + method, *filter(None, figures), ""])
 
 
 def _format_rate(bytes_per_second: float | None) -> str:
