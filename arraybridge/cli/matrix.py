@@ -19,6 +19,7 @@ from arraybridge.device import Device
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.host import dtype_names
 from arraybridge.interface.installation import can_find
+from arraybridge.testing.conformance import copy_at_offset
 
 if TYPE_CHECKING:
     from arraybridge.cli.matrix_report import Json
@@ -120,17 +121,6 @@ def _make_array(nbytes: int, name: str) -> np.ndarray:
     return arraybridge.to_numpy(plain.reshape(shape), copy=True)
 
 
-def _copy_unaligned(array: np.ndarray) -> np.ndarray:
-    """Return a copy at an address that is 16 bytes past a multiple of 64, like that of large NumPy arrays.
-
-    NumPy aligns memory to 16 bytes. Small arrays are aligned to 64 bytes by chance; large ones never are.
-    """
-    memory = arraybridge.aligned(array.nbytes + 16, "uint8")[16:]
-    unaligned = memory.view(array.dtype).reshape(array.shape)
-    unaligned[...] = array
-    return unaligned
-
-
 # -- measuring ---------------------------------------------------------------------------------------
 
 
@@ -157,7 +147,8 @@ def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json
         cells += _measure_row(source, make, places, array)
     if len(places) == 1 or "numpy" not in places:
         return cells, []
-    return cells, _measure_row(UNALIGNED, partial(_copy_unaligned, array), places, array)
+    # NumPy aligns memory to 16 bytes. Small arrays are aligned to 64 bytes by chance; large ones never are.
+    return cells, _measure_row(UNALIGNED, partial(copy_at_offset, array, 16), places, array)
 
 
 def _measure_row(source: str, make: Callable[[], Any], places: Places, array: np.ndarray) -> list[Json]:

@@ -211,7 +211,7 @@ def sample(dtype: str = "float32", layout: str = "aligned", shape: tuple[int, ..
     values = np.resize(_values(dtype_names.np_dtype(dtype)), shape)
     match layout:
         case "aligned" | "offset" | "unaligned" | "read-only":
-            values = _at(values, {"offset": values.itemsize, "unaligned": 1}.get(layout, 0))
+            values = copy_at_offset(values, {"offset": values.itemsize, "unaligned": 1}.get(layout, 0))
             values.flags.writeable = layout != "read-only"
         case "fortran":
             values = np.asfortranarray(values)
@@ -245,7 +245,7 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
     return real
 
 
-def _at(values: np.ndarray, offset: int) -> np.ndarray:
+def copy_at_offset(values: np.ndarray, offset: int) -> np.ndarray:
     """Return a C-contiguous copy at an address ``offset`` bytes after a multiple of 64."""
     memory = buffers.allocate_aligned((values.nbytes + 64,), np.dtype(np.uint8))
     result = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
