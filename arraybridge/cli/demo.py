@@ -167,13 +167,13 @@ def print_report(report: Json) -> None:
     pipeline = report["pipeline"]
     attempts = ", ".join(map(str, recovery["attempts"]))
     stages = " → ".join(pipeline["stages"])
-    rows = [
+    features: list[tuple[str, ...]] = [
         ("decorator", decorated["framework"], "NumPy image in, NumPy image out", _verdict(decorated)),
         ("simulated out of memory", recovery["framework"], f"tried {attempts} rows", _verdict(recovery)),
         ("pipeline", stages, f"{pipeline['microbatches']} microbatches", _verdict(pipeline)),
     ]
     feature_columns = ("feature", "framework", "details", "check")
-    console.print(output.table_or_list(console, feature_columns, rows, wrap="details"))
+    console.print(output.table_or_list(console, feature_columns, features, wrap="details"))
     if not report["exact"]:
         console.print(
             "[red]Some results are wrong.[/red] Please report this with the output of arraybridge doctor."

@@ -298,8 +298,5 @@ CHECKS: tuple[Callable[[Findings], Iterator[Json]], ...] = (
 def find_problems(findings: Findings) -> list[Json]:
     """Run all checks and return the problems, the most severe first."""
     problems = [problem for check in CHECKS for problem in check(findings)]
-    return sorted(problems, key=_severity_rank)
-
-
-def _severity_rank(problem: Json) -> int:
-    return list(SEVERITIES).index(problem["severity"])
+    ranks = list(SEVERITIES)
+    return sorted(problems, key=lambda problem: ranks.index(problem["severity"]))

@@ -138,23 +138,18 @@ def find_device(device: Device) -> Device:
     if device.kind != "cpu" and missing_gpu() == "host":
         warn(f"{device} is not available, so the CPU is used.", MissingGpuWarning)
         return CPU
-    raise _missing(device, usable)
-
-
-def _frameworks_for(device: Device) -> list[Framework]:
-    """Return the loaded frameworks that have the kind of accelerator that the device string named, if any."""
-    return [one for one in loaded() if one.devices.has_accelerator(device.accelerator)]
-
-
-def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
-    """Return the error for a device that no framework has."""
     name = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
-    return DeviceNotFoundError(
+    raise DeviceNotFoundError(
         f"No installed framework has a device {name}. Available devices: {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
         code=Reason.NO_DEVICE,
         advice="Pass one of these.",
     )
+
+
+def _frameworks_for(device: Device) -> list[Framework]:
+    """Return the loaded frameworks that have the kind of accelerator that the device string named, if any."""
+    return [one for one in loaded() if one.devices.has_accelerator(device.accelerator)]
 
 
 @run_eagerly

@@ -131,16 +131,12 @@ class DeviceChooser:
         chosen = (worker_device.get() if self.gpu_id is None else None) or device_setting()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
-        return find_gpu(self.backend, self._index(chosen))
-
-    def _index(self, chosen: Device | None) -> int:
-        """Return the index of the GPU: ``gpu_id``, otherwise the index of the default device, otherwise 0."""
         number = gpu_index_of(self.gpu_id)
         if isinstance(number, str):  # "auto", which is resolved once
             number = self.gpu_id = least_used_gpu() or 0
-        if number is not None:
-            return number
-        return 0 if chosen is None else chosen.index
+        if number is None:
+            number = 0 if chosen is None else chosen.index
+        return find_gpu(self.backend, number)
 
 
 def _reason_for_no_search(call: Call, cpu: float) -> str:
