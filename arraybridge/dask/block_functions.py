@@ -28,12 +28,12 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
     UnknownArrayError,
-    note_on,
 )
 from arraybridge.formatting import format_count
 from arraybridge.host import dtype_names
 from arraybridge.interface import registry
 from arraybridge.parallel.function_devices import find_decorated, placement
+from arraybridge.parallel.workers import noting
 from arraybridge.types import FrameworkLike, GpuId
 from arraybridge.validation import add_hints, bool_option, raise_unknown_option
 
@@ -101,14 +101,11 @@ class Block:
         # NumPy passes 0-d blocks as scalars, which are not arrays.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
-            function = self.__wrapped__  # may unpickle the function, whose imports may raise
-            with self._x64_context():
-                result = function(*blocks, **kwargs)
+            # The block includes the unpickling of the function, whose imports may raise.
+            with noting(self._note_on_call(blocks, kwargs)), self._x64_context():
+                result = self.__wrapped__(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
             error.add_call(f"{self.__name__}(){on_this_worker()}")
-            raise
-        except Exception as error:
-            note_on(error, self._note_on_call(blocks, kwargs))
             raise
         target = self.target or detect_memory_type(blocks[0])
         try:
