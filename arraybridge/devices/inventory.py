@@ -12,6 +12,7 @@ from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.interface import registry
 from arraybridge.interface.devices import CPU
 from arraybridge.interface.framework import Framework
+from arraybridge.interface.memory import DeviceDetails
 from arraybridge.interface.registry import loaded
 from arraybridge.reasons import Reason
 from arraybridge.settings import missing_gpu
@@ -94,21 +95,11 @@ def _select_frameworks(framework: FrameworkLike | Sequence[FrameworkLike] | None
 
 
 def _describe(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
-    """Describe a device from its entry in ``readings``, or from its frameworks if there is no entry.
-
-    Each detail is that of the first framework that reports it.
-    """
+    """Describe a device from its entry in ``readings``, or from its frameworks if there is no entry."""
     from arraybridge.devices.found_device import FoundDevice
 
-    name = ""
-    identity = ""
-    total = None
+    name, identity, total = _known_to_frameworks(device, owners)
     free = None
-    for owner in owners:
-        details = owner.memory.device_details(device)
-        name = name or details.name
-        identity = identity or details.identity
-        total = total or details.total or None
     key = "cpu" if device.kind == "cpu" else str(device)
     reading = readings.get(identity or key) or readings.get(key)
     if reading is not None:
@@ -118,6 +109,19 @@ def _describe(device: Device, owners: list[Framework], readings: dict[Any, Any])
         free = reading.free
     users = tuple(one.name for one in owners)
     return FoundDevice(device.kind, device.index, name, users, total, free, identity)
+
+
+def _known_to_frameworks(device: Device, owners: list[Framework]) -> DeviceDetails:
+    """Return the details of a device, each from the first framework that reports it."""
+    name = ""
+    identity = ""
+    total = None
+    for owner in owners:
+        details = owner.memory.device_details(device)
+        name = name or details.name
+        identity = identity or details.identity
+        total = total or details.total or None
+    return DeviceDetails(name, identity, total)
 
 
 def find_device(device: Device) -> Device:
