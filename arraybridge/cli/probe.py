@@ -48,27 +48,26 @@ def _import_package(name: str) -> Any:
 
 def _built_for(name: str, module: Any) -> str:
     """Return the platform of a build: ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``."""
-    cuda: object = None
-    rocm: object = None
     match name:
         case "torch":
-            cuda = module.version.cuda
-            rocm = module.version.hip
+            return _platform(cuda=module.version.cuda, rocm=module.version.hip)
         case "jax":
             plugins = [major for major in (12, 13, 14) if can_find(f"jax_cuda{major}_plugin")]
-            cuda = max(plugins, default=None)
+            return _platform(cuda=max(plugins, default=None))
         case "tensorflow":
             info = module.sysconfig.get_build_info()
-            cuda = info.get("cuda_version")
-            rocm = info.get("rocm_version")
+            return _platform(cuda=info.get("cuda_version"), rocm=info.get("rocm_version"))
         case "cupy":
             version = module.cuda.runtime.runtimeGetVersion()
             if module.cuda.runtime.is_hip:
-                rocm = version
-            else:
-                cuda = f"{version // 1000}.{version % 1000 // 10}"
+                return _platform(rocm=version)
+            return _platform(cuda=f"{version // 1000}.{version % 1000 // 10}")
         case "pyclesperanto":
             return "OpenCL"
+    return "CPU"
+
+
+def _platform(*, cuda: object = None, rocm: object = None) -> str:
     if cuda:
         return f"CUDA {cuda}"
     return f"ROCm {rocm}" if rocm else "CPU"
