@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from arraybridge.compilers import run_eagerly
 from arraybridge.formatting import format_count, format_seconds
 from arraybridge.interface.registry import loaded
-from arraybridge.trees import arrays_with_owners
+from arraybridge.parallel.streams_between_threads import block_until_ready
 from arraybridge.validation import add_hints, whole_number
 
 # After `_TRIALS` waits, the remaining calls are timed without a wait as soon as one wait has taken at most
@@ -114,7 +114,7 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
         start = clock()
         result = fn(*args)
         # A function that works in place may return None.
-        _block_until_ready(args if result is None else result)
+        block_until_ready(args if result is None else result)
         samples.append(clock() - start)
         del result
         # A wait may take longer than many calls. After the fifth wait, waits are therefore omitted as soon as
@@ -125,11 +125,6 @@ def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs
             until += min(waits[-1], idle[4])  # the time of an idle wait is not part of ``seconds``
     _synchronize()
     return samples
-
-
-def _block_until_ready(values: Any) -> None:
-    for owner, x in arrays_with_owners(values):
-        owner.interchange.block_until_ready(x)
 
 
 def _synchronize() -> float:

@@ -18,8 +18,6 @@ from arraybridge.formatting import page
 from arraybridge.tracing.trace_log import everywhere
 from arraybridge.tracing.user_lines import as_own
 
-__all__ = ["trace"]
-
 
 def trace(
     script: Annotated[str, typer.Argument(help="The script to run.", metavar="SCRIPT")],

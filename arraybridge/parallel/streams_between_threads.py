@@ -81,6 +81,12 @@ def record_reader_events(tree: Any) -> list[StreamEvent]:
     return list(filter(None, stream_events.values()))
 
 
+def block_until_ready(tree: Any) -> None:
+    """Wait for the computation of the arrays of a tree."""
+    for owner, x in arrays_with_owners(tree):
+        owner.interchange.block_until_ready(x)
+
+
 def wait_for_each_other(stream_events: list[StreamEvent]) -> None:
     """Make the streams of several frameworks wait for each other's queued work."""
     for event in stream_events:

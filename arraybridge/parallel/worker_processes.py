@@ -18,9 +18,9 @@ from arraybridge.errors import MemoryConversionError, error_text, note_on
 from arraybridge.memory import serialization
 from arraybridge.memory.segments import Exchange
 from arraybridge.outcome import Outcome, attempt
+from arraybridge.parallel.streams_between_threads import block_until_ready
 from arraybridge.parallel.workers import Work, Worker, noting
 from arraybridge.settings import MissingGpu, missing_gpu, settings
-from arraybridge.trees import arrays_with_owners
 
 __all__ = ["ProcessDiedError"]
 
@@ -122,8 +122,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
 
     def answer(data: bytes) -> bytes:
         result = work(unpickle("the item", data))
-        for owner, x in arrays_with_owners(result):
-            owner.interchange.block_until_ready(x)
+        block_until_ready(result)
         with noting(f"the result cannot be pickled in the process of {name}"):
             return serialization.dumps(Outcome(result), exchange)
 
