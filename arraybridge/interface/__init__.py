@@ -11,7 +11,7 @@ from arraybridge.interface.framework import FastPath, Framework
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import Memory
 from arraybridge.interface.metadata import FrameworkMetadata
-from arraybridge.interface.runtime import Observation, Runtime
+from arraybridge.interface.runtime import Runtime
 from arraybridge.interface.sparse import SparseArrays
 from arraybridge.interface.streams import Streams
 
@@ -27,7 +27,6 @@ __all__ = [
     "IndexedBatching",
     "Interchange",
     "Memory",
-    "Observation",
     "Runtime",
     "SparseArrays",
     "Streams",

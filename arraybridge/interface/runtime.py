@@ -1,4 +1,4 @@
-"""The component `Runtime`: settings, pytrees, profilers and namespaces of a framework."""
+"""The component `Runtime`: settings, pytrees, profilers and namespaces of a framework, and its traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arraybridge.interface.component import Component
 if TYPE_CHECKING:
     from arraybridge.interface.metadata import FrameworkMetadata
 
-__all__ = ["NO_CONTEXT", "Observation", "Runtime"]
+__all__ = ["NO_CONTEXT", "Runtime"]
 
 #: A context manager that does nothing. It may be entered several times.
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
@@ -51,42 +51,6 @@ class OneLevel:
         return is_leaf
 
 
-class Observation:
-    """Properties of a framework's arrays that a trace reads. The defaults fit any framework."""
-
-    #: Whether a call may return a host array before its values are computed.
-    is_asynchronous: ClassVar[bool] = False
-    #: Whether the framework's own functions accept arrays with any strides.
-    has_strides: ClassVar[bool] = False
-    #: Whether the framework's functions narrow 64-bit dtypes by default.
-    narrows_64_bit: ClassVar[bool] = False
-
-    def read(self, owner: Any, x: Any) -> tuple[Any, int, int | None, Device]:
-        """Return the dtype, the size, the address and the device of an array.
-
-        Args:
-            owner: The framework of the array.
-            x: The array.
-
-        Returns:
-            A tuple ``(dtype, nbytes, address, device)``. The size is in bytes. The address is None for an
-            array on several devices.
-
-        Raises:
-            MemoryConversionError: If the array has no memory.
-        """
-        owner.check(x)
-        return owner.dtype_name(x), owner.nbytes(x), owner.interchange.address(x), owner.devices.device_of(x)
-
-    def is_idle(self) -> bool:
-        """Return whether no computation can be pending."""
-        return False
-
-    def pause_observation(self) -> AbstractContextManager[Any]:
-        """Return a context manager within which reading arrays runs no code of the traced program."""
-        return NO_CONTEXT
-
-
 class Runtime(Component):
     """Settings, context managers and namespaces for running the framework's functions.
 
@@ -95,12 +59,42 @@ class Runtime(Component):
             ``modules`` are sufficient.
         settings: Thread settings that change results. Each is a pair of functions: one returns the current
             value, the other returns a context manager that applies a value.
-        observation: The properties of the framework's arrays that a trace reads.
+        is_asynchronous: Whether a call may return a host array before its values are computed.
+        has_strides: Whether the framework's own functions accept arrays with any strides.
+        narrows_64_bit: Whether the framework's functions narrow 64-bit dtypes by default.
     """
 
     metadata: ClassVar[FrameworkMetadata | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
-    observation: ClassVar[Observation] = Observation()
+    is_asynchronous: ClassVar[bool] = False
+    has_strides: ClassVar[bool] = False
+    narrows_64_bit: ClassVar[bool] = False
+
+    def observe(self, x: Any) -> tuple[Any, int, int | None, Device]:
+        """Return the dtype, the size, the address and the device of an array, for a trace.
+
+        Args:
+            x: An array of the framework.
+
+        Returns:
+            A tuple ``(dtype, nbytes, address, device)``. The size is in bytes. The address is None for an
+            array on several devices.
+
+        Raises:
+            MemoryConversionError: If the array has no memory.
+        """
+        framework = self.framework
+        framework.check(x)
+        address = framework.interchange.address(x)
+        return framework.dtype_name(x), framework.nbytes(x), address, framework.devices.device_of(x)
+
+    def is_idle(self) -> bool:
+        """Return whether no computation can be pending."""
+        return False
+
+    def pause_observation(self) -> AbstractContextManager[Any]:
+        """Return a context manager within which reading arrays runs no code of the traced program."""
+        return NO_CONTEXT
 
     def open_pytree(self, x: Any) -> Pytree | None:
         """Return one level of an object whose class is registered as a pytree with the framework.

@@ -120,7 +120,7 @@ def _is_pageable(owner: Framework, x: Any) -> bool:
         return False
     try:
         owner.check(x)
-        _, nbytes, address, device = owner.runtime.observation.read(owner, x)
+        _, nbytes, address, device = owner.runtime.observe(x)
         dtype_names.np_dtype(owner.dtype_name(x))  # raises for bfloat16 without ml_dtypes
     except MemoryConversionError:
         return False  # the conversion raises the error, or does not need NumPy's dtype

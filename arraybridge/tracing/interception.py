@@ -25,7 +25,7 @@ from arraybridge.interface import registry
 from arraybridge.interface.framework import Framework
 from arraybridge.interface.interchange import is_c_contiguous
 from arraybridge.interface.metadata import BUILT_IN
-from arraybridge.interface.runtime import NO_CONTEXT, Observation
+from arraybridge.interface.runtime import NO_CONTEXT, Runtime
 from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.tracing import events, user_lines
 from arraybridge.tracing.events import Event, Steps
@@ -56,7 +56,6 @@ _RESHARDED = Cause(Reason.RESHARDED)
 _READ_ONLY = Cause(Reason.READ_ONLY)
 _READ_ONLY_FILE_MAP = Cause(Reason.READ_ONLY_FILE_MAP)
 _CAPSULE: type = type(np.empty(0).__dlpack__())
-_OF_ANY = Observation()
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +76,7 @@ class Conversion:
         array: The identifying number of a copied array, for `Event.array`.
         unavoidable: The reason why no function could have shared the memory; None if one could.
         wanted: The name of the dtype that the program passed to JAX; ``""`` if it passed none.
-        observation: The properties of the target framework's functions.
+        runtime: The properties of the target framework's functions, or the defaults.
     """
 
     call: str
@@ -93,7 +92,7 @@ class Conversion:
     array: int | None = None
     unavoidable: Cause | None = None
     wanted: str = ""
-    observation: Observation = _OF_ANY
+    runtime: Runtime | type[Runtime] = Runtime
 
     def cause(self) -> Cause:
         """Return the reason for copying or sharing."""
@@ -104,7 +103,7 @@ class Conversion:
         cast = self._cause_of_cast()
         if cast is not None:
             return cast
-        steps = None if self.observation.has_strides else self.steps
+        steps = None if self.runtime.has_strides else self.steps
         if steps is not None and not is_c_contiguous(*steps):
             return Cause(Reason.NOT_C_CONTIGUOUS)
         return self.unavoidable or Cause(Reason.NATIVE_COPY, call=self.call)
@@ -116,7 +115,7 @@ class Conversion:
         if was == now:
             return None
         is_narrowed = self.wanted in ("", was) and was in _WIDE_DTYPES and now not in _WIDE_DTYPES
-        if is_narrowed and self.observation.narrows_64_bit:
+        if is_narrowed and self.runtime.narrows_64_bit:
             return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
         return Cause(Reason.NATIVE_CAST, dtype=now)
 
@@ -241,11 +240,11 @@ class _Call:
         """Wait for the source array if the call would wait, so that the measured time excludes the wait."""
         if owner.devices.has_only_host:
             return
-        observation = owner.runtime.observation
+        runtime = owner.runtime
         # Other calls between GPUs are ordered by streams and do not wait.
-        waits = self._reads_on_host or (observation.is_asynchronous and owner.name != self._library)
-        if waits and not observation.is_idle():
-            with observation.pause_observation():
+        waits = self._reads_on_host or (runtime.is_asynchronous and owner.name != self._library)
+        if waits and not runtime.is_idle():
+            with runtime.pause_observation():
                 events.wait_for(owner, x)
 
     def _record(
@@ -344,8 +343,8 @@ class _Observer:
             # Calls by NumPy are conversions if another framework owns the array: NumPy reads it for the user.
             if one is source or not one.devices.has_only_host:
                 self._own_callers.update(registry.metadata_of(one.name).packages)
-        #: The `Observation` of a framework whose arrays may run the program's code when read; otherwise None.
-        self._unobserved = next((one.runtime.observation for one in frameworks if _runs_code(one)), None)
+        #: The `Runtime` of a framework whose arrays may run the program's code when read; otherwise None.
+        self._unobserved = next((one.runtime for one in frameworks if _runs_code(one)), None)
 
     def conversion(
         self, call: str, caller: str, capsule_memory: int | None, wanted: Any, x: Any, y: Any
@@ -371,7 +370,7 @@ class _Observer:
                 return None  # a traced or unsupported array: a trace must not break the call
 
     def _of_capsule(self, call: str, capsule_memory: int | None, y: Any) -> Conversion | None:
-        dtype, nbytes, address, device = self._target.runtime.observation.read(self._target, y)
+        dtype, nbytes, address, device = self._target.runtime.observe(y)
         return Conversion(
             call,
             "capsule",
@@ -386,8 +385,8 @@ class _Observer:
 
     def _of_array(self, source: Framework, call: str, wanted: Any, x: Any, y: Any) -> Conversion | None:
         target = self._target
-        dtype, nbytes, address, device = target.runtime.observation.read(target, y)
-        source_dtype, _, source_address, source_device = source.runtime.observation.read(source, x)
+        dtype, nbytes, address, device = target.runtime.observe(y)
+        source_dtype, _, source_address, source_device = source.runtime.observe(x)
         together = source_device is device or source_device == device
         if source_address is None:
             spread = source is target and not x.sharding.is_equivalent_to(y.sharding, y.ndim)
@@ -407,10 +406,10 @@ class _Observer:
 
     def _describe_copy(self, conversion: Conversion, source: Framework, wanted: Any, x: Any) -> None:
         """Set the fields that only copies have, such as the array's layout and its identifying number."""
-        if source.runtime.observation.has_strides:
+        if source.runtime.has_strides:
             conversion.steps = events.steps(source, x)
         conversion.array = events.same_array(x)
-        conversion.observation = self._target.runtime.observation
+        conversion.runtime = self._target.runtime
         if wanted is not None:
             conversion.wanted = np.dtype(wanted).name
 
@@ -432,7 +431,7 @@ def _unavoidable_cause(
 
 def _runs_code(framework: Framework) -> bool:
     """Return whether reading an array of the framework may run the program's code."""
-    return type(framework.runtime.observation).pause_observation is not Observation.pause_observation
+    return type(framework.runtime).pause_observation is not Runtime.pause_observation
 
 
 @cache

@@ -118,7 +118,7 @@ def _version_is_private(torch: Any) -> bool:
     return bool(x._version > before) and not hasattr(torch.Tensor, "version")
 
 
-@_entry("frameworks/torch/observation.py", "DisableTorchFunction", "torch")
+@_entry("frameworks/torch/framework.py", "DisableTorchFunction", "torch")
 def _public_context_managers_call_function_modes(torch: Any) -> bool:
     calls = []
 

@@ -27,7 +27,7 @@ from arraybridge.interface.framework import Framework, nbytes_of_parts
 from arraybridge.interface.installation import package_of
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import GpuMemory, Holding, Memory
-from arraybridge.interface.runtime import Observation, Runtime
+from arraybridge.interface.runtime import Runtime
 from arraybridge.interface.streams import StreamEvent, Streams
 from arraybridge.interface.unsupported import sparse_array_error
 from arraybridge.reasons import Cause, Reason
@@ -47,12 +47,6 @@ _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCA
 # The DLPack device type kDLCUDAManaged, which neither PyTorch (pytorch/pytorch#96318) nor JAX imports
 # (PyTorch 2.11: "Unsupported device_type: 13").
 _MANAGED = 13
-
-
-class CupyObservation(Observation):
-    """Dtype, bytes, address and device of CuPy arrays."""
-
-    has_strides = True
 
 
 class CupyDevices(Devices):
@@ -253,7 +247,7 @@ class CupyBatching(IndexedBatching):
 class CupyRuntime(Runtime):
     """The current device and the array API namespace of CuPy."""
 
-    observation = CupyObservation()
+    has_strides = True
 
     def device_guard(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
         return on_gpu(x.device.id)

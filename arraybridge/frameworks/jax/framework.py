@@ -32,7 +32,7 @@ from arraybridge.interface.framework import FastPath, Framework, NoPlanError, na
 from arraybridge.interface.installation import can_find
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
 from arraybridge.interface.memory import Holding, Memory
-from arraybridge.interface.runtime import Observation, OneLevel, Pytree, Runtime
+from arraybridge.interface.runtime import OneLevel, Pytree, Runtime
 from arraybridge.interface.unsupported import (
     array_error,
     cannot_split_error,
@@ -95,21 +95,6 @@ def _current_matmul_precision() -> Any:
 
 def _cpus_first(device: Device) -> tuple[bool, int]:
     return device.kind != "cpu", device.index
-
-
-class JaxObservation(Observation):
-    """Dtype, bytes, address and device of JAX arrays."""
-
-    is_asynchronous = True
-    narrows_64_bit = True
-
-    def read(self, owner: Framework, x: jax.Array) -> tuple[Any, int, int | None, Device]:
-        devices = x.sharding.device_set
-        dtype = x.dtype
-        if len(devices) > 1 and not isinstance(x, jax.core.Tracer):
-            return dtype, _nbytes(x), None, owner.devices.device_of(x)
-        address = x.unsafe_buffer_pointer()  # raises for traced arrays
-        return dtype, x.size * dtype.itemsize, address, _as_device(*devices)
 
 
 class JaxInterchange(Interchange):
@@ -178,15 +163,23 @@ class JaxInterchange(Interchange):
 
 
 class JaxRuntime(Runtime):
-    """JAX's settings, pytrees and array namespace."""
+    """JAX's settings, pytrees and array namespace, and the properties of arrays that traces read."""
 
-    observation = JaxObservation()
-
+    is_asynchronous = True
+    narrows_64_bit = True
     settings = (
         (_current_x64, x64),
         (_current_default_device, jax.default_device),
         (_current_matmul_precision, jax.default_matmul_precision),
     )
+
+    def observe(self, x: jax.Array) -> tuple[Any, int, int | None, Device]:
+        devices = x.sharding.device_set
+        dtype = x.dtype
+        if len(devices) > 1 and not isinstance(x, jax.core.Tracer):
+            return dtype, _nbytes(x), None, self.framework.devices.device_of(x)
+        address = x.unsafe_buffer_pointer()  # raises for traced arrays
+        return dtype, x.size * dtype.itemsize, address, _as_device(*devices)
 
     def open_pytree(self, x: Any) -> Pytree | None:
         pairs, structure = jax.tree_util.tree_flatten_with_path(x, is_leaf=OneLevel())

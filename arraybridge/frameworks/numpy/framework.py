@@ -24,7 +24,7 @@ from arraybridge.interface.framework import FastPath, Framework, NoPlanError, nb
 from arraybridge.interface.installation import packages_of
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import Memory
-from arraybridge.interface.runtime import Observation, Runtime
+from arraybridge.interface.runtime import Runtime
 from arraybridge.interface.streams import identity
 from arraybridge.interface.unsupported import (
     array_error,
@@ -46,15 +46,6 @@ _OOM = r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array"
 _first_byte = ctypes.c_char.from_buffer
 _address_of = ctypes.addressof
 _LOST_MASK = "its mask would be lost"
-
-
-class NumpyObservation(Observation):
-    """Dtype, bytes, address and device of NumPy arrays."""
-
-    has_strides = True
-
-    def read(self, owner: Framework, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
-        return x.dtype, x.nbytes, buffers.address(x), CPU
 
 
 class NumpyDevices(Devices):
@@ -161,9 +152,12 @@ class NumpyMemory(Memory):
 
 
 class NumpyRuntime(Runtime):
-    """The array API namespace of NumPy."""
+    """The array API namespace of NumPy, and the properties of arrays that traces read."""
 
-    observation = NumpyObservation()
+    has_strides = True
+
+    def observe(self, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
+        return x.dtype, x.nbytes, buffers.address(x), CPU
 
     def array_namespace(self) -> Any:
         import array_api_compat.numpy as namespace

@@ -25,7 +25,7 @@ from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
 from arraybridge.interface.memory import Holding, Memory
-from arraybridge.interface.runtime import Observation, Runtime
+from arraybridge.interface.runtime import Runtime
 from arraybridge.interface.unsupported import (
     array_error,
     cast_error,
@@ -74,20 +74,6 @@ _OOM_TEXT = re.compile(
     r"|RET_CHECK failure .*Out of memory while trying to allocate|CUDNN_STATUS_ALLOC_FAILED)",
     re.DOTALL,
 )
-
-
-class TensorflowObservation(Observation):
-    """The dtype, size, address and device of TensorFlow tensors."""
-
-    is_asynchronous = True
-
-    def read(self, owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-        owner.check(x)
-        device = owner.devices.device_of(x)
-        if device.kind != "cpu":
-            return super().read(owner, x)
-        view = owner.host_view(x)
-        return view.dtype, view.nbytes, buffers.address(view), device
 
 
 class TensorflowInterchange(Interchange):
@@ -265,9 +251,17 @@ class TensorflowBatching(IndexedBatching):
 
 
 class TensorflowRuntime(Runtime):
-    """TensorFlow's array classes and array namespace."""
+    """TensorFlow's array classes and array namespace, and the properties of tensors that traces read."""
 
-    observation = TensorflowObservation()
+    is_asynchronous = True
+
+    def observe(self, x: Any) -> tuple[Any, int, int | None, Device]:
+        self.framework.check(x)
+        device = self.framework.devices.device_of(x)
+        if device.kind != "cpu":
+            return super().observe(x)
+        view = self.framework.host_view(x)
+        return view.dtype, view.nbytes, buffers.address(view), device
 
     def device_guard(self, x: Any) -> AbstractContextManager[Any]:
         if _is_symbolic(x):
