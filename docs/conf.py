@@ -302,7 +302,6 @@ _CLEARER = (
     (r"Callable\[\[(\.\.\.|~P)\],", r"Callable[\1,"),
     # Type hints for editors and type checkers.
     (r": ~?[\w.]*Unpack\[[~\w.]+\]", ""),
-    (r"[\w.]+\.FrameworkBase", "arraybridge.Framework"),
     # The default of a dataclass field with `default_factory`, which Sphinx cannot parse.
     ("<factory>", "..."),
 )

@@ -5,55 +5,19 @@ Modules of components import nothing from `arraybridge.interface.framework`, whi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from arraybridge.device import Device
-    from arraybridge.reasons import Cause
-
-__all__ = ["Component", "FrameworkBase", "component"]
-
-
-class FrameworkBase:
-    """The members of `Framework` that components use, for type checkers. Only `Framework` derives from it."""
-
-    if TYPE_CHECKING:
-        name: ClassVar[str]
-        modules: ClassVar[tuple[str, ...]]
-        alignment: ClassVar[int]
-        has_host: ClassVar[bool]
-        max_rank: ClassVar[int]
-        devices: Any
-        interchange: Any
-        fast_path: Any
-        runtime: Any
-        batching: Any
-        streams: Any
-        sparse: Any
-
-        def check(self, x: Any) -> None: ...
-        def dtype_name(self, x: Any) -> str: ...
-        def shape(self, x: Any) -> tuple[int, ...]: ...
-        def nbytes(self, x: Any) -> int: ...
-        def host_view(self, x: Any) -> np.ndarray: ...
-        def to_host(self, x: Any) -> np.ndarray: ...
-        def from_host(self, view: np.ndarray, device: Device) -> Any: ...
-        def cannot_view(self, view: np.ndarray) -> Cause | str | None: ...
-        def copy(self, x: Any) -> Any: ...
+__all__ = ["Component", "component"]
 
 
 class Component:
     """The base class of the components of a framework. Their methods have defaults.
 
     Attributes:
-        framework: The framework that the component belongs to.
+        framework: The `Framework` that the component belongs to.
     """
 
-    framework: FrameworkBase
-
-    def __init__(self, framework: FrameworkBase) -> None:
+    def __init__(self, framework: Any) -> None:
         self.framework = framework
 
 
@@ -69,14 +33,14 @@ class component(Generic[C]):  # noqa: N801  # used like a function
     def __init__(self, cls: type[C]) -> None:
         self.cls = cls
 
-    def __set_name__(self, owner: type[FrameworkBase], name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type[FrameworkBase]) -> component[C]: ...
+    def __get__(self, instance: None, owner: type) -> component[C]: ...
     @overload
-    def __get__(self, instance: FrameworkBase, owner: type[FrameworkBase]) -> C: ...
-    def __get__(self, instance: FrameworkBase | None, owner: type[FrameworkBase]) -> Any:
+    def __get__(self, instance: object, owner: type) -> C: ...
+    def __get__(self, instance: object, owner: type) -> Any:
         if instance is None:
             return self
         created = self.cls(instance)

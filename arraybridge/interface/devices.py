@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from arraybridge.device import Device, gpu_device
 from arraybridge.errors import DeviceNotFoundError
-from arraybridge.interface.component import Component, FrameworkBase
+from arraybridge.interface.component import Component
 from arraybridge.reasons import Reason
 
 __all__ = ["CPU", "Devices"]
@@ -92,7 +92,30 @@ class Devices(Component):
         for own in devices:
             if own == device and self.has_accelerator(device.accelerator):
                 return own
-        raise _missing_device_error(self.framework, device)
+        raise self._missing_device_error(device)
+
+    def _missing_device_error(self, device: Device) -> DeviceNotFoundError:
+        """Return the error for a device that the framework does not have on this machine."""
+        framework = self.framework
+        devices = self.available()
+        requested = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
+        names = ", ".join(str(d) for d in devices) or "no devices"
+        advice = f'Pass one of these, such as device="{devices[0]}".' if devices else ""
+        if framework.has_host and device.kind != "cpu":
+            advice = (
+                "Pass an available device, such as device='cpu'. To use the CPU whenever a GPU is missing,"
+                " write \"with arraybridge.settings(missing_gpu='host'):\" around the call, or set the"
+                " environment variable ARRAYBRIDGE_MISSING_GPU=host for all threads and worker processes."
+            )
+        why = self.missing_device_reason() if _could_have(devices, device) else ""
+        explanation = f" {why}" if why else ""
+        return DeviceNotFoundError(
+            f"{framework.name} has no device {requested} here; it has {names}.{explanation}",
+            target_type=framework.name,
+            reason=why or f"{framework.name} has no device {requested}",
+            code=Reason.NO_DEVICE,
+            advice=advice,
+        )
 
     def accelerators(self) -> tuple[str, ...]:
         """Return the accelerator kinds that the framework's device strings use, such as ``("cuda",)``."""
@@ -197,29 +220,6 @@ class Devices(Component):
             An object such as a ``torch.device``. By default, a device string such as ``"gpu:0"``.
         """
         return str(device)
-
-
-def _missing_device_error(framework: FrameworkBase, device: Device) -> DeviceNotFoundError:
-    """Return the error for a device that ``framework`` does not have on this machine."""
-    devices = framework.devices.available()
-    requested = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
-    names = ", ".join(str(d) for d in devices) or "no devices"
-    advice = f'Pass one of these, such as device="{devices[0]}".' if devices else ""
-    if framework.has_host and device.kind != "cpu":
-        advice = (
-            "Pass an available device, such as device='cpu'. To use the CPU whenever a GPU is missing, write"
-            " \"with arraybridge.settings(missing_gpu='host'):\" around the call, or set the environment"
-            " variable ARRAYBRIDGE_MISSING_GPU=host for all threads and worker processes."
-        )
-    why = framework.devices.missing_device_reason() if _could_have(devices, device) else ""
-    explanation = f" {why}" if why else ""
-    return DeviceNotFoundError(
-        f"{framework.name} has no device {requested} here; it has {names}.{explanation}",
-        target_type=framework.name,
-        reason=why or f"{framework.name} has no device {requested}",
-        code=Reason.NO_DEVICE,
-        advice=advice,
-    )
 
 
 def _could_have(devices: Sequence[Device], missing: Device) -> bool:

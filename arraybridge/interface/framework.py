@@ -17,7 +17,7 @@ from arraybridge.hooks import hooks
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, file_maps, read_only_memory
 from arraybridge.interface.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.interface.batching import Batching
-from arraybridge.interface.component import Component, FrameworkBase, component
+from arraybridge.interface.component import Component, component
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import Memory
@@ -71,7 +71,7 @@ class FastPath(Component):
     fast_import: Any = None
 
 
-class Framework(FrameworkBase, ABC):
+class Framework(ABC):
     """The base class of frameworks: core methods, and components that have defaults.
 
     To add a framework, derive from this class and define ``name``, ``modules`` and `owns`. If the first

@@ -8,7 +8,6 @@ from typing import Any
 
 from arraybridge.advice import Advice, Cast
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, DtypeNotSupportedError
-from arraybridge.interface.component import FrameworkBase
 
 __all__ = ["sparse_array_error"]
 
@@ -25,9 +24,7 @@ _NEAREST = {
 }
 
 
-def missing_dtype_error(
-    framework: FrameworkBase, dtype: str, dtypes: Iterable[str]
-) -> DtypeNotSupportedError:
+def missing_dtype_error(framework: Any, dtype: str, dtypes: Iterable[str]) -> DtypeNotSupportedError:
     """Return the error for a dtype that arrays of ``framework`` cannot have."""
     if is_sub_byte(dtype):
         reason = f"each library packs {dtype} differently"
@@ -84,7 +81,7 @@ def _kind_of_dtype(dtype: str) -> str:
 
 
 def cast_error(
-    framework: FrameworkBase, source: str, dtype: str, instead: str, *expressions: str
+    framework: Any, source: str, dtype: str, instead: str, *expressions: str
 ) -> DtypeNotSupportedError:
     """Return the error for a cast that a framework does not support, with expressions to use instead."""
     return DtypeNotSupportedError(
@@ -95,7 +92,7 @@ def cast_error(
 
 
 def array_error(
-    framework: FrameworkBase, what: str, cause: str, advice: str = "", *expressions: str
+    framework: Any, what: str, cause: str, advice: str = "", *expressions: str
 ) -> ArrayNotSupportedError:
     """Return the error for an array of ``framework`` that cannot be converted.
 
@@ -115,7 +112,7 @@ def array_error(
 
 
 def no_counterpart_error(
-    framework: FrameworkBase, what: str, cause: str, advice: str, *expressions: str
+    framework: Any, what: str, cause: str, advice: str, *expressions: str
 ) -> ArrayNotSupportedError:
     """Return the error for an array of another framework that ``framework`` cannot represent."""
     return ArrayNotSupportedError(
@@ -126,7 +123,7 @@ def no_counterpart_error(
     )
 
 
-def cannot_split_error(framework: FrameworkBase, what: str, expression: str) -> CannotSplitError:
+def cannot_split_error(framework: Any, what: str, expression: str) -> CannotSplitError:
     """Return the error for an array that cannot be split, because the other processes would not split it.
 
     ``expression`` returns the part of this process. It refers to the array as ``{x}``.
@@ -140,7 +137,7 @@ def cannot_split_error(framework: FrameworkBase, what: str, expression: str) -> 
     )
 
 
-def sparse_array_error(framework: FrameworkBase, x: Any) -> ArrayNotSupportedError:
+def sparse_array_error(framework: Any, x: Any) -> ArrayNotSupportedError:
     """Return the error for a sparse array passed to a function that supports only dense arrays."""
     sparse = framework.sparse
     layout = sparse.layout(x)
@@ -153,7 +150,7 @@ def sparse_array_error(framework: FrameworkBase, x: Any) -> ArrayNotSupportedErr
 
 
 def dtype_error(
-    framework: FrameworkBase, what: str, cause: str, advice: str, *expressions: str
+    framework: Any, what: str, cause: str, advice: str, *expressions: str
 ) -> DtypeNotSupportedError:
     """Return the error for an array of ``framework`` whose dtype no other framework supports.
 
@@ -167,7 +164,7 @@ def dtype_error(
     )
 
 
-def sub_byte_dtype_error(framework: FrameworkBase, what: str, dtype: str) -> DtypeNotSupportedError:
+def sub_byte_dtype_error(framework: Any, what: str, dtype: str) -> DtypeNotSupportedError:
     """Return the error for a dtype with elements smaller than a byte. It suggests an exact cast."""
     return dtype_error(
         framework,

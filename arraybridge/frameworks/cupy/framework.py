@@ -52,8 +52,6 @@ _MANAGED = 13
 class CupyDevices(Devices):
     """The GPUs that CuPy can use."""
 
-    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
-
     def device_of(self, x: cupy.ndarray) -> Device:
         values = x.data if is_sparse(x) else x
         return gpu_device(values.device.id)
@@ -165,8 +163,6 @@ class CupyInterchange(Interchange):
 
 class CupyMemory(Memory):
     """The interface to CuPy's memory pools and out-of-memory errors."""
-
-    framework: CupyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, cupy.cuda.memory.OutOfMemoryError):

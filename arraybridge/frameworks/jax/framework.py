@@ -26,7 +26,7 @@ from arraybridge.frameworks.jax.surroundings import first_device, guard, isolate
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, read_only_memory
 from arraybridge.interface import keep_alives, resource_exhausted
 from arraybridge.interface.batching import IndexedBatching
-from arraybridge.interface.component import FrameworkBase, component
+from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
 from arraybridge.interface.installation import can_find
@@ -592,7 +592,7 @@ def _dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
     )
 
 
-def _check_not_deleted(framework: FrameworkBase, x: jax.Array) -> None:
+def _check_not_deleted(framework: Framework, x: jax.Array) -> None:
     if isinstance(x, jax.core.Tracer) or not x.is_deleted():
         return
     raise array_error(
@@ -603,7 +603,7 @@ def _check_not_deleted(framework: FrameworkBase, x: jax.Array) -> None:
     )
 
 
-def _several_processes_error(framework: FrameworkBase) -> ArrayNotSupportedError:
+def _several_processes_error(framework: Framework) -> ArrayNotSupportedError:
     """Return the error for an array that has parts in other processes."""
     from jax.experimental import multihost_utils  # noqa: F401  # the expression needs this module
 

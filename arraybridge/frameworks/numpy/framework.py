@@ -57,7 +57,6 @@ class NumpyDevices(Devices):
 class NumpyFastPath(FastPath):
     """Functions for NumPy arrays that need no special handling."""
 
-    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     fast_view = staticmethod(identity)
     fast_from_view = staticmethod(identity)
 
@@ -92,8 +91,6 @@ class NumpyFastPath(FastPath):
 
 class NumpyInterchange(Interchange):
     """The reasons why NumPy arrays are copied, and the casts that NumPy lacks."""
-
-    framework: NumpyFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def strides(self, x: np.ndarray) -> tuple[int, ...]:
         return x.strides

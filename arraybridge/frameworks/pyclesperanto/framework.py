@@ -62,7 +62,6 @@ class ImageInterchange(Interchange):
     stream that other frameworks could wait for.
     """
 
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     all_pickle = False
 
     def nearest_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -97,7 +96,6 @@ class ImageInterchange(Interchange):
 class ImageDevices(Devices):
     """The devices of pyclesperanto: GPUs first, then CPUs."""
 
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
     selects_per_thread = False
 
     def device_of(self, x: Any) -> Device:
@@ -149,8 +147,6 @@ class ImageBatching(Batching):
     The indexing kernels compute in float32, which rounds int32 (0.25, no issue found).
     """
 
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
-
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
         result = self.framework.cle.create(
@@ -163,8 +159,6 @@ class ImageBatching(Batching):
 
 class ImageMemory(Memory):
     """Memory queries, synchronization and recognition of out-of-memory errors for pyclesperanto."""
-
-    framework: ImageFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def is_oom(self, error: BaseException) -> bool:
         return opencl.is_oom(error)
@@ -306,8 +300,6 @@ class ImageFramework(Framework):
 class PrototypeDevices(ImageDevices):
     """The devices of the prototype."""
 
-    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
-
     def device_of(self, x: Any) -> Device:
         return Device(self.framework.kind, self.framework.natives.index(x.queue.device))
 
@@ -319,8 +311,6 @@ class PrototypeDevices(ImageDevices):
 
 class PrototypeBatching(ImageBatching):
     """Functions that create images with the prototype."""
-
-    framework: PrototypeFramework  # pyright: ignore[reportIncompatibleVariableOverride]  # never reassigned
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)

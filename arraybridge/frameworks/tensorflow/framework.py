@@ -20,7 +20,7 @@ from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, read_only_memory
 from arraybridge.interface import keep_alives, resource_exhausted
 from arraybridge.interface.batching import IndexedBatching
-from arraybridge.interface.component import FrameworkBase, component
+from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
@@ -441,7 +441,7 @@ def _is_symbolic(x: Any) -> bool:
     return not isinstance(x, (_EAGER, tf.Variable))
 
 
-def _check_readable(framework: FrameworkBase, x: Any) -> None:
+def _check_readable(framework: Framework, x: Any) -> None:
     """Raise for a symbolic tensor, and for a variable in a ``tf.function``, which has no value yet."""
     if isinstance(x, _EAGER):
         return
@@ -453,7 +453,7 @@ def _check_readable(framework: FrameworkBase, x: Any) -> None:
     raise array_error(framework, what, "it has no value yet", "Convert outside tf.function.")
 
 
-def _check_not_quantized(framework: FrameworkBase, x: Any) -> None:
+def _check_not_quantized(framework: Framework, x: Any) -> None:
     if x.dtype.is_quantized:
         raise array_error(
             framework,

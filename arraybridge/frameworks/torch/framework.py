@@ -31,7 +31,7 @@ from arraybridge.host import buffers, dlpack_capsules, dtype_names, protocols, r
 from arraybridge.host.buffers import ALIGNMENT
 from arraybridge.interface import autodiff, keep_alives
 from arraybridge.interface.batching import IndexedBatching
-from arraybridge.interface.component import FrameworkBase, component
+from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
 from arraybridge.interface.interchange import Interchange
@@ -749,7 +749,7 @@ def _has_memory(x: torch.Tensor) -> bool:
         return False
 
 
-def _check_storage(framework: FrameworkBase, x: torch.Tensor) -> None:
+def _check_storage(framework: Framework, x: torch.Tensor) -> None:
     """Raise an error if the storage of a tensor is too small; reading it crashes (pytorch/pytorch#171676)."""
     is_fake = type(x) is not _Tensor and hasattr(x, "fake_mode")
     if x.layout is not torch.strided or not x.numel() or x.is_nested or is_fake:
@@ -816,7 +816,7 @@ def _copy_values(out: torch.Tensor, x: torch.Tensor) -> None:
         out.copy_(x)
 
 
-def _check_not_recording(framework: FrameworkBase, x: torch.Tensor) -> None:
+def _check_not_recording(framework: Framework, x: torch.Tensor) -> None:
     """Raise an error if PyTorch records the operations on a tensor, whose values would become constants."""
     if _is_tracing() or _has_proxy(x):
         raise array_error(
@@ -836,7 +836,7 @@ def _has_proxy(x: torch.Tensor) -> bool:
     return mode is not None and proxies.has_proxy_slot(x, mode.tracer)
 
 
-def _check_one_array(framework: FrameworkBase, x: torch.Tensor) -> None:
+def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
     """Raise an error for tensors that are not a single array of numbers."""
     if torch.nn.parameter.is_lazy(x):
         raise array_error(
@@ -865,7 +865,7 @@ def _check_one_array(framework: FrameworkBase, x: torch.Tensor) -> None:
         )
 
 
-def _layout_error(framework: FrameworkBase, x: torch.Tensor) -> Exception:
+def _layout_error(framework: Framework, x: torch.Tensor) -> Exception:
     layout = str(x.layout).removeprefix("torch.")
     cause = "its memory layout is internal to PyTorch"
     return array_error(framework, f"a PyTorch {layout} tensor", cause, "Pass {}.", "{x}.to_dense()")
@@ -881,7 +881,7 @@ def _has_cast(source: str, dtype: str) -> bool:
     return True
 
 
-def _storage_error(framework: FrameworkBase) -> Exception:
+def _storage_error(framework: Framework) -> Exception:
     return array_error(
         framework,
         "a PyTorch tensor",
