@@ -70,7 +70,7 @@ class ImageInterchange(Interchange):
         return (-1, *shape[-2:]) if len(shape) > _MAX_RANK and 0 not in shape else None
 
     def block_until_ready(self, x: Any) -> None:
-        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, which runs after all queued kernels
+        self.framework.wait_for(x)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         return None if is_c_contiguous(shape, strides, itemsize) else _NOT_C_CONTIGUOUS
@@ -99,15 +99,14 @@ class ImageDevices(Devices):
     selects_per_thread = False
 
     def device_of(self, x: Any) -> Device:
-        return Device(self.framework.kind, self.framework.natives.index(x.device))
+        return self.accelerator(self.framework.natives.index(self.framework.native_of(x)))
 
     def available(self) -> tuple[Device, ...]:
-        return tuple(
-            Device(self.framework.kind, i, native.name) for i, native in enumerate(self.framework.natives)
-        )
+        kind = self.framework.kind
+        return tuple(Device(kind, i, native.name) for i, native in enumerate(self.framework.natives))
 
     def default_device(self) -> Device:
-        return Device(self.framework.kind, self.framework.natives.index(self.framework.cle.get_device()))
+        return self.accelerator(self.framework.natives.index(self.framework.current_native()))
 
     def accelerator(self, index: int) -> Device:
         return Device(self.framework.kind, index)
@@ -149,12 +148,7 @@ class ImageBatching(Batching):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.framework.supports(dtype, shape)
-        result = self.framework.cle.create(
-            shape, np.dtype(dtype), device=self.framework.natives[device.index]
-        )
-        if device.index >= self.framework.gpus:
-            opencl.use_huge_pages(result)
-        return result
+        return self.framework.create(shape, np.dtype(dtype), device.index)
 
 
 class ImageMemory(Memory):
@@ -185,13 +179,14 @@ class ImageRuntime(Runtime):
 
     def array_classes(self) -> tuple[type, ...]:
         # The public class only implements isinstance(). Arrays are instances of a class of the backend.
-        return (
-            type(self.framework.batching.empty((1,), "float32", self.framework.devices.default_device())),
-        )
+        device = self.framework.devices.default_device()
+        return (type(self.framework.batching.empty((1,), "float32", device)),)
 
 
 class ImageFramework(Framework):
     """The package ``pyclesperanto``.
+
+    The last methods are those in which the two packages differ. The components call them.
 
     Attributes:
         kind: The kind of its devices: ``"gpu"`` with the CUDA backend, whose devices have the same numbers as
@@ -292,47 +287,34 @@ class ImageFramework(Framework):
             return listed
         return [DeviceDetails(name) for name in names]
 
+    # -- differences between the two packages -----------------------------------------------------
+
+    def native_of(self, x: Any) -> Any:
+        """Return the package's device object for the device of an image."""
+        return x.device
+
+    def current_native(self) -> Any:
+        """Return the package's device object for its current device."""
+        return self.cle.get_device()
+
     def select(self, device: Device) -> None:
         """Make a device the package's current one."""
         self.cle.select_device(*self._places[device.index])
 
+    def create(self, shape: tuple[int, ...], dtype: np.dtype, index: int) -> Any:
+        """Return an uninitialized image on the device with this index."""
+        result = self.cle.create(shape, dtype, device=self.natives[index])
+        if index >= self.gpus:
+            opencl.use_huge_pages(result)
+        return result
 
-class PrototypeDevices(ImageDevices):
-    """The devices of the prototype."""
-
-    def device_of(self, x: Any) -> Device:
-        return Device(self.framework.kind, self.framework.natives.index(x.queue.device))
-
-    def default_device(self) -> Device:
-        return Device(
-            self.framework.kind, self.framework.natives.index(self.framework.cle.get_device().device)
-        )
-
-
-class PrototypeBatching(ImageBatching):
-    """Functions that create images with the prototype."""
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
-        self.framework.supports(dtype, shape)
-        current = self.framework.cle.get_device()
-        native = self.framework.natives[device.index]
-        queue = current.queue if current.device == native else opencl.queue_on(native)
-        return type(self.framework.cle.create((1,)))(queue, shape, np.dtype(dtype))
-
-
-class PrototypeInterchange(ImageInterchange):
-    """Exchange of memory with ``pyclesperanto_prototype``, whose OpenCL queue can be waited for."""
-
-    def block_until_ready(self, x: Any) -> None:
-        x.queue.finish()
+    def wait_for(self, x: Any) -> None:
+        """Wait until an image is computed."""
+        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, which runs after all queued kernels
 
 
 class PrototypeFramework(ImageFramework):
     """The package ``pyclesperanto_prototype``."""
-
-    devices = component(PrototypeDevices)
-    batching = component(PrototypeBatching)
-    interchange = component(PrototypeInterchange)
 
     def __init__(self) -> None:
         import pyclesperanto_prototype as cle
@@ -346,12 +328,27 @@ class PrototypeFramework(ImageFramework):
     def owns(self, x: Any) -> bool:
         return isinstance(x, self._cl.array.Array)
 
+    def native_of(self, x: Any) -> Any:
+        return x.queue.device
+
+    def current_native(self) -> Any:
+        return self.cle.get_device().device
+
     def select(self, device: Device) -> None:
         def is_chosen(native: Any) -> bool:
             return bool(native == self.natives[device.index])
 
         # Select by score, because several devices may have the same name.
         self.cle.select_device(score_key=is_chosen)
+
+    def create(self, shape: tuple[int, ...], dtype: np.dtype, index: int) -> Any:
+        current = self.cle.get_device()
+        native = self.natives[index]
+        queue = current.queue if current.device == native else opencl.queue_on(native)
+        return type(self.cle.create((1,)))(queue, shape, dtype)
+
+    def wait_for(self, x: Any) -> None:
+        x.queue.finish()
 
 
 def _no_device_error() -> FrameworkNotInstalledError:
