@@ -33,7 +33,6 @@ __all__ = [
     "NoPlanError",
     "isolate",
     "native_errors",
-    "nbytes_of_parts",
     "take_over",
 ]
 
@@ -199,9 +198,16 @@ class Framework(ABC):
             x: An array of the framework.
 
         Returns:
-            The total size of its elements, without gaps between them.
+            The total size of its elements, without gaps between them. For a sparse array, the total size of
+            its parts; 0 if it has no parts.
         """
-        return int(x.nbytes)
+        if not self.sparse.layout(x):
+            return int(x.nbytes)
+        try:
+            parts = self.sparse.take_apart(x)
+        except ArrayNotSupportedError:
+            return 0
+        return 0 if parts is None else sum(map(self.nbytes, parts.arrays))
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -374,15 +380,6 @@ def isolate(source: Framework, target: Framework) -> Iterator[None]:
         return
     with source.runtime.isolate(), target.runtime.isolate():
         yield
-
-
-def nbytes_of_parts(framework: Framework, x: Any) -> int:
-    """Return the total size in bytes of the parts of a sparse array; 0 if it cannot be split."""
-    try:
-        parts = framework.sparse.take_apart(x)
-    except ArrayNotSupportedError:
-        return 0
-    return 0 if parts is None else sum(framework.nbytes(one) for one in parts.arrays)
 
 
 def take_over(framework: Framework, x: Any) -> Any:

@@ -201,7 +201,9 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
             f"Cannot register {type(framework).__name__}: it lacks {' and '.join(missing)}."
             " Define these in the class; see arraybridge.Framework."
         )
-    return _install(framework)
+    _instances[framework.name] = framework
+    _clear_caches()
+    return framework
 
 
 def not_an_instance_error(function: str, x: object, base: type) -> TypeError:
@@ -228,62 +230,39 @@ def _holder_of(name: str, cls: type[Framework]) -> str:
     return f"the installed package {package}"
 
 
-def _install(framework: Framework) -> Framework:
-    _instances[framework.name] = framework
-    _clear_caches()
-    return framework
-
-
 def _check_components(framework: Framework) -> None:
     """Raise if a component has the wrong type, which would otherwise fail only later, in a conversion."""
-    problem = ""
-    for name, assigned in vars(Framework).items():
-        if isinstance(assigned, component):
-            problem = problem or _component_problem(framework, name, assigned.cls)
-    for name, base in (("streams", Streams), ("autodiff", Autodiff), ("sparse", SparseArrays)):
-        value = getattr(framework, name)
-        if not isinstance(value, base):
-            fix = f"{name} = {_class_name(value, base)}()"
-            problem = problem or _wrong_component(name, value, base, fix)
-    if problem:
-        raise ValueError(f"Cannot register {type(framework).__name__}: {problem}")
-
-
-def _component_problem(framework: Framework, name: str, base: type[Component]) -> str:
-    """Return the problem with a component of a framework, and its fix; ``""`` if there is none."""
     from inspect import getattr_static  # only registrations need it
 
-    assigned = getattr_static(framework, name)
-    if isinstance(assigned, component) and isinstance(assigned.cls, type):
-        if issubclass(assigned.cls, base):
-            return ""  # created on first access
-        value: Any = assigned.cls
-    else:
-        value = getattr(framework, name)
-        if isinstance(value, base) and getattr(value, "framework", None) is framework:
-            return ""
-    return _wrong_component(name, value, base, f"{name} = component({_class_name(value, base)})")
+    bases = {name: one.cls for name, one in vars(Framework).items() if isinstance(one, component)}
+    for name, base in {**bases, "streams": Streams, "autodiff": Autodiff, "sparse": SparseArrays}.items():
+        assigned = getattr_static(framework, name)
+        if isinstance(assigned, component):  # created on first access
+            value: Any = assigned.cls
+            is_right = isinstance(value, type) and issubclass(value, base)
+        else:
+            value = getattr(framework, name)
+            is_right = isinstance(value, base) and getattr(value, "framework", framework) is framework
+        if not is_right:
+            problem = _wrong_component(name, value, base)
+            raise ValueError(f"Cannot register {type(framework).__name__}: {problem}")
 
 
-def _wrong_component(name: str, value: Any, base: type, fix: str) -> str:
-    """Return the message for a component of the wrong kind; ``fix`` is the correct assignment."""
+def _wrong_component(name: str, value: Any, base: type) -> str:
+    """Return the message for a component of the wrong kind, with the correct assignment."""
     is_class = isinstance(value, type)
     cls = value if is_class else type(value)
     kind = f"the class {cls.__qualname__}" if is_class else f"of type {cls.__qualname__}"
     is_derived = issubclass(cls, base)
-    derive = "Write" if is_derived else f"Derive My{base.__name__} from {base.__name__} and write"
+    own = cls.__name__ if is_derived else f"My{base.__name__}"
+    derive = "Write" if is_derived else f"Derive {own} from {base.__name__} and write"
     imported = [] if is_derived else [base.__name__]
+    fix = f"{name} = {own}()"
     if issubclass(base, Component):
         imported.append("component")
-    names = ", ".join(imported)
-    imports = f" Import with: from {_INTERFACE} import {names}." if imported else ""
+        fix = f"{name} = component({own})"
+    imports = f" Import with: from {_INTERFACE} import {', '.join(imported)}." if imported else ""
     return f"its attribute {name!r} is {kind}. {derive} {fix}.{imports}"
-
-
-def _class_name(value: Any, base: type) -> str:
-    """Return the class name of a component, or an example name if the class is not derived from ``base``."""
-    cls = value if isinstance(value, type) else type(value)
-    return cls.__name__ if issubclass(cls, base) else f"My{base.__name__}"
 
 
 def _missing_parts(framework: Framework) -> list[str]:

@@ -100,9 +100,6 @@ class SparseGpus(FakeGpuFramework):
     def owns(self, x: Any) -> bool:
         return isinstance(x, (DeviceArray, Matrix))
 
-    def nbytes(self, x: Any) -> int:
-        return base.nbytes_of_parts(self, x) if is_sparse(x) else int(x.nbytes)
-
     def check(self, x: Any) -> None:
         if is_sparse(x):
             raise unsupported.sparse_array_error(self, x)

@@ -23,7 +23,7 @@ from arraybridge.interface import keep_alives
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import Devices
-from arraybridge.interface.framework import Framework, nbytes_of_parts
+from arraybridge.interface.framework import Framework
 from arraybridge.interface.installation import package_of
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import GpuMemory, Holding, Memory
@@ -277,9 +277,6 @@ class CupyFramework(Framework):
     def check(self, x: Any) -> None:
         if is_sparse(x):
             raise sparse_array_error(self, x)
-
-    def nbytes(self, x: Any) -> int:
-        return nbytes_of_parts(self, x) if is_sparse(x) else int(x.nbytes)
 
     # -- host memory ------------------------------------------------------------------------------
     # The methods set(), get() and copy() of CuPy's arrays call cudaSetDevice (CuPy 14.2). To select the

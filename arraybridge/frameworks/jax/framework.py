@@ -28,7 +28,7 @@ from arraybridge.interface import keep_alives, resource_exhausted
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
-from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
+from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors
 from arraybridge.interface.installation import can_find
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
 from arraybridge.interface.memory import Holding, Memory
@@ -514,7 +514,7 @@ class JaxFramework(Framework):
         return dtype_names.name_of(x.dtype)
 
     def nbytes(self, x: jax.Array) -> int:
-        return nbytes_of_parts(self, x) if is_sparse(x) else _nbytes(x)
+        return super().nbytes(x) if is_sparse(x) else _nbytes(x)
 
     def host_view(self, x: jax.Array) -> np.ndarray:
         replica = self.devices.replica(x, CPU)

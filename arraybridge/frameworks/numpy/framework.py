@@ -20,7 +20,7 @@ from arraybridge.host.dtype_names import NUMERIC_KINDS
 from arraybridge.interface.batching import IndexedBatching, rows_along
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
-from arraybridge.interface.framework import FastPath, Framework, NoPlanError, nbytes_of_parts
+from arraybridge.interface.framework import FastPath, Framework, NoPlanError
 from arraybridge.interface.installation import packages_of
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import Memory
@@ -233,11 +233,6 @@ class NumpyFramework(Framework):
             "Pass {}.",
             "{x}.filled(0).view(np.ndarray)" if has_mask else "{x}.view(np.ndarray)",
         )
-
-    def nbytes(self, x: Any) -> int:
-        if isinstance(x, np.ndarray) or not self.sparse.layout(x):
-            return int(x.nbytes)
-        return nbytes_of_parts(self, x)
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)

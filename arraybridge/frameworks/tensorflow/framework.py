@@ -22,7 +22,7 @@ from arraybridge.interface import keep_alives, resource_exhausted
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
-from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
+from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
 from arraybridge.interface.memory import Holding, Memory
 from arraybridge.interface.runtime import Runtime
@@ -368,7 +368,7 @@ class TensorflowFramework(Framework):
 
     def nbytes(self, x: Any) -> int:
         if not isinstance(x, _EAGER) and isinstance(x, tf.SparseTensor):
-            return nbytes_of_parts(self, x)
+            return super().nbytes(x)
         # num_elements() is None for unknown shapes.
         return x.dtype.size * (_known_shape(x).num_elements() or 0)
 

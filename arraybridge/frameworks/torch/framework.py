@@ -33,7 +33,7 @@ from arraybridge.interface import autodiff, keep_alives
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
-from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors, nbytes_of_parts
+from arraybridge.interface.framework import FastPath, Framework, NoPlanError, native_errors
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import GpuMemory, Holding, Memory
 from arraybridge.interface.runtime import OneLevel, Pytree, Runtime
@@ -617,11 +617,7 @@ class TorchFramework(Framework):
         return str(x.dtype).removeprefix("torch.")
 
     def nbytes(self, x: torch.Tensor) -> int:
-        if x.layout is not torch.strided and self.sparse.layout(x):
-            return nbytes_of_parts(self, x)
-        if torch.nn.parameter.is_lazy(x):
-            return 0
-        return x.numel() * x.element_size()
+        return 0 if torch.nn.parameter.is_lazy(x) else super().nbytes(x)
 
     def host_view(self, x: torch.Tensor) -> np.ndarray:
         # .numpy() makes the storage non-resizable (tensor_numpy.cpp in torch 2.13), so a later x.resize_()
