@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from arraybridge.device import Device
@@ -59,6 +60,7 @@ class Runtime(Component):
             ``modules`` are sufficient.
         settings: Thread settings that change results. Each is a pair of functions: one returns the current
             value, the other returns a context manager that applies a value.
+        namespace: The module that is the array API namespace for its arrays; ``""`` if there is none.
         is_asynchronous: Whether a call may return a host array before its values are computed.
         has_strides: Whether the framework's own functions accept arrays with any strides.
         narrows_64_bit: Whether the framework's functions narrow 64-bit dtypes by default.
@@ -66,6 +68,7 @@ class Runtime(Component):
 
     metadata: ClassVar[FrameworkMetadata | None] = None
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
+    namespace: ClassVar[str] = ""
     is_asynchronous: ClassVar[bool] = False
     has_strides: ClassVar[bool] = False
     narrows_64_bit: ClassVar[bool] = False
@@ -135,8 +138,11 @@ class Runtime(Component):
         return self.framework.fast_path.fast_types()
 
     def array_namespace(self) -> Any:
-        """Return the array API namespace for the framework's arrays; None if there is none."""
-        return None
+        """Return the array API namespace for the framework's arrays; None if there is none.
+
+        By default, this method imports the module `namespace`.
+        """
+        return import_module(self.namespace) if self.namespace else None
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         """Capture the settings of the current thread.

@@ -7,6 +7,7 @@ import importlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -198,10 +199,9 @@ def test_exports_stay_alive_until_the_importers_stream_is_done(name: str, how: s
     arrays = importlib.import_module(f"arraybridge.frameworks.{name}.framework")
     exported = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
-    if name == "jax":
-        arrays._keep_for_jax(memory, exported[0], module.devices("cpu")[0])
-    else:
-        arrays._keep_for_tensorflow(memory, exported[0], "CPU:0")
+    run_last = partial(arrays._run_last, module.devices("cpu")[0] if name == "jax" else "CPU:0")
+    block_until_ready = arraybridge.framework(name).interchange.block_until_ready
+    keep_alives.keep_until_done(exported[0], memory, run_last, block_until_ready)
     del memory
     collected(keep_alives.release)
     if how == "donated":  # donation deletes JAX's buffer, but not the array object

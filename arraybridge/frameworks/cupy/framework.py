@@ -244,14 +244,10 @@ class CupyRuntime(Runtime):
     """The current device and the array API namespace of CuPy."""
 
     has_strides = True
+    namespace = "array_api_compat.cupy"
 
     def device_guard(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
         return on_gpu(x.device.id)
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.cupy as namespace
-
-        return namespace
 
 
 class CupyFramework(Framework):

@@ -81,20 +81,9 @@ def _has_cpu() -> bool:
     return not platforms or "cpu" in platforms.split(",")
 
 
-def _current_x64() -> bool:
-    return bool(jax.config.jax_enable_x64)
-
-
-def _current_default_device() -> Any:
-    return jax.config.jax_default_device
-
-
-def _current_matmul_precision() -> Any:
-    return jax.config.jax_default_matmul_precision
-
-
-def _cpus_first(device: Device) -> tuple[bool, int]:
-    return device.kind != "cpu", device.index
+def _setting(name: str) -> Callable[[], Any]:
+    """Return a function that returns the current value of one of JAX's settings."""
+    return functools.partial(getattr, jax.config, name)
 
 
 class JaxInterchange(Interchange):
@@ -146,7 +135,8 @@ class JaxInterchange(Interchange):
             # JAX passes its stream for external events to the producer, and does not copy.
             imported = jax.dlpack.from_dlpack(source.interchange.export(x, device))
         if device.kind != "cpu" and imported.size:
-            _keep_for_jax(x, imported, native)
+            run_last = functools.partial(_run_last, native)
+            keep_alives.keep_until_done(imported, x, run_last, self.block_until_ready)
         return imported
 
     def export(self, x: jax.Array, device: Device) -> Any:
@@ -166,11 +156,12 @@ class JaxRuntime(Runtime):
     """JAX's settings, pytrees and array namespace, and the properties of arrays that traces read."""
 
     is_asynchronous = True
+    namespace = "jax.numpy"
     narrows_64_bit = True
     settings = (
-        (_current_x64, x64),
-        (_current_default_device, jax.default_device),
-        (_current_matmul_precision, jax.default_matmul_precision),
+        (_setting("jax_enable_x64"), x64),
+        (_setting("jax_default_device"), jax.default_device),
+        (_setting("jax_default_matmul_precision"), jax.default_matmul_precision),
     )
 
     def observe(self, x: jax.Array) -> tuple[Any, int, int | None, Device]:
@@ -192,9 +183,6 @@ class JaxRuntime(Runtime):
         # jax.Array is abstract (jax-ml/jax#12421), and the class of its instances has no public name.
         return (jax.Array, *jax.Array.__subclasses__())
 
-    def array_namespace(self) -> Any:
-        return jnp
-
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return jax.profiler.TraceAnnotation(name)
 
@@ -206,7 +194,7 @@ class JaxRuntime(Runtime):
 
     def narrows(self, x: jax.Array) -> bool:
         # Most dtypes are narrower. Keys of jax.random are not numbers.
-        return x.dtype.itemsize >= 8 and x.dtype in _WIDE_DTYPES and not _current_x64()
+        return x.dtype.itemsize >= 8 and x.dtype in _WIDE_DTYPES and not jax.config.jax_enable_x64
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
@@ -234,7 +222,8 @@ class JaxDevices(Devices):
         return next((x for x in replicas if _as_device(x.device) == device), replicas[0])
 
     def available(self) -> tuple[Device, ...]:
-        return tuple(sorted(map(_as_device, _local_devices()), key=_cpus_first))
+        # "cpu" sorts before "gpu".
+        return tuple(sorted(map(_as_device, _local_devices()), key=attrgetter("kind", "index")))
 
     def default_device(self) -> Device:
         return CPU if self.framework.has_host else _as_device(_default_device())
@@ -357,11 +346,7 @@ class JaxMemory(Memory):
             return
         # JAX has no function that waits for all work (jax-ml/jax#4335). A device runs its work in order, so a
         # new computation finishes last.
-        pending = []
-        for device in _local_devices():
-            with isolate(device):
-                pending.append(_jitted_add_one(jax.device_put(np.float32(0), device)))
-        jax.block_until_ready(pending)
+        jax.block_until_ready(list(map(_run_last, _local_devices())))
         jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
 
     def usage(self) -> list[Holding]:
@@ -652,21 +637,13 @@ def _slice_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Arr
     return _from_bits(jax.lax.dynamic_slice_in_dim(_bits(x), start, size, axis), x.dtype)
 
 
-def _keep_for_jax(x: Any, imported: jax.Array, device: Any) -> None:
-    """Keep ``x`` alive until JAX finishes the work that is pending when ``imported`` is freed."""
-
-    def begin() -> jax.Array:
-        with isolate(device):
-            return jnp.zeros(()) + 1
-
-    keep_alives.keep_until_done(imported, x, begin, jax.block_until_ready)
+_jitted_negative = jax.jit(jnp.negative)
 
 
-def _add_one(x: jax.Array) -> jax.Array:
-    return x + 1
-
-
-_jitted_add_one = jax.jit(_add_one)
+def _run_last(device: Any) -> jax.Array:
+    """Start a computation on a device, and return its result, which is ready after all earlier work."""
+    with isolate(device):
+        return _jitted_negative(jax.device_put(np.float32(0), device))
 
 
 def _local_devices() -> list[Any]:

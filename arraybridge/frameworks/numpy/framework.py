@@ -152,14 +152,10 @@ class NumpyRuntime(Runtime):
     """The array API namespace of NumPy, and the properties of arrays that traces read."""
 
     has_strides = True
+    namespace = "array_api_compat.numpy"
 
     def observe(self, x: np.ndarray) -> tuple[Any, int, int | None, Device]:
         return x.dtype, x.nbytes, buffers.address(x), CPU
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.numpy as namespace
-
-        return namespace
 
 
 class NumpyFramework(Framework):

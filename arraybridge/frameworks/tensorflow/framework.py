@@ -102,7 +102,8 @@ class TensorflowInterchange(Interchange):
                 capsule = dlpack_capsules.renumber(capsule, _logical_number(device))
             imported = tf.experimental.dlpack.from_dlpack(capsule)
         if device.kind != "cpu":
-            _keep_for_tensorflow(x, imported, self.framework.devices.native_device(device))
+            run_last = functools.partial(_run_last, self.framework.devices.native_device(device))
+            keep_alives.keep_until_done(imported, x, run_last, self.block_until_ready)
         return imported
 
     def export(self, x: Any, device: Device) -> Any:
@@ -254,6 +255,9 @@ class TensorflowRuntime(Runtime):
     """TensorFlow's array classes and array namespace, and the properties of tensors that traces read."""
 
     is_asynchronous = True
+    # TensorFlow has no conforming array API namespace (data-apis/array-api-compat#441). This module covers
+    # most of the standard.
+    namespace = "arraybridge.frameworks.tensorflow.namespace"
 
     def observe(self, x: Any) -> tuple[Any, int, int | None, Device]:
         self.framework.check(x)
@@ -271,13 +275,6 @@ class TensorflowRuntime(Runtime):
 
     def array_classes(self) -> tuple[type, ...]:
         return (tf.Tensor, tf.Variable)
-
-    def array_namespace(self) -> Any:
-        # TensorFlow has no conforming array API namespace (data-apis/array-api-compat#441). The module below
-        # covers most of the standard.
-        from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
-
-        return tensorflow_namespace
 
 
 #: The exceptions of TensorFlow for tensors that it cannot export or import.
@@ -499,15 +496,6 @@ def _are_numbers(strings: Any) -> bool:
     except tf.errors.OpError:
         return False
     return True
-
-
-def _keep_for_tensorflow(x: Any, imported: Any, device: str) -> None:
-    """Keep ``x`` alive until TensorFlow finishes the work that is pending when ``imported`` is freed."""
-
-    def wait(y: Any) -> None:
-        y.numpy()
-
-    keep_alives.keep_until_done(imported, x, functools.partial(_run_last, device), wait)
 
 
 def _run_last(device: str) -> Any:

@@ -257,6 +257,7 @@ class TorchRuntime(Runtime):
     """PyTorch's gradient and autocast settings, pytrees and array namespace, and what traces read."""
 
     has_strides = True
+    namespace = "array_api_compat.torch"
     settings = (
         (torch.is_inference_mode_enabled, torch.inference_mode),
         (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -288,11 +289,6 @@ class TorchRuntime(Runtime):
             return pytree.tree_unflatten(list(parts), structure)
 
         return Pytree(children, places, structure, rebuild)
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.torch as namespace
-
-        return namespace
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
