@@ -195,27 +195,22 @@ class TorchInterchange(Interchange):
             raise cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        for extent, stride in zip(shape, strides, strict=True):
-            if extent == 1:
-                continue
-            if stride < 0:
-                # torch.from_dlpack would crash the process (torch <= 2.13, pytorch/pytorch#188023).
-                return _NEGATIVE_STRIDES
-            if stride % itemsize:
-                return _STRIDE_MULTIPLES
-        return None
+        steps = [step for step, extent in zip(strides, shape, strict=True) if extent != 1]
+        if any(step < 0 for step in steps):
+            # torch.from_dlpack would crash the process (torch <= 2.13, pytorch/pytorch#188023).
+            return _NEGATIVE_STRIDES
+        return _STRIDE_MULTIPLES if any(step % itemsize for step in steps) else None
 
     def import_from(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
             return _from_interface(x, self.framework.streams)
-        if source.interchange.dlpack_device is None and self.framework.streams.has_streams:
+        has_streams = self.framework.streams.has_streams
+        if source.interchange.dlpack_device is None and has_streams:
             # The array comes from an unknown library. Some libraries order the export after the stream of the
             # current device and create a context on that device, as CuPy does.
             with on_device(int(x.__dlpack_device__()[1])):
                 return torch.from_dlpack(x)
-        if device.kind != "gpu" or source.interchange.dlpack_device is None:
-            return torch.from_dlpack(x)
-        if not self.framework.streams.has_streams:
+        if device.kind != "gpu" or not has_streams:
             return torch.from_dlpack(x)
         keep_alives.release()
         # CuPy makes the consumer wait for CuPy's stream on the current GPU, even if the array is on another
@@ -500,7 +495,10 @@ class TorchFastPath(FastPath):
         if not address or not is_whole:
             raise NoPlanError
         layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
-        for_alignment = _key_for_alignment(x, address, alignment)
+        for_alignment = None
+        if alignment > 1:  # some targets that require alignment misread bools
+            is_misread = x.dtype is torch.bool and buffers.has_other_bools(x.numpy())
+            for_alignment = address % ALIGNMENT, is_misread
         return x.dtype, x.requires_grad, x.is_conj() | x.is_neg(), layout, for_alignment
 
     def fast_view(self, x: torch.Tensor) -> np.ndarray:
@@ -649,14 +647,7 @@ class TorchFramework(Framework):
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         _check_storage(self, x)
-        try:
-            copied = _copy(x)
-            if type(copied) is _Tensor or type(copied) is type(x):
-                return copied
-        except AssertionError:  # FakeTensorMode rejects tensors with values, except scalars and empty tensors
-            pass
-        with guard(x):
-            return _copy(x)
+        return _compute(x, _copy, x)
 
     def write(self, out: torch.Tensor, x: torch.Tensor | np.ndarray) -> None:
         if out.dtype is torch.complex128 and _is_misaligned(out):
@@ -674,18 +665,23 @@ class TorchFramework(Framework):
         _check_storage(self, x)
         if _is_misaligned(x):
             x = self.copy(x)  # see cannot_view: the cast would crash the process
-        try:
-            converted = x.to(DTYPES[dtype])
-            if type(converted) is _Tensor or type(converted) is type(x):
-                return converted
-        except AssertionError:  # as in `copy`
-            pass
-        with guard(x):
-            return x.to(DTYPES[dtype])
+        return _compute(x, x.to, DTYPES[dtype])
 
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
         """Return the functions ``allocate(bytes, gpu, stream) -> address`` and ``free(address)``."""
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+
+
+def _compute(x: torch.Tensor, function: Callable[..., Any], *args: Any) -> torch.Tensor:
+    """Return the result of a function of ``x``, computed outside of FakeTensorMode if necessary."""
+    try:
+        result = function(*args)
+        if type(result) is _Tensor or type(result) is type(x):
+            return result
+    except AssertionError:  # FakeTensorMode rejects tensors with values, except scalars and empty tensors
+        pass
+    with guard(x):
+        return function(*args)
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
@@ -702,13 +698,6 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
         # PyTorch has no copy kernel for sub-byte dtypes (uint1 to uint7; torch 2.13, pytorch/pytorch#117208).
         return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def _key_for_alignment(x: torch.Tensor, address: int, alignment: int) -> tuple[int, bool] | None:
-    """Return the part of a plan key for a target that requires alignment and misreads some bools."""
-    if alignment == 1:
-        return None
-    return address % ALIGNMENT, x.dtype is torch.bool and buffers.has_other_bools(x.numpy())
 
 
 def _is_driver_uninitialized() -> bool:
