@@ -24,7 +24,7 @@ from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.jax.sparse import JaxSparse, is_sparse
 from arraybridge.frameworks.jax.surroundings import first_device, guard, isolate, x64
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, read_only_memory
-from arraybridge.interface import keep_alives, resource_exhausted
+from arraybridge.interface import keep_alives, resource_exhausted, unsupported
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
@@ -33,14 +33,6 @@ from arraybridge.interface.installation import can_find
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
 from arraybridge.interface.memory import Holding, Memory
 from arraybridge.interface.runtime import OneLevel, Pytree, Runtime
-from arraybridge.interface.unsupported import (
-    array_error,
-    cannot_split_error,
-    dtype_error,
-    is_sub_byte,
-    sparse_array_error,
-    sub_byte_dtype_error,
-)
 from arraybridge.reasons import Cause, Reason
 
 # If the axes are not in C order in memory, JAX 0.7.1 imports wrong values (jax-ml/jax#17784), and JAX 0.7.2
@@ -379,7 +371,7 @@ class JaxBatching(IndexedBatching):
     def slice_axis(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         if not isinstance(x, jax.core.Tracer) and not x.is_fully_addressable:
             what = "a JAX array that spans processes"
-            raise cannot_split_error(self.framework, what, "{x}.addressable_shards[0].data")
+            raise unsupported.cannot_split_error(self.framework, what, "{x}.addressable_shards[0].data")
         if not _loses_nans(x):
             return super().slice_axis(x, axis, start, stop)
         size = len(range(*slice(start, stop).indices(x.shape[axis])))
@@ -480,9 +472,9 @@ class JaxFramework(Framework):
 
     def check(self, x: jax.Array) -> None:
         if is_sparse(x):
-            raise sparse_array_error(self, x)
+            raise unsupported.sparse_array_error(self, x)
         if isinstance(x, jax.core.Tracer):
-            raise array_error(
+            raise unsupported.array_error(
                 self,
                 "a traced JAX value",
                 "it has no values yet",
@@ -559,16 +551,16 @@ def _dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
     name = dtype_names.name_of(x.dtype)
     what = f"a JAX array of dtype {name}"
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return dtype_error(
+        return unsupported.dtype_error(
             framework,
             what,
             "its elements are random keys, not numbers",
             "Pass the data of the key, {}.",
             "jax.random.key_data({x})",
         )
-    if is_sub_byte(name):
-        return sub_byte_dtype_error(framework, what, name)
-    return dtype_error(
+    if unsupported.is_sub_byte(name):
+        return unsupported.sub_byte_dtype_error(framework, what, name)
+    return unsupported.dtype_error(
         framework,
         what,
         "no other framework has this dtype",
@@ -580,7 +572,7 @@ def _dtype_error(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
 def _check_not_deleted(framework: Framework, x: jax.Array) -> None:
     if isinstance(x, jax.core.Tracer) or not x.is_deleted():
         return
-    raise array_error(
+    raise unsupported.array_error(
         framework,
         "a deleted JAX array",
         "it was donated to a jitted function, or deleted",
@@ -592,7 +584,7 @@ def _several_processes_error(framework: Framework) -> ArrayNotSupportedError:
     """Return the error for an array that has parts in other processes."""
     from jax.experimental import multihost_utils  # noqa: F401  # the expression needs this module
 
-    return array_error(
+    return unsupported.array_error(
         framework,
         "a JAX array that spans processes",
         "its other parts are in other processes",

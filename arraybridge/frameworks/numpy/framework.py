@@ -17,6 +17,7 @@ from arraybridge.frameworks.numpy.sparse import ScipySparse
 from arraybridge.host import buffers, dtype_names
 from arraybridge.host.buffers import ALIGNMENT, has_other_bools
 from arraybridge.host.dtype_names import NUMERIC_KINDS
+from arraybridge.interface import unsupported
 from arraybridge.interface.batching import IndexedBatching, rows_along
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
@@ -26,13 +27,6 @@ from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import Memory
 from arraybridge.interface.runtime import Runtime
 from arraybridge.interface.streams import identity
-from arraybridge.interface.unsupported import (
-    array_error,
-    dtype_error,
-    is_sub_byte,
-    sparse_array_error,
-    sub_byte_dtype_error,
-)
 from arraybridge.outcome import ask
 from arraybridge.reasons import Cause
 
@@ -195,17 +189,17 @@ class NumpyFramework(Framework):
         if dtype.kind in NUMERIC_KINDS or dtype.name in dtype_names.EXTENDED:
             return
         what = f"a NumPy array of dtype {dtype}" if isinstance(x, np.ndarray) else f"values of dtype {dtype}"
-        if is_sub_byte(dtype.name):
-            raise sub_byte_dtype_error(self, what, dtype.name)
-        raise dtype_error(self, what, *_element_advice(x))
+        if unsupported.is_sub_byte(dtype.name):
+            raise unsupported.sub_byte_dtype_error(self, what, dtype.name)
+        raise unsupported.dtype_error(self, what, *_element_advice(x))
 
     def _check_mask(self, x: np.ndarray) -> None:
         """Raise for sparse arrays, and for subclasses with a mask, which views drop (numpy/numpy#26669)."""
         if self.sparse.layout(x):
-            raise sparse_array_error(self, x)
+            raise unsupported.sparse_array_error(self, x)
         if isinstance(x, np.ma.MaskedArray):
             advice = _mask_advice(x, "{x}.data", "np.ma.getmaskarray({x})")
-            raise array_error(self, "a masked NumPy array", _LOST_MASK, *advice)
+            raise unsupported.array_error(self, "a masked NumPy array", _LOST_MASK, *advice)
         is_masked = hasattr(type(x), "unmasked")  # astropy's Masked
         # The fields of a record array are attributes, and one of them may be named "mask".
         if not is_masked and (x.dtype.names or not _may_have_mask(x)):
@@ -215,14 +209,14 @@ class NumpyFramework(Framework):
             advice = _mask_advice(x, "{x}.unmasked", "{x}.mask")
         else:
             advice = "Pass {}, all of its values, and its mask separately.", "{x}.view(np.ndarray)"
-        raise array_error(self, what, _LOST_MASK, *advice)
+        raise unsupported.array_error(self, what, _LOST_MASK, *advice)
 
     def _check_unit(self, x: np.ndarray) -> None:
         """Raise for subclasses with a unit (astropy, unyt, quantities), even a dimensionless one."""
         if not isinstance(x, np.ndarray) or not _has_unit(x):
             return
         has_mask = _may_have_mask(x)
-        raise array_error(
+        raise unsupported.array_error(
             self,
             f"a {type(x).__qualname__}",
             "its mask and its unit would be lost" if has_mask else "its unit would be lost",

@@ -18,7 +18,7 @@ from arraybridge.frameworks.numpy.framework import NumpyFramework
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.frameworks.tensorflow.sparse import TensorflowSparse
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, read_only_memory
-from arraybridge.interface import keep_alives, resource_exhausted
+from arraybridge.interface import keep_alives, resource_exhausted, unsupported
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
@@ -26,13 +26,6 @@ from arraybridge.interface.framework import FastPath, Framework, NoPlanError, na
 from arraybridge.interface.interchange import Interchange, is_c_contiguous
 from arraybridge.interface.memory import Holding, Memory
 from arraybridge.interface.runtime import Runtime
-from arraybridge.interface.unsupported import (
-    array_error,
-    cast_error,
-    dtype_error,
-    sparse_array_error,
-    wider_dtype,
-)
 from arraybridge.reasons import Cause, Reason
 
 # TensorFlow supports neither DLPack nor bitcast nor buffers for float8 (2.21, tensorflow/tensorflow#61374),
@@ -132,7 +125,9 @@ class TensorflowInterchange(Interchange):
     def check_cast(self, source: str, dtype: str) -> None:
         if not _has_cast(source, dtype):
             expression = f"to_tensorflow(to_numpy({{x}}, dtype={dtype!r}))"
-            raise cast_error(self.framework, source, dtype, "Cast in NumPy first: {}.", expression)
+            raise unsupported.cast_error(
+                self.framework, source, dtype, "Cast in NumPy first: {}.", expression
+            )
 
     def is_plain(self, x: Any) -> bool:
         return not isinstance(x, tf.Variable)
@@ -340,11 +335,11 @@ class TensorflowFramework(Framework):
         if isinstance(x, _EAGER) and id(x.dtype) in _PLAIN_IDS:
             return
         if isinstance(x, tf.RaggedTensor):
-            raise array_error(self, "a ragged TensorFlow tensor", *_advice_for_ragged(x))
+            raise unsupported.array_error(self, "a ragged TensorFlow tensor", *_advice_for_ragged(x))
         if isinstance(x, tf.SparseTensor):
-            raise sparse_array_error(self, x)
+            raise unsupported.sparse_array_error(self, x)
         if isinstance(x, tf.IndexedSlices):
-            raise array_error(
+            raise unsupported.array_error(
                 self,
                 "a TensorFlow IndexedSlices gradient",
                 "it stores only some rows",
@@ -355,7 +350,7 @@ class TensorflowFramework(Framework):
         _check_not_quantized(self, x)
         if x.dtype.name not in _DTYPES:
             what = f"a TensorFlow tensor of dtype {x.dtype.name}"
-            raise dtype_error(self, what, *_dtype_advice(x))
+            raise unsupported.dtype_error(self, what, *_dtype_advice(x))
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype.name)
@@ -447,12 +442,12 @@ def _check_readable(framework: Framework, x: Any) -> None:
         if tf.executing_eagerly() or not tf.compat.v1.get_default_graph().building_function:
             return
         what = "a TensorFlow variable in a tf.function"
-    raise array_error(framework, what, "it has no value yet", "Convert outside tf.function.")
+    raise unsupported.array_error(framework, what, "it has no value yet", "Convert outside tf.function.")
 
 
 def _check_not_quantized(framework: Framework, x: Any) -> None:
     if x.dtype.is_quantized:
-        raise array_error(
+        raise unsupported.array_error(
             framework,
             "a quantized TensorFlow tensor",
             "no other framework has its quantized dtype",
@@ -474,7 +469,7 @@ def _dtype_advice(x: Any) -> tuple[str, ...]:
     return (
         "no other framework has this dtype",
         "Pass {}, which holds every value.",
-        f'tf.cast({{x}}, "{wider_dtype(dtype.name)}")',
+        f'tf.cast({{x}}, "{unsupported.wider_dtype(dtype.name)}")',
     )
 
 

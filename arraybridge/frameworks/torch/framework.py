@@ -29,7 +29,7 @@ from arraybridge.frameworks.torch.streams import TorchStreams, on_device
 from arraybridge.frameworks.torch.surroundings import guard, isolate
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, protocols, read_only_memory
 from arraybridge.host.buffers import ALIGNMENT
-from arraybridge.interface import autodiff, keep_alives
+from arraybridge.interface import autodiff, keep_alives, unsupported
 from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
@@ -38,13 +38,6 @@ from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import GpuMemory, Holding, Memory
 from arraybridge.interface.runtime import OneLevel, Pytree, Runtime
 from arraybridge.interface.streams import Streams
-from arraybridge.interface.unsupported import (
-    array_error,
-    cannot_split_error,
-    cast_error,
-    dtype_error,
-    sparse_array_error,
-)
 from arraybridge.reasons import Cause, Reason
 
 #: NumPy's dtype names → PyTorch's dtypes.
@@ -160,7 +153,7 @@ def _check_not_wrapper(framework: Framework, x: torch.Tensor) -> None:
     }
     for cls in type(x).__mro__:
         if cls.__name__ in methods and cls.__module__.startswith("torch."):
-            raise array_error(framework, f"a PyTorch {cls.__name__}", *methods[cls.__name__])
+            raise unsupported.array_error(framework, f"a PyTorch {cls.__name__}", *methods[cls.__name__])
 
 
 class TorchInterchange(Interchange):
@@ -192,7 +185,7 @@ class TorchInterchange(Interchange):
     def check_cast(self, source: str, dtype: str) -> None:
         if source not in DTYPES and not _has_cast(source, dtype):
             instead = "Pass its bytes instead: {}."
-            raise cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
+            raise unsupported.cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         steps = [step for step, extent in zip(strides, shape, strict=True) if extent != 1]
@@ -445,7 +438,7 @@ class TorchBatching(IndexedBatching):
     def slice_axis(self, x: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
         if _is_distributed(x):
             what = "a distributed PyTorch tensor (DTensor)"
-            raise cannot_split_error(self.framework, what, "{x}.to_local()")
+            raise unsupported.cannot_split_error(self.framework, what, "{x}.to_local()")
         return super().slice_axis(x, axis, start, stop)
 
     def output_buffer(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -579,13 +572,13 @@ class TorchFramework(Framework):
         _check_one_array(self, x)
         _check_not_recording(self, x)
         if x.layout is not torch.strided:
-            raise sparse_array_error(self, x) if self.sparse.layout(x) else _layout_error(self, x)
+            raise unsupported.sparse_array_error(self, x) if self.sparse.layout(x) else _layout_error(self, x)
         if x.is_meta:  # six times as fast as x.device.type
-            raise array_error(
+            raise unsupported.array_error(
                 self, "a PyTorch meta tensor", "it has no values", "Pass a tensor on a real device."
             )
         if _is_distributed(x):
-            raise array_error(
+            raise unsupported.array_error(
                 self,
                 "a distributed PyTorch tensor (DTensor)",
                 "its parts are in several processes",
@@ -595,11 +588,11 @@ class TorchFramework(Framework):
             )
         if x.dtype not in NAMES:
             what = f"a PyTorch tensor of dtype {self.dtype_name(x)}"
-            raise dtype_error(self, what, *_dtype_advice(x.dtype))
+            raise unsupported.dtype_error(self, what, *_dtype_advice(x.dtype))
         _check_storage(self, x)
         if not _has_memory(x):
             _check_not_wrapper(self, x)
-            raise array_error(
+            raise unsupported.array_error(
                 self,
                 "a traced, fake or batched PyTorch tensor",
                 "it has no memory",
@@ -800,7 +793,7 @@ def _copy_values(out: torch.Tensor, x: torch.Tensor) -> None:
 def _check_not_recording(framework: Framework, x: torch.Tensor) -> None:
     """Raise an error if PyTorch records the operations on a tensor, whose values would become constants."""
     if _is_tracing() or _has_proxy(x):
-        raise array_error(
+        raise unsupported.array_error(
             framework,
             "a tensor in torch.jit.trace or make_fx",
             "its values would become constants",
@@ -820,14 +813,14 @@ def _has_proxy(x: torch.Tensor) -> bool:
 def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
     """Raise an error for tensors that are not a single array of numbers."""
     if torch.nn.parameter.is_lazy(x):
-        raise array_error(
+        raise unsupported.array_error(
             framework,
             f"a PyTorch {type(x).__name__}",
             "it has no shape before its module is called",
             "Call the module once with a batch.",
         )
     if x.is_nested:
-        raise array_error(
+        raise unsupported.array_error(
             framework,
             "a nested PyTorch tensor",
             "it holds several arrays",
@@ -836,7 +829,7 @@ def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
             "{x}.unbind()[0]",
         )
     if x.is_quantized:
-        raise array_error(
+        raise unsupported.array_error(
             framework,
             "a quantized PyTorch tensor",
             "no other framework has its quantized dtype",
@@ -849,7 +842,9 @@ def _check_one_array(framework: Framework, x: torch.Tensor) -> None:
 def _layout_error(framework: Framework, x: torch.Tensor) -> Exception:
     layout = str(x.layout).removeprefix("torch.")
     cause = "its memory layout is internal to PyTorch"
-    return array_error(framework, f"a PyTorch {layout} tensor", cause, "Pass {}.", "{x}.to_dense()")
+    return unsupported.array_error(
+        framework, f"a PyTorch {layout} tensor", cause, "Pass {}.", "{x}.to_dense()"
+    )
 
 
 @functools.cache
@@ -863,7 +858,7 @@ def _has_cast(source: str, dtype: str) -> bool:
 
 
 def _storage_error(framework: Framework) -> Exception:
-    return array_error(
+    return unsupported.array_error(
         framework,
         "a PyTorch tensor",
         "it has freed or truncated storage",
