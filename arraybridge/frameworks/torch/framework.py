@@ -734,7 +734,12 @@ def _check_storage(framework: Framework, x: torch.Tensor) -> None:
         return
     is_whole = available > 0 if x.dtype in _QUANTIZED_SUB_BYTE else _contains(available, x)
     if not is_whole:
-        raise _storage_error(framework)
+        raise unsupported.array_error(
+            framework,
+            "a PyTorch tensor",
+            "it has freed or truncated storage",
+            "Restore its storage first (with FSDP, inside summon_full_params()), or create a new tensor.",
+        )
 
 
 def _contains(available: int, x: torch.Tensor) -> bool:
@@ -855,15 +860,6 @@ def _has_cast(source: str, dtype: str) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def _storage_error(framework: Framework) -> Exception:
-    return unsupported.array_error(
-        framework,
-        "a PyTorch tensor",
-        "it has freed or truncated storage",
-        "Restore its storage first (with FSDP, inside summon_full_params()), or create a new tensor.",
-    )
 
 
 def _with_keep_alive(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -21,23 +21,21 @@ except ImportError:
     temporarily_clear_interpreter_stack = nullcontext
 
 
-def isolate() -> AbstractContextManager[Any]:
-    """Return a context manager outside of FakeTensorMode and of the transforms of ``torch.func``."""
-    stack = ExitStack()
-    stack.enter_context(temporarily_clear_interpreter_stack())
-    stack.enter_context(_without_fake_mode())
-    return stack
+@contextmanager
+def isolate() -> Iterator[None]:
+    """Leave FakeTensorMode and the transforms of ``torch.func``."""
+    with temporarily_clear_interpreter_stack(), _without_fake_mode():
+        yield
 
 
-def guard(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Return a context manager for an operation on a tensor, outside of FakeTensorMode and autocast."""
-    stack = ExitStack()
+@contextmanager
+def guard(x: torch.Tensor) -> Iterator[None]:
+    """Leave FakeTensorMode and autocast for an operation on a tensor."""
     kind = x.device.type
     # For "meta" and others without autocast, is_autocast_enabled() raises.
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        stack.enter_context(torch.autocast(kind, enabled=False))
-    stack.enter_context(_without_fake_mode())
-    return stack
+    has_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if has_autocast else nullcontext(), _without_fake_mode():
+        yield
 
 
 def retry_in_isolation(fn: Callable[..., T], *args: Any) -> T:
