@@ -196,7 +196,7 @@ class TensorflowDevices(Devices):
         if self.is_started():
             return self.available()
         cpus = (Device("cpu", i) for i in range(len(_physical_numbers("CPU"))))
-        return (*cpus, *(Device("gpu", i) for i in dict.fromkeys(_gpu_numbers())))
+        return (*cpus, *(Device("gpu", i) for i in dict.fromkeys(_physical_numbers("GPU"))))
 
 
 class TensorflowMemory(Memory):
@@ -217,7 +217,7 @@ class TensorflowMemory(Memory):
         # TensorFlow neither reports nor releases the free memory of its pool (2.21,
         # tensorflow/tensorflow#36465).
         rows = []
-        for i, number in enumerate(_gpu_numbers() if self.framework.devices.is_started() else ()):
+        for i, number in enumerate(_physical_numbers("GPU") if self.framework.devices.is_started() else ()):
             info = tf.config.experimental.get_memory_info(f"GPU:{i}")
             rows.append(Holding(f"gpu:{number}", "tensorflow", info["current"], None, info["peak"]))
         return rows
@@ -512,26 +512,21 @@ def _parse_device(name: str) -> Device:
     kind, _, index = name.rpartition("/device:")[2].partition(":")
     number = int(index or 0)
     if kind == "GPU":
-        number = dict(enumerate(_gpu_numbers())).get(number, number)
+        number = dict(enumerate(_physical_numbers("GPU"))).get(number, number)
     return Device("cpu" if kind == "CPU" else "gpu", number)
 
 
 def _logical_number(device: Device) -> int:
     """Return TensorFlow's number of a device: the first one for a GPU with several logical GPUs."""
-    numbers = _gpu_numbers() if device.kind == "gpu" else []
+    numbers = _physical_numbers("GPU") if device.kind == "gpu" else []
     return numbers.index(device.index) if device.index in numbers else device.index
 
 
-def _gpu_numbers() -> list[int]:
-    """Return the physical number of each of TensorFlow's GPUs.
+def _physical_numbers(kind: str) -> list[int]:
+    """Return the number of the physical device of each logical device, without initializing TensorFlow.
 
     TensorFlow's numbers differ after ``set_visible_devices``, and with several logical GPUs per physical one.
     """
-    return _physical_numbers("GPU")
-
-
-def _physical_numbers(kind: str) -> list[int]:
-    """Return the number of the physical device of each logical device, without initializing TensorFlow."""
     numbers: list[int] = []
     for physical in tf.config.get_visible_devices(kind):
         parts = tf.config.get_logical_device_configuration(physical) or [physical]
@@ -543,7 +538,7 @@ def _physical_numbers(kind: str) -> list[int]:
 def _devices() -> tuple[Device, ...]:
     cpus = (Device("cpu", i) for i in range(len(tf.config.list_logical_devices("CPU"))))
     gpus = len(tf.config.list_logical_devices("GPU"))
-    return (*cpus, *(Device("gpu", i) for i in dict.fromkeys(_gpu_numbers()[:gpus])))
+    return (*cpus, *(Device("gpu", i) for i in dict.fromkeys(_physical_numbers("GPU")[:gpus])))
 
 
 @functools.cache
