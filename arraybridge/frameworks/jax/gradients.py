@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.linear_util import WrappedFun
 from jax.sharding import Mesh
 
-from arraybridge.caches import exact_key
+from arraybridge.caches import exact_key, remember
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.jax.surroundings import guard
 from arraybridge.interface import autodiff
@@ -213,7 +213,7 @@ def _run_compiled(
     except _NOT_COMPILED:  # the eager call raises the error
         return None
     if signature not in function.constants:
-        _remember(function.constants, signature, constants)
+        remember(function.constants, signature, constants, _MOST_PROGRAMS)
     return compiled
 
 
@@ -229,13 +229,6 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, (float, int, complex))
 
 
-def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add an entry to a table of programs. If the table is full, the new entry replaces the oldest one."""
-    if len(table) >= _MOST_PROGRAMS:
-        table.pop(list(table)[0], None)  # noqa: RUF015  # other threads may change the table
-    table[key] = value
-
-
 def _run_program(
     call: autodiff.Call,
     leaves: list[autodiff.Leaf],
@@ -248,8 +241,7 @@ def _run_program(
     programs = call.function.programs
     program = programs.get(key)
     if program is None:
-        program = _program(call, leaves, active)
-        _remember(programs, key, program)
+        program = remember(programs, key, _program(call, leaves, active), _MOST_PROGRAMS)
     results, vjp, refill = program(arrays, _values_to_pass(leaves))
     call.refill = refill.value
     return results, _linear(_jitted_pull, results, vjp)
