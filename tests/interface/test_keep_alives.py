@@ -251,8 +251,7 @@ def test_importers_without_streams_synchronize_the_source_and_keep_it_alive(
 
     framework = arraybridge.framework(name)
     kept: list[Any] = []
-    module = importlib.import_module(f"arraybridge.frameworks.{name}.framework")
-    monkeypatch.setattr(module, f"_keep_for_{name}", lambda x, *_: kept.append(x))
+    monkeypatch.setattr(keep_alives, "keep_until_done", lambda imported, x, *_: kept.append(x))
     monkeypatch.setattr(framework.devices, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)
