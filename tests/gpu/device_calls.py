@@ -247,6 +247,7 @@ CALLS: dict[str, tuple[Call, Any]] = {
         lambda s: _error_inside(s.runtime.device_guard(s.x)),
         "raised inside",
     ),
+    "runtime.observe": (lambda s: str(s.runtime.observe(s.x)[3]), "gpu:1"),
     "memory.device_memory": (_used_memory, True),
     "memory.device_details": (lambda s: bool(s.memory.device_details(SECOND)), True),
     "cast": (lambda s: s.own.cast(s.x, "float64"), ARRAY),
@@ -414,8 +415,8 @@ WITHOUT_DEVICE = frozenset(
         ),
         *("memory.is_oom", "memory.is_oom_text", "memory.oom_error"),
         *("runtime.annotation", "runtime.array_classes", "runtime.array_namespace", "runtime.late_errors"),
-        *("runtime.isolate", "runtime.narrows", "runtime.open_pytree", "runtime.thread_settings"),
-        "runtime.x64_context",
+        *("runtime.is_idle", "runtime.isolate", "runtime.narrows", "runtime.open_pytree"),
+        *("runtime.pause_observation", "runtime.thread_settings", "runtime.x64_context"),
     }
 )
 
