@@ -217,8 +217,7 @@ class CupyMemory(Memory):
 
     def device_memory(self, device: Device) -> GpuMemory | None:
         with on_gpu(device.index):
-            free, total = cupy.cuda.runtime.memGetInfo()
-        return GpuMemory(free, total)
+            return GpuMemory(*cupy.cuda.runtime.memGetInfo())
 
     def oom_error(self) -> Exception:
         return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)

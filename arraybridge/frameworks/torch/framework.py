@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -272,11 +272,7 @@ class TorchRuntime(Runtime):
             return None
         children, structure = pytree.tree_flatten(x, is_leaf=OneLevel())
         places = [f"[{i}]" for i in range(len(children))]
-
-        def rebuild(parts: Sequence[Any]) -> Any:
-            return pytree.tree_unflatten(list(parts), structure)
-
-        return Pytree(children, places, structure, rebuild)
+        return Pytree(children, places, structure, structure.unflatten)
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
@@ -405,10 +401,7 @@ class TorchMemory(Memory):
         return rows
 
     def device_memory(self, device: Device) -> GpuMemory | None:
-        if not torch.cuda.is_available():
-            return None
-        free, total = torch.cuda.mem_get_info(device.index)
-        return GpuMemory(free, total)
+        return GpuMemory(*torch.cuda.mem_get_info(device.index)) if torch.cuda.is_available() else None
 
     def reset_peak(self) -> None:
         for i in _gpu_numbers():
