@@ -77,7 +77,7 @@ def test_mlx_arrays_of_other_threads_and_traced_values_raise() -> None:
     mx = needed("mlx")
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(lambda: mx.arange(3) + 1).result()
-    with pytest.raises(ArrayNotSupportedError, match=r"mx\.eval\(x\) there"):
+    with pytest.raises(ArrayNotSupportedError, match=r"Call mx\.eval\(x\) in that thread"):
         to_numpy(made)
 
     def look(x: Any) -> Any:
@@ -128,13 +128,13 @@ def test_paddle_imports_gpu_memory_with_its_gpu_selected() -> None:
     def block_until_ready(x: Any) -> None:
         log.append("settles")
 
-    def exported(x: Any, device: arraybridge.Device) -> Any:
+    def export(x: Any, device: arraybridge.Device) -> Any:
         log.append("lends")
         return x
 
     exporter: Any = SimpleNamespace(
         devices=SimpleNamespace(select=select),
-        interchange=SimpleNamespace(block_until_ready=block_until_ready, exported=exported),
+        interchange=SimpleNamespace(block_until_ready=block_until_ready, export=export),
     )
     x = arraybridge.aligned((3,), "float32")
     x[...] = 1

@@ -172,7 +172,7 @@ def test_mlx_transformations() -> None:
     with pytest.raises(GradientError, match="reverse mode"):
         mx.jvp(f, [x], [x])
     for run in (mx.vmap(f), mx.compile(f), mx.compile(mx.grad(lambda x: f(x).sum()))):
-        with pytest.raises(arraybridge.ArrayNotSupportedError, match="traced value"):
+        with pytest.raises(arraybridge.ArrayNotSupportedError, match="traced MLX value"):
             run(x)
 
 
