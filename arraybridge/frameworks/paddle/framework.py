@@ -35,6 +35,8 @@ _NO_KERNELS = ("uint32", "uint64")
 class PaddleInterchange(Interchange):
     """Exchange of memory with Paddle."""
 
+    dlpack_device = 2 if paddle.is_compiled_with_cuda() else None
+
     def strides(self, x: Any) -> tuple[int, ...]:
         return tuple(step * x.element_size() for step in x.strides)
 
@@ -113,47 +115,6 @@ class PaddleBatching(IndexedBatching):
         if self.framework.dtype_name(x) not in _NO_KERNELS:
             return super().slice_axis(x, axis, start, stop)
         return Batching.slice_axis(self, x, axis, start, stop)
-
-
-class PaddleFramework(Framework):
-    """PaddlePaddle. Only dense tensors are supported."""
-
-    name = "paddle"
-    modules = ("paddle",)
-    dtypes = _DTYPES
-    max_rank = 9  # phi::DDim::kMaxRank, PaddlePaddle/Paddle#54276
-    interchange = component(PaddleInterchange)
-    devices = component(PaddleDevices)
-    memory = component(PaddleMemory)
-    batching = component(PaddleBatching)
-
-    def __init__(self) -> None:
-        self.autodiff = PaddleAutodiff()
-        if paddle.is_compiled_with_cuda():
-            self.interchange.dlpack_device = 2
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, paddle.Tensor)
-
-    def check(self, x: Any) -> None:
-        if not x.is_dense():
-            cause = "no other framework has its sparse layout"
-            raise array_error(self, "a sparse PaddlePaddle tensor", cause, "Pass {}.", "{x}.to_dense()")
-
-    def dtype_name(self, x: Any) -> str:
-        return str(x.dtype).removeprefix("paddle.")
-
-    def nbytes(self, x: Any) -> int:
-        return int(x.size) * int(x.element_size())
-
-    def to_host(self, x: Any) -> np.ndarray:
-        return buffers.copy_aligned(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
-
-    def copy(self, x: Any) -> Any:
-        return self.devices.to_device(x, self.devices.device_of(x))
-
-    def cast(self, x: Any, dtype: str) -> Any:
-        return x.astype(getattr(paddle, dtype))
 
 
 # -- derivatives, with Paddle as the calling or the called framework -----------------------------------
@@ -330,3 +291,43 @@ def _describe_captured(outputs: list[Any], inputs: list[Any]) -> str:
         seen.add(node.node_ptr())
         nodes.extend(n for n in node.next_functions if n is not None)
     return ""
+
+
+# -- the framework -------------------------------------------------------------------------------------
+
+
+class PaddleFramework(Framework):
+    """PaddlePaddle. Only dense tensors are supported."""
+
+    name = "paddle"
+    modules = ("paddle",)
+    dtypes = _DTYPES
+    max_rank = 9  # phi::DDim::kMaxRank, PaddlePaddle/Paddle#54276
+    interchange = component(PaddleInterchange)
+    devices = component(PaddleDevices)
+    memory = component(PaddleMemory)
+    batching = component(PaddleBatching)
+    autodiff = PaddleAutodiff()
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, paddle.Tensor)
+
+    def check(self, x: Any) -> None:
+        if not x.is_dense():
+            cause = "no other framework has its sparse layout"
+            raise array_error(self, "a sparse PaddlePaddle tensor", cause, "Pass {}.", "{x}.to_dense()")
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("paddle.")
+
+    def nbytes(self, x: Any) -> int:
+        return int(x.size) * int(x.element_size())
+
+    def to_host(self, x: Any) -> np.ndarray:
+        return buffers.copy_aligned(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+
+    def copy(self, x: Any) -> Any:
+        return self.devices.to_device(x, self.devices.device_of(x))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.astype(getattr(paddle, dtype))
