@@ -11,7 +11,7 @@ from arraybridge.device import Device
 from arraybridge.host import buffers, dtype_names
 from arraybridge.interface.component import Component
 
-__all__ = ["Batching", "IndexedBatching", "rows_along"]
+__all__ = ["Batching", "IndexedBatching"]
 
 
 class Batching(Component):
@@ -43,7 +43,7 @@ class Batching(Component):
         Raises:
             CannotSplitError: If the array must not be split, such as one that several processes share.
         """
-        values = self.framework.to_host(x)[rows_along(axis, len(self.framework.shape(x)), start, stop)]
+        values = self.framework.to_host(x)[_rows_along(axis, len(self.framework.shape(x)), start, stop)]
         return self._from_host(values, self.framework.devices.device_of(x))
 
     def _from_host(self, values: np.ndarray, device: Device) -> Any:
@@ -135,7 +135,7 @@ class Batching(Component):
         return None
 
 
-def rows_along(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
+def _rows_along(axis: int, rank: int, start: int, stop: int) -> tuple[slice, ...]:
     """Return the index of the rows from ``start`` to ``stop`` along ``axis``."""
     return (*(slice(None),) * (axis % rank), slice(start, stop))
 
@@ -145,7 +145,7 @@ class IndexedBatching(Batching):
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
         with self.framework.runtime.device_guard(x):
-            return x[rows_along(axis, len(self.framework.shape(x)), start, stop)]
+            return x[_rows_along(axis, len(self.framework.shape(x)), start, stop)]
 
     def unstack(self, x: Any) -> list[Any]:
         with self.framework.runtime.device_guard(x):

@@ -18,7 +18,7 @@ from arraybridge.host import buffers, dtype_names
 from arraybridge.host.buffers import ALIGNMENT, has_other_bools
 from arraybridge.host.dtype_names import NUMERIC_KINDS
 from arraybridge.interface import unsupported
-from arraybridge.interface.batching import IndexedBatching, rows_along
+from arraybridge.interface.batching import IndexedBatching
 from arraybridge.interface.component import component
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import FastPath, Framework, NoPlanError
@@ -99,10 +99,6 @@ class NumpyInterchange(Interchange):
 
 class NumpyBatching(IndexedBatching):
     """Functions that split and join NumPy arrays, including masked arrays and other subclasses."""
-
-    def slice_axis(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        # A carrier's values that have not been read yet have no `ndim`.
-        return x[rows_along(axis, len(x.shape), start, stop)]
 
     def common_dtype(self, x: np.ndarray) -> str:
         text = _TEXT_DTYPES.get(x.dtype.kind)

@@ -7,7 +7,6 @@ the first one that is installed.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -244,9 +243,6 @@ class ImageFramework(Framework):
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, self.cle.Array)
-
-    def nbytes(self, x: Any) -> int:
-        return np.dtype(x.dtype).itemsize * math.prod(x.shape)
 
     def to_host(self, x: Any) -> np.ndarray:
         return np.asarray(x.get())
