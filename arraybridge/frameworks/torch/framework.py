@@ -597,7 +597,11 @@ class TorchFramework(Framework):
         return str(x.dtype).removeprefix("torch.")
 
     def nbytes(self, x: torch.Tensor) -> int:
-        return 0 if torch.nn.parameter.is_lazy(x) else super().nbytes(x)
+        if x.layout is not torch.strided and self.sparse.layout(x):
+            return super().nbytes(x)
+        if torch.nn.parameter.is_lazy(x):
+            return 0
+        return x.numel() * x.element_size()  # x.nbytes raises for symbolic shapes
 
     def host_view(self, x: torch.Tensor) -> np.ndarray:
         # .numpy() makes the storage non-resizable (tensor_numpy.cpp in torch 2.13), so a later x.resize_()
@@ -633,7 +637,10 @@ class TorchFramework(Framework):
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         _check_storage(self, x)
-        return _compute(x, _copy, x)
+        if _count_modes():  # FakeTensorMode rejects tensors with values, except scalars and empty tensors
+            with guard(x):
+                return _copy(x)
+        return _copy(x)
 
     def write(self, out: torch.Tensor, x: torch.Tensor | np.ndarray) -> None:
         if out.dtype is torch.complex128 and _is_misaligned(out):
@@ -651,23 +658,14 @@ class TorchFramework(Framework):
         _check_storage(self, x)
         if _is_misaligned(x):
             x = self.copy(x)  # see cannot_view: the cast would crash the process
-        return _compute(x, x.to, DTYPES[dtype])
+        if _count_modes():  # as in `copy`
+            with guard(x):
+                return x.to(DTYPES[dtype])
+        return x.to(DTYPES[dtype])
 
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
         """Return the functions ``allocate(bytes, gpu, stream) -> address`` and ``free(address)``."""
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
-
-
-def _compute(x: torch.Tensor, function: Callable[..., Any], *args: Any) -> torch.Tensor:
-    """Return the result of a function of ``x``, computed outside of FakeTensorMode if necessary."""
-    try:
-        result = function(*args)
-        if type(result) is _Tensor or type(result) is type(x):
-            return result
-    except AssertionError:  # FakeTensorMode rejects tensors with values, except scalars and empty tensors
-        pass
-    with guard(x):
-        return function(*args)
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
