@@ -217,6 +217,21 @@ def test_conversions_raise_while_pytorch_records_a_program() -> None:
     assert printed.splitlines() == [reason, "[1.0, 1.0]"] * 2
 
 
+def test_make_fx_records_copies_and_casts() -> None:
+    require("torch")
+    printed = output_of(
+        "import warnings, torch",
+        "from arraybridge import convert_memory as to",
+        "from torch.fx.experimental.proxy_tensor import make_fx",
+        "warnings.simplefilter('ignore')",
+        "for mode in ('real', 'fake', 'symbolic'):",
+        "    run = lambda x: to(x, 'torch', copy=True) + to(x, 'torch', dtype='float64')",
+        "    program = make_fx(run, tracing_mode=mode)(torch.ones(2))",
+        "    print(program(torch.full((2,), 3.0)).tolist())",
+    )
+    assert printed.splitlines() == ["[6.0, 6.0]"] * 3
+
+
 WRAPPED_SCRIPT = """
 import torch, arraybridge as ab
 
