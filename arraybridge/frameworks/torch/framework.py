@@ -481,10 +481,7 @@ class TorchFastPath(FastPath):
         if not address or not is_whole:
             raise NoPlanError
         layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
-        for_alignment = None
-        if alignment > 1:  # some targets that require alignment misread bools
-            is_misread = x.dtype is torch.bool and buffers.has_other_bools(x.numpy())
-            for_alignment = address % ALIGNMENT, is_misread
+        for_alignment = _key_for_alignment(x, address, alignment)
         return x.dtype, x.requires_grad, x.is_conj() | x.is_neg(), layout, for_alignment
 
     def fast_view(self, x: torch.Tensor) -> np.ndarray:
@@ -682,6 +679,13 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
         # PyTorch has no copy kernel for sub-byte dtypes (uint1 to uint7; torch 2.13, pytorch/pytorch#117208).
         return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def _key_for_alignment(x: torch.Tensor, address: int, alignment: int) -> tuple[int, bool] | None:
+    """Return the part of a plan key for a target that requires alignment and misreads some bools."""
+    if alignment == 1:
+        return None
+    return address % ALIGNMENT, x.dtype is torch.bool and buffers.has_other_bools(x.numpy())
 
 
 def _is_driver_uninitialized() -> bool:
