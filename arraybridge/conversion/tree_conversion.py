@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import Any
+
+import numpy as np
 
 from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import Grad, convert_memory, explain
@@ -100,34 +101,14 @@ def _write_tree(tree: Any, out: Any, target: FrameworkLike | None, gpu_id: GpuId
         except (TypeError, ValueError) as error:
             note_on(error, f"arraybridge: at {place or 'the top level'} of out")
             raise
-    written = _Ranges()
+    ranges = np.array([memory_range(buffer) for _, buffer, _ in pairs]).reshape(-1, 2)
     sources = [x for x, _, _ in pairs]
     for i, (x, buffer, _) in enumerate(pairs):
-        if x is not buffer and written.overlap(*memory_range(x)):
+        first, last = memory_range(x)
+        earlier = ranges[:i]
+        if x is not buffer and np.any((earlier[:, 0] < last) & (first < earlier[:, 1])):
             # An earlier array of `out` is this array, or overlaps it.
             sources[i] = convert_memory(x, detect_memory_type(x), copy=True, grad="detach")
-        written.add(*memory_range(buffer))
     for x, (_, buffer, _) in zip(sources, pairs, strict=True):
         convert_memory(x, None, target, gpu_id, out=buffer, **options)
     return out
-
-
-class _Ranges:
-    """A union of memory ranges, as sorted ranges that do not overlap."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-
-    def overlap(self, first: int, last: int) -> bool:
-        """Return whether a byte of the range from ``first`` to before ``last`` is in the union."""
-        i = bisect_left(self._starts, last)
-        return i > 0 and self._ends[i - 1] > first
-
-    def add(self, first: int, last: int) -> None:
-        """Add the range from ``first`` to before ``last``."""
-        begin = bisect_right(self._ends, first)
-        end = bisect_left(self._starts, last)
-        # The ranges from `begin` to before `end` overlap the new one.
-        self._starts[begin:end] = [min([first, *self._starts[begin:end]])]
-        self._ends[begin:end] = [max([last, *self._ends[begin:end]])]
