@@ -255,11 +255,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
                 return plan(data) if out is None else plan(data, out)
             except NoPlanError:
                 pass
-    request = _request("convert_memory", data, source_type, target_type, gpu_id, target, out)
-    request.copy = copy
-    request.dtype = dtype
-    request.grad = grad
-    request.device = device
+    options = dict(copy=copy, dtype=dtype, grad=grad, device=device, out=out)
+    request = _request("convert_memory", data, source_type, target_type, gpu_id, target, options)
     return _decide_and_convert(data, request, signature, active_logs)
 
 
@@ -287,7 +284,9 @@ def _decide(data: Any, request: Request) -> Decision:
     return decide(data, request) if request.out is None else decide_output(data, request)
 
 
-def _request(name: str, data: Any, first: Any, second: Any, gpu_id: Any, target: Any, out: Any) -> Request:
+def _request(
+    name: str, data: Any, first: Any, second: Any, gpu_id: Any, target: Any, options: dict[str, Any]
+) -> Request:
     """Return the request of a call, after determining which arguments are source, target and GPU number.
 
     Args:
@@ -297,7 +296,7 @@ def _request(name: str, data: Any, first: Any, second: Any, gpu_id: Any, target:
         second: The third argument: the target, or the GPU number.
         gpu_id: The fourth argument.
         target: The keyword argument of that name.
-        out: The keyword argument of that name. Its framework is the target if the call names none.
+        options: The other keyword arguments. The framework of ``out`` is the target if the call names none.
     """
     _check_no_dtype(first, second, gpu_id)
     _check_order(name, data, first, second, gpu_id)
@@ -312,10 +311,10 @@ def _request(name: str, data: Any, first: Any, second: Any, gpu_id: Any, target:
     if second is None:
         first, second = None, first
     if second is None:
-        if out is None:
+        if options["out"] is None:
             raise TypeError(f'the target framework is missing. Pass its name, as in {name}(data, "torch").')
-        second = framework_of_output(out).name
-    return Request(second, first, gpu_id, out=out)
+        second = framework_of_output(options["out"]).name
+    return Request(second, first, gpu_id, **options)
 
 
 def _check_no_dtype(*arguments: Any) -> None:
@@ -392,11 +391,8 @@ def explain(  # noqa: D417  # as for convert_memory
         >>> print(explain(np.zeros(4)[::-1], "torch"))  # doctest: +ELLIPSIS
         numpy → torch on cpu: copied ...
     """
-    request = _request("explain", data, source_type, target_type, gpu_id, target, out)
-    request.copy = copy
-    request.dtype = dtype
-    request.grad = grad
-    request.device = device
+    options = dict(copy=copy, dtype=dtype, grad=grad, device=device, out=out)
+    request = _request("explain", data, source_type, target_type, gpu_id, target, options)
     return _decide(data, request).route
 
 
