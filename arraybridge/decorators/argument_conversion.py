@@ -60,7 +60,7 @@ class ArrayConverter:
         self.target = target
         self.placement = options.placement
         self.dtype = options.dtype
-        #: Never "flow", because `Flow` passes "detach" or "error" instead.
+        #: Never "flow", because `FlowingCall` passes "detach" or "error" instead.
         self.grad: Any = options.grad
         self.source = options.required_source
         self.uses_accelerator = options.uses_accelerator

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.gradient_operations import CallOperation, blame_result_of
 from arraybridge.decorators.options import DecoratorOptions
 from arraybridge.decorators.surroundings import Surroundings
-from arraybridge.decorators.wrapping import SelfArgument, kind_of_function, label_of
+from arraybridge.decorators.wrapping import kind_of_function, label_of
 from arraybridge.errors import ArrayNotSupportedError, GradientError, MemoryConversionError
 from arraybridge.interface import autodiff, registry
 from arraybridge.interface.framework import Framework, NoPlanError
@@ -36,124 +36,105 @@ from arraybridge.trees import ARRAY, fill, flatten, key_of, kind_of
 _HOLE = object()
 
 
-@dataclass(slots=True, eq=False)
-class _Argument:
-    """A value in the arguments of a call, inside or outside containers.
+class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
+    """A decorated function of one framework that other frameworks can differentiate.
 
-    Attributes:
-        value: An array or any other object. A carrier whose array is tracked is replaced by the array.
-        owner: The framework of an array; None for other values, including other carriers.
-        is_tracked: Whether a graph, tape or tracer of its framework tracks the array. False for sparse
-            arrays, which `Flow` checks separately, because gradients do not flow through them.
-        is_sparse: Whether the value is a sparse array.
+    Its results are arrays of the caller's framework.
     """
 
-    value: Any
-    owner: Framework | None
-    is_tracked: bool
-    is_sparse: bool = False
-
-    @classmethod
-    def of(cls, value: Any) -> _Argument:
-        owner = registry.find_owner(value)
-        if owner is None:
-            with suppress(NoPlanError):  # it is not a carrier
-                carried = open_by_carrier(value)
-                carrier_owner = registry.find_owner(carried)
-                if carrier_owner is not None and carrier_owner.autodiff.is_tracked(carried):
-                    value, owner = carried, carrier_owner
-        if owner is not None and owner.sparse.layout(value):
-            return cls(value, owner, is_tracked=False, is_sparse=True)
-        return cls(value, owner, owner is not None and owner.autodiff.is_tracked(value))
-
-
-class Flow(autodiff.Function):
-    """A function of one framework that other frameworks can differentiate."""
-
-    def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
-        _check(fn, options)
-        self.fn = fn
-        self.options = options
+    def prepare(self) -> None:
+        """Set the attributes that depend on the function and the options."""
+        options = self.options
+        _check(self.fn, options)
         self.name = options.framework
-        self.label = label_of(fn)
-        self.self_argument = SelfArgument.of(fn)
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
         #: Makes the calls in which no array is differentiated.
-        self.call_without_gradients = decorated_call.ConvertingCall(fn, bare)
+        self.call_without_gradients = decorated_call.ConvertingCall(self.fn, bare)
         #: Makes the calls in which only arrays of the function's own framework are differentiated.
         self.call_with_own_gradients = decorated_call.ConvertingCall(
-            fn, replace(bare, grad="error", output_type=self.name)
+            self.fn, replace(bare, grad="error", output_type=self.name)
         )
         #: Converts arrays of any framework to the framework of the function.
         self.arguments = argument_conversion.ArrayConverter(self.name, replace(bare, strict=False))
-        #: Maps call signatures and constants to the programs that the function's framework has compiled.
-        self.programs: dict[Any, Any] = {}
-        #: Maps each call signature to one flag per value: whether the value is a constant of the program.
-        self.constants: dict[Any, list[bool]] = {}
+        self.programs = {}
+        self.constants = {}
 
-    def call(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
-        """Call the function, as an operation of the framework that differentiates the arguments, if any.
+    def attempt(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
+        """Call the function once, as an operation of the framework that differentiates it, if any."""
+        if self.options.x64 is None:
+            return self._call(args, kwargs)
+        with registry.framework(self.name).runtime.x64_context(self.options.x64):
+            return self._call(args, kwargs)
 
-        The result is restored for the caller.
+    def _call(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
+        """Call the function and restore its result for the caller.
 
         Raises:
             GradientError: If arrays of several frameworks are differentiated, or sparse arrays of a framework
                 other than that of the function.
         """
-        skip = 0 if self.self_argument is None else self.self_argument.count(args)
-        values, structure = flatten([args[skip:], kwargs])
-        inputs = [_Argument.of(x) for x in values]
-        for one in inputs:
-            if one.is_sparse:
-                self._check_constant(one)
-        tracked = {one.owner.name for one in inputs if one.is_tracked and one.owner is not None}
-        if tracked <= {self.name}:
-            call = self.call_with_own_gradients if tracked else self.call_without_gradients
+        skip = self.count_own(args)
+        leaves, structure = flatten([args[skip:], kwargs])
+        values = [_open_tracked(x) for x in leaves]
+        callers = {caller.name for caller in map(self._find_caller, values) if caller is not None}
+        if callers <= {self.name}:
+            call = self.call_with_own_gradients if callers else self.call_without_gradients
             return call.restore_result(call.attempt(args, kwargs), args, kwargs)
-        if len(tracked) > 1:
-            raise self._several_callers(tracked)
-        caller = registry.framework(tracked.pop())
-        return self._call_from(caller, inputs, args[:skip], structure)
+        if len(callers) > 1:
+            raise self._several_callers(callers)
+        return self._call_from(registry.framework(callers.pop()), values, args[:skip], structure)
+
+    def _find_caller(self, x: Any) -> Framework | None:
+        """Return the framework whose graph, tape or tracer tracks ``x``; None if there is none.
+
+        Gradients do not flow through sparse arrays, which raise an error if another framework tracks them.
+        """
+        owner = registry.find_owner(x)
+        if owner is None:
+            return None
+        if owner.sparse.layout(x):
+            self._check_constant(x, owner)
+            return None
+        return owner if owner.autodiff.is_tracked(x) else None
 
     def _call_from(
-        self, caller: Framework, inputs: list[_Argument], own: argument_conversion.Args, structure: Any
+        self, caller: Framework, values: list[Any], own: argument_conversion.Args, structure: Any
     ) -> Any:
         """Call the function as an operation in the graph, tape or tracer of the caller.
 
         Args:
             caller: The framework whose arrays are differentiated.
-            inputs: The values in the arguments, with containers flattened.
+            values: The values in the arguments, with containers flattened.
             own: A sequence with ``self`` if the function is a method; otherwise an empty sequence.
             structure: The containers of the arguments, without their values.
         """
         enter = self.arguments.current()
         # All dense arrays of the caller are arguments, including integers. All other values are constants.
-        arguments = [one for one in inputs if one.owner is caller and not one.is_sparse]
-        arrays = [one.value for one in arguments]
-        active = [one.is_tracked and caller.autodiff.is_differentiable(one.value) for one in arguments]
+        are_arguments = [registry.find_owner(x) is caller and not caller.sparse.layout(x) for x in values]
+        arrays = autodiff.select(values, are_arguments)
+        active = [caller.autodiff.is_tracked(x) and caller.autodiff.is_differentiable(x) for x in arrays]
         leaves: list[autodiff.Leaf] = []
         try:
             # Raises if strict=True excludes the framework of the caller.
             find_source(arrays[0], self.options.required_source, self.name)
-            # If a conversion raises, `leaves` has only the leaves of the preceding values, so its length is
-            # the index of the value that cannot be converted.
-            leaves.extend(self._leaf(one, caller, enter) for one in inputs)
+            for x, is_argument in zip(values, are_arguments, strict=True):
+                value = None if is_argument else self._argument_value(x, enter)
+                leaves.append(autodiff.Leaf(value, is_argument=is_argument))
             differentiated = autodiff.Call(self, own, structure, leaves)
             results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()") and not error.is_in(f"{self.label}(), result"):
-                failed = len(leaves) < len(inputs)
+                # If a value could not be converted, `leaves` has only the leaves of the preceding values.
+                failed = len(leaves) < len(values)
                 error.add_call(
-                    self._describe(len(leaves), inputs, own, structure) if failed else f"{self.label}()"
+                    self._describe(len(leaves), values, own, structure) if failed else f"{self.label}()"
                 )
             raise
         return differentiated.refill(iter(results))
 
-    def _describe(
-        self, index: int, inputs: list[_Argument], own: argument_conversion.Args, structure: Any
-    ) -> str:
+    def _describe(self, index: int, values: list[Any], own: argument_conversion.Args, structure: Any) -> str:
         """Return the description of the argument that holds a value, for a message."""
-        positional, kwargs = fill(structure, (one.value for one in inputs))
+        positional, kwargs = fill(structure, iter(values))
         args = (*own, *positional)
         for place, value in enumerate((*positional, *kwargs.values()), len(own)):
             index -= len(flatten([value])[0])
@@ -161,14 +142,11 @@ class Flow(autodiff.Function):
                 return argument_conversion.describe_argument(self.fn, args, kwargs, place)
         return f"{self.label}()"
 
-    def _check_constant(self, argument: _Argument) -> None:
+    def _check_constant(self, x: Any, owner: Framework) -> None:
         """Raise `GradientError` for a sparse array that another framework differentiates."""
-        owner = argument.owner
-        if owner is None:
-            return
-        parts = owner.sparse.take_apart(argument.value)
-        arrays = (argument.value,) if parts is None else (argument.value, *parts.arrays)
-        if owner.name == self.name or not any(owner.autodiff.is_tracked(x) for x in arrays):
+        parts = owner.sparse.take_apart(x)
+        arrays = (x,) if parts is None else (x, *parts.arrays)
+        if owner.name == self.name or not any(map(owner.autodiff.is_tracked, arrays)):
             return
         raise GradientError(
             f"A sparse array of {owner.sparse.title} is differentiated. Gradients flow across frameworks only"
@@ -178,7 +156,7 @@ class Flow(autodiff.Function):
             reason="a sparse array is differentiated",
             advice=Advice(
                 "Pass its stored values, {}, and create the sparse array in the function.",
-                (owner.sparse.expressions(argument.value).values,),
+                (owner.sparse.expressions(x).values,),
             ),
             place=f"{self.label}()",
         )
@@ -195,7 +173,7 @@ class Flow(autodiff.Function):
             place=f"{self.label}()",
         )
 
-    def run(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
+    def call_with(self, call: autodiff.Call, values: list[Any]) -> list[Any]:
         """Call the function, set ``call.refill`` to rebuild its result, and return the arrays in it."""
         framework = registry.framework(self.name)
         positional, kwargs = fill(call.structure, iter(values))
@@ -237,13 +215,6 @@ class Flow(autodiff.Function):
         """Return a key for the structure of a call, which is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
-    def _leaf(
-        self, argument: _Argument, caller: Framework, enter: argument_conversion.Change
-    ) -> autodiff.Leaf:
-        if argument.owner is caller and not argument.is_sparse:
-            return autodiff.Leaf(None, is_argument=True)
-        return autodiff.Leaf(self._argument_value(argument.value, enter))
-
     def _argument_value(self, x: Any, enter: argument_conversion.Change) -> Any:
         """Return the value that the function receives for ``x``, which is not a dense array of the caller.
 
@@ -260,24 +231,15 @@ class Flow(autodiff.Function):
         return x
 
 
-class FlowingCall(decorated_call.DecoratedCall):
-    """A decorated function that other frameworks can differentiate.
-
-    Its results are arrays of the caller's framework.
-    """
-
-    __slots__ = ("flow",)
-
-    def prepare(self) -> None:
-        """Set the function that other frameworks can differentiate."""
-        self.flow = Flow(self.fn, self.options)
-
-    def attempt(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
-        """Call the function once, as an operation of the framework that differentiates it, if any."""
-        if self.options.x64 is None:
-            return self.flow.call(args, kwargs)
-        with registry.framework(self.options.framework).runtime.x64_context(self.options.x64):
-            return self.flow.call(args, kwargs)
+def _open_tracked(x: Any) -> Any:
+    """Return the array of a carrier if a graph, tape or tracer tracks the array; otherwise ``x``."""
+    if registry.find_owner(x) is None:
+        with suppress(NoPlanError):  # it is not a carrier
+            array = open_by_carrier(x)
+            owner = registry.find_owner(array)
+            if owner is not None and owner.autodiff.is_tracked(array):
+                return array
+    return x
 
 
 # -- checks of the options -----------------------------------------------------------------------------

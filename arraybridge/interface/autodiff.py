@@ -466,7 +466,7 @@ class Function(ABC):
     constants: dict[Any, list[bool]]
 
     @abstractmethod
-    def run(self, call: Call, values: list[Any]) -> list[Any]:
+    def call_with(self, call: Call, values: list[Any]) -> list[Any]:
         """Call the function.
 
         Args:
@@ -539,7 +539,7 @@ class Call:
         """Run the function with ``arrays`` as its array arguments, and return the arrays of its result."""
         following = iter(arrays)
         values = [next(following) if leaf.is_argument else leaf.value for leaf in self.leaves]
-        return self.function.run(self, values)
+        return self.function.call_with(self, values)
 
 
 # -- lists ---------------------------------------------------------------------------------------------
