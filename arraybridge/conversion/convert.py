@@ -255,7 +255,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
                 return plan(data) if out is None else plan(data, out)
             except NoPlanError:
                 pass
-    options = dict(copy=copy, dtype=dtype, grad=grad, device=device, out=out)
+    options = {"copy": copy, "dtype": dtype, "grad": grad, "device": device, "out": out}
     request = _request("convert_memory", data, source_type, target_type, gpu_id, target, options)
     return _decide_and_convert(data, request, signature, active_logs)
 
@@ -391,7 +391,7 @@ def explain(  # noqa: D417  # as for convert_memory
         >>> print(explain(np.zeros(4)[::-1], "torch"))  # doctest: +ELLIPSIS
         numpy → torch on cpu: copied ...
     """
-    options = dict(copy=copy, dtype=dtype, grad=grad, device=device, out=out)
+    options = {"copy": copy, "dtype": dtype, "grad": grad, "device": device, "out": out}
     request = _request("explain", data, source_type, target_type, gpu_id, target, options)
     return _decide(data, request).route
 

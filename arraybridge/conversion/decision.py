@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -225,6 +225,7 @@ _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint"
 # -- the choice of a route ---------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Choice:
     """One conversion, and the methods that choose its route: `in_place` or `elsewhere`.
 
@@ -239,33 +240,18 @@ class Choice:
         copy_reason: The reason why the values cannot be read without a copy, or None.
     """
 
-    __slots__ = (
-        *("request", "source", "target", "array", "source_device", "device", "cast"),
-        *("original", "prepare", "is_replica", "nbytes", "copy_reason"),
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        source: Framework,
-        target: Framework,
-        array: Any,
-        source_device: Device,
-        device: Device,
-        cast: str | None,
-    ) -> None:
-        self.request = request
-        self.source = source
-        self.target = target
-        self.array = array
-        self.source_device = source_device
-        self.device = device
-        self.cast = cast
-        self.original: Any = None
-        self.prepare: Callable[[Any], Any] = identity
-        self.is_replica = False
-        self.nbytes = 0
-        self.copy_reason: Cause | None = None
+    request: Request
+    source: Framework
+    target: Framework
+    array: Any
+    source_device: Device
+    device: Device
+    cast: str | None
+    original: Any = None
+    prepare: Callable[[Any], Any] = identity
+    is_replica: bool = False
+    nbytes: int = 0
+    copy_reason: Cause | None = None
 
     def in_place(self, *, is_import: bool) -> Decision:
         """Return the decision for an array that is already in the target framework and on its device."""

@@ -12,8 +12,8 @@ The values are copied in one of these ways:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -176,17 +176,10 @@ class _Writing:
 
     def decide(self) -> Decision:
         """Return the decision."""
-        choice = self.choice
-        data = choice.array
-        choice.inspect()
-        with self._isolate():
-            return self._decide_for(data)
-
-    @contextmanager
-    def _isolate(self) -> Iterator[None]:
-        """Suspend the caller's modes and transforms, because ``out`` outlives them."""
+        data = self.choice.array
+        self.choice.inspect()
         with self.source.runtime.isolate(), self.target.runtime.isolate():
-            yield
+            return self._decide_for(data)
 
     def _decide_for(self, data: Any) -> Decision:
         """Return the decision. ``data`` is the array before `Choice.inspect`, which may replace it."""
@@ -211,7 +204,8 @@ class _Writing:
             write = _prepare_first(choice.prepare, write)
 
         def run(x: Any) -> Any:
-            with self._isolate():
+            # Even within one framework, no mode or transform applies, because ``out`` outlives them.
+            with self.source.runtime.isolate(), self.target.runtime.isolate():
                 write(x, out)
             return out
 
