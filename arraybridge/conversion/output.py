@@ -12,6 +12,7 @@ The values are copied in one of these ways:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
@@ -103,10 +104,13 @@ def _check_output(target: Framework, out: Any) -> None:
 
 def _itemsize(framework: Framework, x: Any) -> int:
     """Return the size of an element in bytes; 1 for an array without elements."""
-    size = 1
-    for extent in framework.shape(x):
-        size *= extent
+    size = math.prod(framework.shape(x))
     return framework.nbytes(x) // size if size else 1
+
+
+def _is_contiguous(framework: Framework, x: Any) -> bool:
+    """Return whether an array is C-contiguous."""
+    return is_c_contiguous(framework.shape(x), framework.interchange.strides(x), _itemsize(framework, x))
 
 
 def _check_options(target: Framework, request: Request) -> None:
@@ -282,12 +286,9 @@ class _Writing:
         """
         if self.source_device == self.device:
             return 1
-        array = self.choice.array
-        framework = self.source
-        strides = framework.interchange.strides(array)
-        is_plain = not self.is_cast and self._is_contiguous()
-        is_plain = is_plain and is_c_contiguous(framework.shape(array), strides, _itemsize(framework, array))
-        is_peer = framework.interchange.dlpack_device is not None or "cpu" in (
+        is_plain = not self.is_cast and _is_contiguous(self.target, self.out)
+        is_plain = is_plain and _is_contiguous(self.source, self.choice.array)
+        is_peer = self.source.interchange.dlpack_device is not None or "cpu" in (
             self.source_device.kind,
             self.device.kind,
         )
@@ -322,14 +323,8 @@ class _Writing:
         is_direct = target.devices.has_only_host or not target.cannot_view(memory)
         if self.device.kind != "cpu":
             # Transfers need contiguous memory on both sides.
-            is_direct = not self.is_cast and memory.flags.c_contiguous and self._is_contiguous()
+            is_direct = not self.is_cast and memory.flags.c_contiguous and _is_contiguous(target, self.out)
         return self._write_result(view), 1 if is_direct else 2
-
-    def _is_contiguous(self) -> bool:
-        """Return whether ``out`` is C-contiguous."""
-        target = self.target
-        shape = target.shape(self.out)
-        return is_c_contiguous(shape, target.interchange.strides(self.out), _itemsize(target, self.out))
 
     def _into_host_memory(self) -> tuple[Write, int]:
         """Return the function by which the source writes to host memory, and the number of copies."""

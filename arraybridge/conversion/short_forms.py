@@ -64,16 +64,15 @@ Raises:
 """
 
 
-def _complete_docstring(fn: F) -> F:
-    """Insert the text that is the same for each function before the example in its docstring."""
+def _short_form(fn: F) -> F:
+    """Exempt ``fn`` from compilers, and insert the common text before the example in its docstring."""
     if fn.__doc__ is not None:  # None if Python runs with -OO
         description, example = inspect.cleandoc(fn.__doc__).split("\n\nExample:")
         fn.__doc__ = f"{description}\n\n{_COMMON_TEXT}\nExample:{example}\n"
-    return fn
+    return exempt(fn)
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:
     """Convert an array to a NumPy array; the same as ``convert_memory(x, "numpy", gpu_id, ...)``.
 
@@ -91,8 +90,7 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
         pass  # it costs nothing, and keeps torch.compile from inspecting the array; see `run_eagerly`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.ndarray:
     """Convert an array to a CuPy array; the same as ``convert_memory(x, "cupy", gpu_id, ...)``.
 
@@ -109,8 +107,7 @@ def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.nd
         pass  # see `to_numpy`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.Tensor:
     """Convert an array to a PyTorch tensor; the same as ``convert_memory(x, "torch", gpu_id, ...)``.
 
@@ -128,8 +125,7 @@ def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.
         pass  # see `to_numpy`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Array:
     """Convert an array to a JAX array; the same as ``convert_memory(x, "jax", gpu_id, ...)``.
 
@@ -147,8 +143,7 @@ def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Arra
         pass  # see `to_numpy`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> tensorflow.Tensor:
     """Convert an array to a TensorFlow tensor; the same as ``convert_memory(x, "tensorflow", gpu_id, ...)``.
 
@@ -163,8 +158,7 @@ def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> t
         pass  # see `to_numpy`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """Convert an array to a pyclesperanto image, as ``convert_memory(x, "pyclesperanto", gpu_id, ...)``.
 
@@ -181,8 +175,7 @@ def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -
         pass  # see `to_numpy`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """Convert an array to an MLX array; the same as ``convert_memory(x, "mlx", gpu_id, ...)``.
 
@@ -197,8 +190,7 @@ def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
         pass  # see `to_numpy`
 
 
-@exempt
-@_complete_docstring
+@_short_form
 def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """Convert an array to a PaddlePaddle tensor; the same as ``convert_memory(x, "paddle", gpu_id, ...)``.
 

@@ -43,24 +43,21 @@ def graph_required_error(source: Framework, target: Framework, *, is_sparse: boo
     )
 
 
-_COPY_ADVICE: dict[Reason, str] = dict.fromkeys(
-    (Reason.MISALIGNED, Reason.MISALIGNED_ELEMENTS),
-    "Pass copy=None to allow the copy, or create the array with aligned(shape, dtype).",
-)
-
-
 def copy_required_error(
     source: Framework, target: Framework, device: Device, method: Method, cause: Cause
 ) -> CopyRequiredError:
     """Return the error for ``copy=False`` if a copy is necessary."""
     reason = cause.text
+    advice = "Pass copy=None to allow the copy"
+    if cause.code in (Reason.MISALIGNED, Reason.MISALIGNED_ELEMENTS):
+        advice += ", or create the array with aligned(shape, dtype)"
     return CopyRequiredError(
         f"copy=False was passed, but {source.name} → {target.name} on {device} must copy this array,"
         f" because {reason}.",
         method=method,
         reason=reason,
         code=cause.code,
-        advice=_COPY_ADVICE.get(cause.code, "Pass copy=None to allow the copy."),
+        advice=f"{advice}.",
     )
 
 

@@ -125,15 +125,12 @@ class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
         except MemoryConversionError as error:
             if not error.is_in(f"{self.label}()") and not error.is_in(f"{self.label}(), result"):
                 # If a value could not be converted, `leaves` has only the leaves of the preceding values.
-                failed = len(leaves) < len(values)
-                error.add_call(
-                    self._describe(len(leaves), values, own, structure) if failed else f"{self.label}()"
-                )
+                error.add_call(self._describe(len(leaves), values, own, structure))
             raise
         return differentiated.refill(iter(results))
 
     def _describe(self, index: int, values: list[Any], own: argument_conversion.Args, structure: Any) -> str:
-        """Return the description of the argument that holds a value, for a message."""
+        """Return the description of the argument that holds a value, or else of the call, for a message."""
         positional, kwargs = fill(structure, iter(values))
         args = (*own, *positional)
         for place, value in enumerate((*positional, *kwargs.values()), len(own)):
