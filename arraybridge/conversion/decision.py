@@ -74,8 +74,10 @@ def decide(data: Any, request: Request) -> Decision:
         if owner is None and request.copy is False:
             check_readable_without_copy(data, target.name)
         source, array = find_requested_source(data, request, target)
+    # An array that was imported from another library, and is not the array of a carrier.
+    is_import = array is not data and carrier_of(data) is None
     try:
-        return _decide_for(source, array, target, request, is_import=_is_import(data, array))
+        return _decide_for(source, array, target, request, is_import=is_import)
     except MemoryConversionError as error:
         if error.expressions:
             if array is not data:
@@ -85,11 +87,6 @@ def decide(data: Any, request: Request) -> Decision:
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
-
-
-def _is_import(data: Any, array: Any) -> bool:
-    """Return whether an array was imported from another library, and is not the array of a carrier."""
-    return array is not data and carrier_of(data) is None
 
 
 def find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:
@@ -153,7 +150,9 @@ def _decide_for(
     """
     source_device = source.devices.device_of(array)
     device = target_device(source, target, source_device, request.gpu_id, request.device)
-    cast = None if request.dtype is None else _find_cast(request.dtype, source, array)
+    cast = None if request.dtype is None else dtype_name(request.dtype)
+    if cast is not None and cast == source.dtype_name(array):
+        cast = None
     # `is` is true for most calls, and is faster than `==`.
     stays = source is target and (source_device is device or source_device == device)
     if stays and (request.device is not None or request.gpu_id is not None):
@@ -173,12 +172,6 @@ def _decide_for(
         if is_oom(error, source, target):
             raise
         raise conversion_error(source, target, "", error) from error
-
-
-def _find_cast(dtype: Any, source: Framework, array: Any) -> str | None:
-    """Return the name of the requested dtype; None if the array already has it."""
-    name = dtype_name(dtype)
-    return None if name == source.dtype_name(array) else name
 
 
 def _request_for_parts(request: Request, device: Device) -> Request:

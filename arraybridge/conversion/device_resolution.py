@@ -60,13 +60,11 @@ class Placement(NamedTuple):  # a dataclass would account for 3 % of the package
         name = self.framework or "the faster of cpu and gpu"
         if self.device is not None:
             return f"{name} on {self.device}"
+        if self.gpu_id == "auto":
+            return f"{name} on the gpu with the most free memory"
         if self.gpu_id is not None:
-            return f"{name} on {_text_of_gpu(self.gpu_id)}"
+            return f"{name} on gpu:{self.gpu_id}"
         return f"{name}, on the device of its input" if self.framework else name
-
-
-def _text_of_gpu(gpu_id: int | str) -> str:
-    return "the gpu with the most free memory" if gpu_id == "auto" else f"gpu:{gpu_id}"
 
 
 def resolve_device(

@@ -150,11 +150,10 @@ def decide_output(data: Any, request: Request) -> Decision:
     _check_options(target, request)
     _check_output(target, request.out)
     source, array = find_requested_source(data, request, target)
-    if source.sparse.layout(array):
-        raise _mismatch_error(source, target, f"a sparse {source.name} array", "not sparse")
-    writing = _Writing(source, array, target, request)
     try:
-        return writing.decide()
+        if source.sparse.layout(array):
+            raise _mismatch_error(f"a sparse {source.name} array", "not sparse")
+        return _Writing(source, array, target, request).decide()
     except MemoryConversionError as error:
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
@@ -223,16 +222,14 @@ class _Writing:
         shape = source.shape(array)
         expected = target.shape(self.out)
         if shape != expected:
-            raise _mismatch_error(
-                source, target, f"an array of shape {shape}", f"an array of shape {expected}"
-            )
+            raise _mismatch_error(f"an array of shape {shape}", f"an array of shape {expected}")
         dtype = source.dtype_name(array)
         new = target.dtype_name(self.out)
         if dtype == new:
             return
         if self.request.dtype is None:
             advice = f"Pass dtype={new!r} to cast the values."
-            raise _mismatch_error(source, target, f"a {dtype} array", f"of dtype {new}", advice)
+            raise _mismatch_error(f"a {dtype} array", f"of dtype {new}", advice)
         if not self._needs_cast_by_numpy():
             target.interchange.check_cast(dtype, new)
         self.is_cast = True
@@ -383,14 +380,10 @@ def _skip(x: Any, out: Any) -> None:
     """Do nothing, because the array is ``out`` itself."""
 
 
-def _mismatch_error(
-    source: Framework, target: Framework, array: str, expected: str, advice: str = ""
-) -> ArrayNotSupportedError:
+def _mismatch_error(array: str, expected: str, advice: str = "") -> ArrayNotSupportedError:
     """Return the error for an array that differs from ``out`` in layout, shape or dtype."""
     return ArrayNotSupportedError(
         f"Cannot write {array} to out, which is {expected}.",
-        source_type=source.name,
-        target_type=target.name,
         reason=f"out is {expected}",
         advice=advice or "Pass an array like out, or omit out.",
     )
