@@ -76,19 +76,11 @@ class CallOperation(autodiff.Operation):
             self._copy_shared(results, spans + [callee.span(x) for x, _ in self.versions])
         return results, linear
 
-    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
-        """Return the results as NumPy arrays, for a callback from a compiled program of another framework.
+    def on_host(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the results as NumPy arrays, for a callback from a compiled program of another framework."""
+        return list(self._run_under_settings(self._host_results, arrays))
 
-        ``states`` contains the random state before the first run. It is empty for the first run, and for
-        functions that draw no random numbers.
-        """
-        operation = self
-        for state in states:
-            operation = operation.copy_with_state(state)
-        return list(operation.run_under_settings(operation.host_results, arrays))
-
-    def host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the results of the function as host arrays."""
+    def _host_results(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._check_unmodified()
         # No copy of read-only arrays is needed, because writing to an argument raises an error.
         entered = self._to_callee([read_only_memory.writable_alias(x) for x in arrays])
@@ -165,7 +157,7 @@ class CallOperation(autodiff.Operation):
 
     # -- conversion between caller and callee --------------------------------------------------------
 
-    def run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
+    def _run_under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call a function, possibly in another thread, under the settings of the forward pass."""
         context = self.context.copy()
         if trace_log.open_logs:  # a trace around the backward pass records the call
@@ -257,7 +249,7 @@ class Pullback(CallOperation):
     def linearize(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
         """Return the gradients and None, because their derivative is not captured."""
         # Second derivatives are rare. The pullback runs again to compute them.
-        return list(self.run_under_settings(self._values, arrays)), None
+        return list(self._run_under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
         examples = select(arrays, self.forward.active)

@@ -161,13 +161,11 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
+    def on_host(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run the operation on NumPy arrays, in a callback from a compiled program of the caller's framework.
 
         Args:
             arrays: The arguments.
-            states: A list that contains the random state before the first run. It is empty for the first run,
-                and for functions that draw no random numbers.
 
         Returns:
             The results.
@@ -467,26 +465,11 @@ class Function(ABC):
 
     @abstractmethod
     def call_with(self, call: Call, values: list[Any]) -> list[Any]:
-        """Call the function.
-
-        Args:
-            call: The call.
-            values: One value per leaf.
-
-        Returns:
-            The arrays of the result.
-        """
+        """Call the function with one value per leaf of the call, and return the arrays of the result."""
 
     @abstractmethod
     def key(self, call: Call) -> Any:
-        """Return a key for the structure of a call.
-
-        Args:
-            call: The call.
-
-        Returns:
-            The key. It is hashable if all values in the structure are.
-        """
+        """Return a key for the structure of a call, which is hashable if the values in the structure are."""
 
 
 class Leaf:

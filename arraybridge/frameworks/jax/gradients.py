@@ -299,9 +299,12 @@ def _apply(
     """
     if _are_traced(arrays):
         return _call_back(operation, needs_state, states, arrays)
-    for state in states:
-        operation = operation.copy_with_state(np.array(state))
-    return operation.linearize(list(map(_array, arrays)))[0], states
+    return _with_state(operation, states).linearize(list(map(_array, arrays)))[0], states
+
+
+def _with_state(operation: autodiff.Operation, states: list[Any]) -> autodiff.Operation:
+    """Return an operation with the random state before its first run, if ``states`` contains it."""
+    return operation.copy_with_state(np.array(states[0])) if states else operation
 
 
 def _forward(
@@ -375,7 +378,7 @@ def _call_back(
     # (jax-ml/jax#24255).
     def on_host(states: list[Any], *values: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         before = [operation.random_state()] if needs_state else []
-        return operation.on_host([np.asarray(x) for x in values], list(map(np.array, states))), before
+        return _with_state(operation, states).on_host([np.asarray(x) for x in values]), before
 
     results, before = jax.pure_callback(on_host, (expected, first), states, *arrays, vmap_method="sequential")
     return results, before if needs_state else states
