@@ -153,42 +153,36 @@ def decide_output(data: Any, request: Request) -> Decision:
     try:
         if source.sparse.layout(array):
             raise _mismatch_error(f"a sparse {source.name} array", "not sparse")
-        return _Writing(source, array, target, request).decide()
+        source_device = source.devices.device_of(array)
+        device = target.devices.device_of(request.out)
+        return _Writing(request, source, target, array, source_device, device, cast=None).decide()
     except MemoryConversionError as error:
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
 
 
-class _Writing:
-    """One array that is written to ``out``, and the methods that choose how.
+class _Writing(Choice):
+    """One array that is written to ``out``, and the methods that choose how."""
 
-    Attributes:
-        is_cast: Whether the dtypes differ, and the call asks for a cast.
-    """
+    __slots__ = ()
 
-    def __init__(self, source: Framework, array: Any, target: Framework, request: Request) -> None:
-        self.source = source
-        self.target = target
-        self.request = request
-        self.out = request.out
-        self.is_cast = False
-        self.source_device = source.devices.device_of(array)
-        self.device = target.devices.device_of(self.out)
-        self.choice = Choice(request, source, target, array, self.source_device, self.device, None)
+    @property
+    def out(self) -> Any:
+        """The array to which the values are written."""
+        return self.request.out
 
     def decide(self) -> Decision:
         """Return the decision."""
-        data = self.choice.array
-        self.choice.inspect()
+        data = self.array
+        self.inspect()
         with self.source.runtime.isolate(), self.target.runtime.isolate():
             return self._decide_for(data)
 
     def _decide_for(self, data: Any) -> Decision:
         """Return the decision. ``data`` is the array before `Choice.inspect`, which may replace it."""
-        choice = self.choice
-        if self.source.autodiff.requires_grad(choice.array):
-            choice.detach()
+        if self.source.autodiff.requires_grad(self.array):
+            self.detach()
         self._compare()
         out = self.out
         write, copies = (_skip, 0) if data is out else self._choose()
@@ -200,11 +194,11 @@ class _Writing:
             self.device,
             shares_memory=not copies,
             copies=copies,
-            nbytes=choice.nbytes,
+            nbytes=self.nbytes,
             cause=_INTO_OUTPUT if copies else SAME_OBJECT,
         )
-        if choice.prepare is not identity:
-            write = _prepare_first(choice.prepare, write)
+        if self.prepare is not identity:
+            write = _prepare_first(self.prepare, write)
 
         def run(x: Any) -> Any:
             # Even within one framework, no mode or transform applies, because ``out`` outlives them.
@@ -218,7 +212,7 @@ class _Writing:
         """Raise if the shape of the array, or its dtype without a cast, differs from that of ``out``."""
         source = self.source
         target = self.target
-        array = self.choice.array
+        array = self.array
         shape = source.shape(array)
         expected = target.shape(self.out)
         if shape != expected:
@@ -230,15 +224,15 @@ class _Writing:
         if self.request.dtype is None:
             advice = f"Pass dtype={new!r} to cast the values."
             raise _mismatch_error(f"a {dtype} array", f"of dtype {new}", advice)
-        if not self._needs_cast_by_numpy():
+        if not self._casts_on_host(dtype):
             target.interchange.check_cast(dtype, new)
-        self.is_cast = True
+        self.cast = new
 
     def _choose(self) -> tuple[Write, int]:
         """Return the function that writes the values, and how often it copies them."""
         target = self.target
-        if self._needs_cast_by_numpy():
-            return self._make_cast_by_numpy()
+        if self.cast is not None and self._casts_on_host(self.source.dtype_name(self.array)):
+            return self._make_cast_by_numpy(self.cast)
         if self._prefers_numpy():
             return self._make_copy_by_numpy()
         if self.source is target:
@@ -249,7 +243,7 @@ class _Writing:
             return self._into_host_memory()
         if self.source_device == self.device and shares_gpus(self.source, target):
             return self._between_frameworks()
-        return self._through_host()
+        return self._write_through_host()
 
     def _prefers_numpy(self) -> bool:
         """Return whether NumPy copies the values, because the target would not be faster or cannot view them.
@@ -258,11 +252,11 @@ class _Writing:
         OpenMP threads (2.13), which other work may delay.
         """
         target = self.target
-        if self.is_cast or self.device.kind != "cpu" or not self._is_readable():
+        if self.cast is not None or self.device.kind != "cpu" or not self._is_readable():
             return False
         if target.interchange.copy_reason(self.out):
             return False
-        memory = self.source.host_view(self.choice.array)
+        memory = self.source.host_view(self.array)
         return bool(memory.flags.c_contiguous or target.cannot_view(memory))
 
     def _make_copy_by_numpy(self) -> tuple[Write, int]:
@@ -283,8 +277,8 @@ class _Writing:
         """
         if self.source_device == self.device:
             return 1
-        is_plain = not self.is_cast and _is_contiguous(self.target, self.out)
-        is_plain = is_plain and _is_contiguous(self.source, self.choice.array)
+        is_plain = self.cast is None and _is_contiguous(self.target, self.out)
+        is_plain = is_plain and _is_contiguous(self.source, self.array)
         is_peer = self.source.interchange.dlpack_device is not None or "cpu" in (
             self.source_device.kind,
             self.device.kind,
@@ -293,17 +287,11 @@ class _Writing:
 
     def _is_readable(self) -> bool:
         """Return whether the values can be read in place from host memory."""
-        return self.source_device.kind == "cpu" and not self.choice.copy_reason
+        return self.source_device.kind == "cpu" and not self.copy_reason
 
-    def _needs_cast_by_numpy(self) -> bool:
-        """Return whether NumPy has to cast, because the target lacks the dtype of the array."""
-        dtypes = self.target.dtypes
-        return dtypes is not None and self.source.dtype_name(self.choice.array) not in dtypes
-
-    def _make_cast_by_numpy(self) -> tuple[Write, int]:
+    def _make_cast_by_numpy(self, dtype: str) -> tuple[Write, int]:
         """Return the function that writes values that NumPy casts first."""
-        dtype = self.target.dtype_name(self.out)
-        registry.framework("numpy").interchange.check_cast(self.source.dtype_name(self.choice.array), dtype)
+        registry.framework("numpy").interchange.check_cast(self.source.dtype_name(self.array), dtype)
         read = self.source.host_view if self._is_readable() else self.source.to_host
         copies = 2 if self._is_readable() else 3
 
@@ -316,21 +304,21 @@ class _Writing:
         """Return the function that writes values from host memory, which the target reads."""
         target = self.target
         view = self.source.host_view
-        memory = view(self.choice.array)
+        memory = view(self.array)
         is_direct = target.devices.has_only_host or not target.cannot_view(memory)
         if self.device.kind != "cpu":
             # Transfers need contiguous memory on both sides.
-            is_direct = not self.is_cast and memory.flags.c_contiguous and _is_contiguous(target, self.out)
+            is_direct = self.cast is None and memory.flags.c_contiguous and _is_contiguous(target, self.out)
         return self._write_result(view), 1 if is_direct else 2
 
     def _into_host_memory(self) -> tuple[Write, int]:
         """Return the function by which the source writes to host memory, and the number of copies."""
         target = self.target
         interchange = self.source.interchange
-        is_plain = not self.is_cast and not target.interchange.copy_reason(self.out)
-        array = self.choice.array
+        is_plain = self.cast is None and not target.interchange.copy_reason(self.out)
+        array = self.array
         if not is_plain or not interchange.can_read_into(array, target.host_view(self.out)):
-            return self._through_host()
+            return self._write_through_host()
 
         def write(x: Any, out: Any) -> None:
             target.interchange.fill(out, partial(interchange.read_into, x))
@@ -342,18 +330,18 @@ class _Writing:
         source = self.source
         target = self.target
         device = self.source_device
-        array = self.choice.array
+        array = self.array
         strides = source.interchange.strides(array)
         cannot = target.interchange.cannot_stride(source.shape(array), strides, _itemsize(source, array))
-        if self.choice.copy_reason or cannot:
-            return self._through_host()
+        if self.copy_reason or cannot:
+            return self._write_through_host()
 
         def import_array(x: Any) -> Any:
             return target.interchange.import_from(x, source, device)
 
         return self._write_result(import_array), 1
 
-    def _through_host(self) -> tuple[Write, int]:
+    def _write_through_host(self) -> tuple[Write, int]:
         """Return the function that writes values through a copy in host memory."""
         return self._write_result(self.source.to_host), 2
 
