@@ -265,7 +265,7 @@ class Choice:
 
     def _share_import(self) -> Decision:
         """Return the decision for the accelerator memory of another library, which is already imported."""
-        cause = self._read_only_cause()
+        cause = self._write_cause(len(self.source.shape(self.array)), None)
         if cause:
             return self._decision(copy_method(self.device), 1, cause, self.source.copy)
         cause = Cause(Reason.SHARED_DEVICE_MEMORY, device=str(self.device))
@@ -408,39 +408,38 @@ class Choice:
         if self.request.copy:
             return COPY_REQUESTED
         cause = self.target.cannot_view(memory)
-        return as_cause(cause) if cause else self._write_cause(memory)
+        return as_cause(cause) if cause else self._write_cause(memory.ndim, memory)
 
-    def _write_cause(self, memory: np.ndarray) -> Cause | None:
-        """Return why the target, which could write to this memory, should not share it, or None if it may."""
+    def _write_cause(self, rank: int, memory: np.ndarray | None) -> Cause | None:
+        """Return why the target, which could write to this memory, should not share it, or None if it may.
+
+        ``memory`` is a view of memory on the host; None on an accelerator.
+        """
         source = self.source
         target = self.target
         if not target.mutable or target.respects_read_only:
             return None
         if self.is_replica:
-            return self._replica_cause()
-        if self.request.copy is False:
+            return Cause(Reason.REPLICATED, framework=target.name)
+        if self.request.copy is not None:
             return None  # copy=False also shares memory that must not be written to
-        if not source.mutable and memory.ndim == 0:
-            return self._scalar_cause()
-        is_read_only = not memory.flags.writeable
-        if not source.mutable:  # NumPy's view of an immutable array is always read-only
+        if rank == 0 and not source.mutable:
+            # tf.constant(2.0) is cached (tensorflow/tensorflow#109357): a write through PyTorch would change
+            # every later constant.
+            return Cause(Reason.CACHED_SCALAR, source=source.name, framework=target.name)
+        if memory is None:
+            is_read_only = bool(read_only_memory.exported_ranges) and read_only_memory.is_shared_read_only(
+                source.interchange.address(self.array)
+            )
+        elif source.mutable:
+            is_read_only = not memory.flags.writeable
+        else:  # NumPy's view of an immutable array is always read-only
             is_read_only = read_only_memory.is_shared_read_only(buffers.address(memory))
-        if is_read_only:
-            # The target has no read-only arrays, and a write to a read-only page crashes the process.
-            code = Reason.READ_ONLY_FILE_MAP if file_maps.is_read_only_map(memory) else Reason.READ_ONLY
-            return Cause(code, framework=target.name)
-        return None
-
-    def _replica_cause(self) -> Cause | None:
-        """Return why the target must not share one of several replicas, or None if it can share it."""
-        if not self.is_replica or not self.target.mutable or self.target.respects_read_only:
+        if not is_read_only:
             return None
-        return Cause(Reason.REPLICATED, framework=self.target.name)
-
-    def _scalar_cause(self) -> Cause:
-        # tf.constant(2.0) is cached (tensorflow/tensorflow#109357): a write through PyTorch would change
-        # every later constant.
-        return Cause(Reason.CACHED_SCALAR, source=self.source.name, framework=self.target.name)
+        # The target has no read-only arrays, and a write to a read-only page crashes the process.
+        is_file_map = memory is not None and file_maps.is_read_only_map(memory)
+        return Cause(Reason.READ_ONLY_FILE_MAP if is_file_map else Reason.READ_ONLY, framework=target.name)
 
     def _through_host(self) -> Decision:
         """Return the decision for a conversion through host memory."""
@@ -512,27 +511,12 @@ class Choice:
 
     def _gpu_copy_reason(self, shape: tuple[int, ...]) -> Cause | None:
         """Return why the target cannot or should not share the array's GPU memory, or None if it can."""
-        source = self.source
-        target = self.target
         # If there is also a cast or a move to another device, that is the reason for the copy.
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return COPY_REQUESTED
         if self.copy_reason:
             return self.copy_reason
-        if cause := self._replica_cause() or self._read_only_cause():
-            return cause
-        if not shape and target.mutable and not source.mutable and self.request.copy is None:
-            return self._scalar_cause()
-        return self._stride_cause(shape)
-
-    def _read_only_cause(self) -> Cause | None:
-        """Return why the target should not share read-only memory of an accelerator, or None if it may."""
-        target = self.target
-        if not read_only_memory.exported_ranges or not target.mutable or self.request.copy is False:
-            return None
-        if read_only_memory.is_shared_read_only(self.source.interchange.address(self.array)):
-            return Cause(Reason.READ_ONLY, framework=target.name)
-        return None
+        return self._write_cause(len(shape), None) or self._stride_cause(shape)
 
     def _stride_cause(self, shape: tuple[int, ...]) -> Cause | None:
         """Return why the target cannot share GPU memory with this layout, or None if it can."""
