@@ -20,10 +20,9 @@ from arraybridge.conversion.fitting_advice import advise_parts, advise_reshape, 
 from arraybridge.conversion.request import Decision, Request, check_options, dtype_name
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.conversion.typed_errors import (
-    conversion_error,
     copy_required_error,
     graph_required_error,
-    is_oom,
+    raise_conversion_error,
 )
 from arraybridge.device import Device
 from arraybridge.errors import (
@@ -166,12 +165,8 @@ def _decide_for(
     choice = Choice(request, source, target, array, source_device, device, cast)
     try:
         return choice.in_place(is_import=is_import) if stays else choice.elsewhere()
-    except MemoryConversionError:
-        raise
     except native_errors(source, target) as error:
-        if is_oom(error, source, target):
-            raise
-        raise conversion_error(source, target, "", error) from error
+        raise_conversion_error(source, target, "", error)
 
 
 def _request_for_parts(request: Request, device: Device) -> Request:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion.device_resolution import check_placement
-from arraybridge.conversion.typed_errors import conversion_error, is_oom
+from arraybridge.conversion.typed_errors import raise_conversion_error
 from arraybridge.device import DeviceLike
-from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError, nearest
+from arraybridge.errors import DtypeNotSupportedError, nearest
 from arraybridge.formatting import either, one_of
 from arraybridge.host import dtype_names
 from arraybridge.interface import registry
@@ -67,12 +67,8 @@ class Decision:
         try:
             with isolate(self.source, self.target):
                 return self.convert(self.data)
-        except MemoryConversionError:
-            raise
         except self.native_errors as error:
-            if is_oom(error, self.source, self.target):
-                raise
-            raise conversion_error(self.source, self.target, self.route.method, error) from error
+            raise_conversion_error(self.source, self.target, self.route.method, error)
 
 
 def check_options(request: Request) -> Request:

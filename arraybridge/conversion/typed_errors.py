@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
 from arraybridge.device import Device
 from arraybridge.errors import CopyRequiredError, GradientError, MemoryConversionError, error_text
@@ -23,7 +24,7 @@ _FORKED_GPU = re.compile(
     r"CUDA in forked subprocess|cudaErrorInitializationError|CUDA_ERROR_NOT_INITIALIZED|initialization error"
 )
 
-__all__ = ["conversion_error", "copy_required_error", "graph_required_error", "is_oom"]
+__all__ = ["copy_required_error", "graph_required_error", "raise_conversion_error"]
 
 
 def graph_required_error(source: Framework, target: Framework, *, is_sparse: bool = False) -> GradientError:
@@ -61,15 +62,14 @@ def copy_required_error(
     )
 
 
-def is_oom(error: Exception, source: Framework, target: Framework) -> bool:
-    """Return whether an exception is an out-of-memory error of one of the frameworks."""
-    return source.memory.is_oom(error) or target.memory.is_oom(error)
+def raise_conversion_error(source: Framework, target: Framework, method: str, error: Exception) -> NoReturn:
+    """Raise an error of this package that describes an exception raised by a framework.
 
-
-def conversion_error(
-    source: Framework, target: Framework, method: str, error: Exception
-) -> MemoryConversionError:
-    """Return an arraybridge error that describes an exception raised by a framework."""
+    Errors of this package and out-of-memory errors are raised unchanged.
+    """
+    is_typed = isinstance(error, MemoryConversionError)
+    if is_typed or source.memory.is_oom(error) or target.memory.is_oom(error):
+        raise error
     reason = error_text(error)
     how = f" with method {method!r}" if method else ""
     advice = "Convert the array to NumPy first to find out which framework raises the error."
@@ -83,11 +83,11 @@ def conversion_error(
             "CUDA cannot be used in a process that was forked after CUDA had started. Start the process with"
             ' multiprocessing.get_context("spawn").'
         )
-    return MemoryConversionError(
+    raise MemoryConversionError(
         f"{source.name} → {target.name} failed{how} ({reason}).",
         source_type=source.name,
         target_type=target.name,
         method=method,
         reason=reason,
         advice=advice,
-    )
+    ) from error
