@@ -230,7 +230,9 @@ def to_cpu(x: T, *, copy: bool | None = None, out: Any = None) -> T:
         tensor([1., 1.])
     """
     check_options(Request("numpy", copy=copy))
-    source = registry.framework(detect_memory_type(x))
+    source = registry.find_owner(x)
+    if source is None:  # a carrier, or an array of another library
+        source = registry.framework(detect_memory_type(x))
     if not source.has_host:
         raise DeviceNotFoundError(
             f"{source.name} has no host arrays.",

@@ -19,7 +19,8 @@ from arraybridge.advice import Advice
 from arraybridge.carriers.sources import is_array, open_by_carrier
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decision import find_source
-from arraybridge.decorators import argument_conversion, decorated_call
+from arraybridge.decorators.argument_conversion import Args, ArrayConverter, Change, Kwargs, describe_argument
+from arraybridge.decorators.decorated_call import ConvertingCall, DecoratedCall
 from arraybridge.decorators.dtype_conversion import DtypeConversion
 from arraybridge.decorators.gradient_operations import CallOperation, blame_result_of
 from arraybridge.decorators.options import DecoratorOptions
@@ -36,7 +37,7 @@ from arraybridge.trees import ARRAY, fill, flatten, key_of, kind_of
 _HOLE = object()
 
 
-class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
+class FlowingCall(DecoratedCall, autodiff.Function):
     """A decorated function of one framework that other frameworks can differentiate.
 
     Its results are arrays of the caller's framework.
@@ -49,24 +50,24 @@ class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
         self.name = options.framework
         bare = replace(options, oom_recovery=False, contract=None, grad="detach")
         #: Makes the calls in which no array is differentiated.
-        self.call_without_gradients = decorated_call.ConvertingCall(self.fn, bare)
+        self.call_without_gradients = ConvertingCall(self.fn, bare)
         #: Makes the calls in which only arrays of the function's own framework are differentiated.
-        self.call_with_own_gradients = decorated_call.ConvertingCall(
+        self.call_with_own_gradients = ConvertingCall(
             self.fn, replace(bare, grad="error", output_type=self.name)
         )
         #: Converts arrays of any framework to the framework of the function.
-        self.arguments = argument_conversion.ArrayConverter(self.name, replace(bare, strict=False))
+        self.arguments = ArrayConverter(self.name, replace(bare, strict=False))
         self.programs = {}
         self.constants = {}
 
-    def attempt(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
+    def attempt(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function once, as an operation of the framework that differentiates it, if any."""
         if self.options.x64 is None:
             return self._call(args, kwargs)
         with registry.framework(self.name).runtime.x64_context(self.options.x64):
             return self._call(args, kwargs)
 
-    def _call(self, args: argument_conversion.Args, kwargs: argument_conversion.Kwargs) -> Any:
+    def _call(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function and restore its result for the caller.
 
         Raises:
@@ -97,9 +98,7 @@ class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
             return None
         return owner if owner.autodiff.is_tracked(x) else None
 
-    def _call_from(
-        self, caller: Framework, values: list[Any], own: argument_conversion.Args, structure: Any
-    ) -> Any:
+    def _call_from(self, caller: Framework, values: list[Any], own: Args, structure: Any) -> Any:
         """Call the function as an operation in the graph, tape or tracer of the caller.
 
         Args:
@@ -129,14 +128,14 @@ class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
             raise
         return differentiated.refill(iter(results))
 
-    def _describe(self, index: int, values: list[Any], own: argument_conversion.Args, structure: Any) -> str:
+    def _describe(self, index: int, values: list[Any], own: Args, structure: Any) -> str:
         """Return the description of the argument that holds a value, or else of the call, for a message."""
         positional, kwargs = fill(structure, iter(values))
         args = (*own, *positional)
         for place, value in enumerate((*positional, *kwargs.values()), len(own)):
             index -= len(flatten([value])[0])
             if index < 0:
-                return argument_conversion.describe_argument(self.fn, args, kwargs, place)
+                return describe_argument(self.fn, args, kwargs, place)
         return f"{self.label}()"
 
     def _check_constant(self, x: Any, owner: Framework) -> None:
@@ -212,7 +211,7 @@ class FlowingCall(decorated_call.DecoratedCall, autodiff.Function):
         """Return a key for the structure of a call, which is hashable if the values in the structure are."""
         return key_of(call.structure), tuple(leaf.is_argument for leaf in call.leaves)
 
-    def _argument_value(self, x: Any, enter: argument_conversion.Change) -> Any:
+    def _argument_value(self, x: Any, enter: Change) -> Any:
         """Return the value that the function receives for ``x``, which is not a dense array of the caller.
 
         Mutable arrays of other frameworks are copied, so that their values are the same in the backward pass.

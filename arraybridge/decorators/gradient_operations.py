@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.decorators import argument_conversion
+from arraybridge.decorators.argument_conversion import Change
 from arraybridge.decorators.results import Restoration
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.host import read_only_memory
@@ -49,9 +49,7 @@ class CallOperation(autodiff.Operation):
     #: The random state of the function's framework before the first run.
     state: Any = autodiff.NO_STATE
 
-    def __init__(
-        self, call: autodiff.Call, caller: Framework, enter: argument_conversion.Change, active: list[bool]
-    ) -> None:
+    def __init__(self, call: autodiff.Call, caller: Framework, enter: Change, active: list[bool]) -> None:
         self.body: autodiff.Body = call
         self.caller = caller
         self.enter = enter
