@@ -73,12 +73,12 @@ def convert_tree(
         >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
         {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
+    if target is None and out is None:
+        raise TypeError('the target framework is missing. Pass its name, as in convert_tree(tree, "torch").')
+    name = "" if target is None else registry.framework_name(target)
+    check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
     if out is not None:
         return _write_tree(tree, out, target, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
-    if target is None:
-        raise TypeError('the target framework is missing. Pass its name, as in convert_tree(tree, "torch").')
-    name = registry.framework_name(target)
-    check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
 
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
@@ -88,8 +88,6 @@ def convert_tree(
 
 def _write_tree(tree: Any, out: Any, target: FrameworkLike | None, gpu_id: GpuId, **options: Any) -> Any:
     """Write each array of a tree to the array at the same place of ``out``, and return ``out``."""
-    name = "" if target is None else registry.framework_name(target)
-    check_options(Request(name, None, gpu_id, **options))
     pairs = list(pair_arrays(tree, out))
     for x, buffer, place in pairs:  # all are compared before any is written
         try:
