@@ -73,10 +73,8 @@ def decide(data: Any, request: Request) -> Decision:
         if owner is None and request.copy is False:
             check_readable_without_copy(data, target.name)
         source, array = find_requested_source(data, request, target)
-    # An array that was imported from another library, and is not the array of a carrier.
-    is_import = array is not data and carrier_of(data) is None
     try:
-        return _decide_for(source, array, target, request, is_import=is_import)
+        return _decide_for(source, array, target, request, is_import=_is_import(data, array))
     except MemoryConversionError as error:
         if error.expressions:
             if array is not data:
@@ -86,6 +84,11 @@ def decide(data: Any, request: Request) -> Decision:
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
+
+
+def _is_import(data: Any, array: Any) -> bool:
+    """Return whether an array was imported from another library, and is not the array of a carrier."""
+    return array is not data and carrier_of(data) is None
 
 
 def find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:
@@ -422,19 +425,23 @@ class Choice:
             # tf.constant(2.0) is cached (tensorflow/tensorflow#109357): a write through PyTorch would change
             # every later constant.
             return Cause(Reason.CACHED_SCALAR, source=source.name, framework=target.name)
-        if memory is None:
-            is_read_only = bool(read_only_memory.exported_ranges) and read_only_memory.is_shared_read_only(
-                source.interchange.address(self.array)
-            )
-        elif source.mutable:
-            is_read_only = not memory.flags.writeable
-        else:  # NumPy's view of an immutable array is always read-only
-            is_read_only = read_only_memory.is_shared_read_only(buffers.address(memory))
-        if not is_read_only:
+        if not self._is_read_only(memory):
             return None
         # The target has no read-only arrays, and a write to a read-only page crashes the process.
         is_file_map = memory is not None and file_maps.is_read_only_map(memory)
         return Cause(Reason.READ_ONLY_FILE_MAP if is_file_map else Reason.READ_ONLY, framework=target.name)
+
+    def _is_read_only(self, memory: np.ndarray | None) -> bool:
+        """Return whether the memory of the array is read-only; ``memory`` is as for `_write_cause`."""
+        source = self.source
+        if memory is None and not read_only_memory.exported_ranges:
+            return False
+        if memory is None:
+            return read_only_memory.is_shared_read_only(source.interchange.address(self.array))
+        if source.mutable:
+            return not memory.flags.writeable
+        # NumPy's view of an immutable array is always read-only.
+        return read_only_memory.is_shared_read_only(buffers.address(memory))
 
     def _through_host(self) -> Decision:
         """Return the decision for a conversion through host memory."""
