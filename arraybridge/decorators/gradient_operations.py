@@ -197,15 +197,13 @@ class CallOperation(autodiff.Operation):
         callee = self.callee.autodiff
         advice = (
             f"If w is a constant, {callee.constant_advice}. Otherwise, pass it as an argument:"
-            f" {self.caller.autodiff.argument_advice}."
+            f" {self.caller.autodiff.argument_advice}. {callee.module_advice}"
         )
-        if self.callee.name == "torch":
-            advice += " For the parameters of a module, use torch.func.functional_call."
         raise GradientError(
             f"The result depends on {what}, called w here, which is not an argument and would get no"
             " gradient.",
             reason="captured",
-            advice=advice,
+            advice=advice.rstrip(),
             place=f"{self.label}()",
         )
 

@@ -195,10 +195,12 @@ class Autodiff:
 
     Attributes:
         constant_advice: For the callee: how to use a captured array ``w`` as a constant in the function.
+        module_advice: For the callee: how to pass the parameters of a module as arguments, as a sentence.
         argument_advice: For the caller: how to pass a captured array ``w`` as an argument.
     """
 
     constant_advice = "use a copy of its values in the function"
+    module_advice = ""
     argument_advice = "convert it to the framework that differentiates the function"
 
     # -- arrays of the framework -------------------------------------------------------------------

@@ -29,6 +29,7 @@ class TorchAutodiff(autodiff.Autodiff):
     """PyTorch's gradients, computed by ``torch.autograd``."""
 
     constant_advice = "use w.detach() in the function (for a module, call module.requires_grad_(False))"
+    module_advice = "For the parameters of a module, use torch.func.functional_call."
     argument_advice = 'to_torch(w, grad="detach").requires_grad_()'
 
     def requires_grad(self, x: torch.Tensor) -> bool:
