@@ -448,7 +448,7 @@ class OutputPlan:
 
 
 def _copy_plain(source: Framework, target: Framework) -> Callable[[Any, Any], Any] | None:
-    """Return a function that copies C-contiguous host arrays to arrays of the same shape and dtype, or None.
+    """Return a function that copies host arrays to C-contiguous arrays of the same shape and dtype, or None.
 
     It views both arrays by NumPy, which takes less time than to determine their plan keys.
     """
@@ -461,8 +461,7 @@ def _copy_plain(source: Framework, target: Framework) -> Callable[[Any, Any], An
     def copy(x: Any, out: Any) -> Any:
         values = view(x)
         memory = view_output(out)
-        # `carray` means C-contiguous, aligned and writable.
-        is_plain = memory.flags.carray and values.flags.c_contiguous and x is not out
+        is_plain = memory.flags.carray and x is not out  # C-contiguous, aligned and writable
         dtype = values.dtype
         if not is_plain or dtype != memory.dtype or values.shape != memory.shape or dtype.kind not in "fiubc":
             raise NoPlanError
