@@ -83,7 +83,8 @@ class MemoryConversionError(Exception):
             be converted.
         place: The argument or result that holds the array, such as ``"f(), argument 'x'[0]"``, or the path of
             the array in a container, such as ``"['batch'][0]"``; ``""`` if there is neither.
-        cast: A cast with which the conversion succeeds, or None.
+        cast: A cast with which the conversion succeeds if the target does not support the dtype; otherwise
+            None.
 
     Example:
         >>> import numpy as np, arraybridge
@@ -248,7 +249,7 @@ class DtypeNotSupportedError(MemoryConversionError, TypeError, ValueError):
 
 
 class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
-    """The target cannot represent the array without loss, regardless of dtype.
+    """The target cannot represent the array without loss, or ``out`` has another shape, layout or dtype.
 
     Raised for masked, quantized, ragged, meta and traced arrays, and for more axes than the target supports.
     Also a ``TypeError`` and a ``ValueError``.

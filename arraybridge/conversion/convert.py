@@ -167,9 +167,9 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
             grad, ``"detach"`` drops it. Defaults to ``"error"``.
         device: A device string such as ``"cpu"``, ``"cpu:1"`` or ``"gpu:0"``, a `Device`, or a native
             device of any framework. Use it instead of ``gpu_id``. Defaults to None.
-        out: A NumPy, PyTorch, CuPy or pyclesperanto array that the values are written to. It has the shape of
-            ``data``, and its dtype unless ``dtype`` names the dtype of ``out``. It determines the target and
-            the device. Defaults to None, which returns another array.
+        out: A NumPy, PyTorch, CuPy or pyclesperanto array that the values are written to. It determines the
+            target and the device, and must have the shape and the dtype of ``data``. To cast, pass
+            ``dtype=`` with the dtype of ``out``. Defaults to None, which returns another array.
 
     Returns:
         ``out`` if it was passed. Otherwise, an array of the target framework. It is ``data`` itself if
@@ -188,7 +188,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
         CopyRequiredError: If ``copy`` is False and memory cannot be shared.
         GradientError: If the conversion would drop the graph of a tensor and ``grad`` is ``"error"``, or if
             ``out`` requires grad while gradients are recorded.
-        TypeError: If there is no target, a framework is not a string, or ``out`` cannot be modified.
+        TypeError: If there is no target, a framework is not a string, or ``out`` is of a framework with
+            immutable arrays.
         ValueError: For an invalid option, such as a negative ``gpu_id``, and if ``out`` is read-only, has
             repeated elements, or contradicts the target or the device.
 

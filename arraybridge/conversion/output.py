@@ -113,7 +113,7 @@ def _is_contiguous(framework: Framework, x: Any) -> bool:
     return is_c_contiguous(framework.shape(x), framework.interchange.strides(x), _itemsize(framework, x))
 
 
-def _check_options(target: Framework, request: Request) -> None:
+def _check_named_options(target: Framework, request: Request) -> None:
     """Raise `ValueError` if an option contradicts ``out``."""
     out = request.out
     owner = framework_of_output(out)
@@ -147,7 +147,7 @@ def decide_output(data: Any, request: Request) -> Decision:
     """
     request = check_options(request)
     target = registry.framework(request.target)
-    _check_options(target, request)
+    _check_named_options(target, request)
     _check_output(target, request.out)
     source, array = find_requested_source(data, request, target)
     try:

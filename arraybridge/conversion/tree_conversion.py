@@ -36,7 +36,7 @@ def convert_tree(
 ) -> Any:
     """Convert every array in nested containers, and leave everything else unchanged.
 
-    NumPy scalars and buffers such as ``bytes``, which `convert_memory` accepts, stay unchanged, too.
+    NumPy scalars, ``bytes``, ``bytearray`` and ``mmap``, which `convert_memory` accepts, stay unchanged, too.
     Containers keep their types, and dicts their order. A container that cannot be rebuilt stays unchanged,
     with its arrays. For a named tuple, or a class registered with optree, this raises an error instead.
 

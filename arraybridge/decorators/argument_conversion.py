@@ -145,7 +145,7 @@ class WarningConverter(ArrayConverter):
         return convert_and_warn
 
     def warn_about(self, x: Any) -> Any:
-        """Return a converted array; warn, once per process, if the function would narrow it."""
+        """Return a converted array; warn, once per process, if the function would compute with fewer bits."""
         if not _functions_with_warning:
             framework = registry.framework(self.target)
             if framework.runtime.narrows(x):

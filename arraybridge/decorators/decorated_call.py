@@ -221,7 +221,8 @@ class ConvertingCall(DecoratedCall):
     Attributes:
         body: The function, or a partial of `call_by_planes` that calls the function for each plane.
         arguments: The conversion of array arguments.
-        results: The conversion of results if it does not depend on the first array argument.
+        results: The conversion of results, unless they have to be restored for a first array that is not a
+            NumPy array.
         native_arguments: Types of arguments that need no conversion.
         selects_device: Whether the device of the first array is selected, because the framework has streams.
         uses_own_stream: Whether the function runs on a separate stream of this thread. None before the first
@@ -529,7 +530,7 @@ def _are_together(x: Any, y: Any) -> bool:
 
 
 def first_array_argument(args: Any, kwargs: Kwargs, self_argument: SelfArgument | None) -> Any:
-    """Return the first array among the arguments, except for ``self`` and ``cls``; None if there is none."""
+    """Return the first array in the arguments, without ``self`` but with containers; None if there is none."""
     skip = 0 if self_argument is None else self_argument.count(args)
     try:
         if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls

@@ -82,8 +82,8 @@ class FrameworkDecorator:
             fn: A function, method, static method, class method, coroutine function, partial or callable
                 object.
             output_type: The framework of the results. ``"input"`` restores the framework and the device of
-                the first array argument. Defaults to the framework of the decorator, and to ``"input"`` with
-                ``grad="flow"``.
+                the first array in the arguments. Defaults to the framework of the decorator, and to
+                ``"input"`` with ``grad="flow"``.
             **options: ``gpu_id``, ``device``, ``input_type``, ``strict``, ``oom_recovery``, ``max_retries``,
                 ``split_axis``, ``min_split``, ``dtype``, ``dtype_conversion``, ``slice_by_slice``,
                 ``contract``, ``grad``, ``x64`` and ``stream``. The class `DecoratorKeywords` of
@@ -99,8 +99,8 @@ class FrameworkDecorator:
             ValueError: If ``fn`` is a generator function, or an option has an invalid value
                 (`UnknownFrameworkError` for an unknown framework).
 
-        Exceptions raised by the function propagate unchanged. A call raises a
-        `MemoryConversionError` that names the function and the argument, or the place in the result, if an
+        Exceptions raised by the function propagate; an `AttributeError` or `TypeError` gets a note if a list
+        was passed in the place of an array. A call raises a `MemoryConversionError` that names the function and the argument, or the place in the result, if an
         array cannot be converted, and `UnknownArrayError` if no argument is an array but one has
         ``__array__``, such as a table of several dtypes.
 

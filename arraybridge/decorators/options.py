@@ -40,10 +40,10 @@ class DecoratorKeywords(TypedDict, total=False):
     input_type: FrameworkLike | None
     #: Whether arrays of frameworks other than ``input_type`` raise an error. Defaults to ``False``.
     strict: bool
-    #: ``True`` frees memory and retries when memory runs out; ``"split"`` also halves the batch. Requires a
-    #: plain function. Defaults to ``False``.
+    #: ``True`` frees memory and retries when memory runs out; ``"split"`` also divides the batch into parts.
+    #: Requires a plain function. Defaults to ``False``.
     oom_recovery: bool | Literal["split"]
-    #: The maximum number of retries when memory runs out. Defaults to ``2``.
+    #: The maximum number of retries when memory runs out. Defaults to ``2``; at most 1 with ``"split"``.
     max_retries: int
     #: The axis along which ``oom_recovery="split"`` splits arrays. Defaults to ``0``.
     split_axis: int

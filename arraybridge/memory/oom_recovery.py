@@ -94,7 +94,8 @@ def run_with_oom_recovery(
         *args: The positional arguments of ``fn``.
         **kwargs: The keyword arguments of ``fn``. To pass one that has the name of an option below, use
             ``functools.partial``.
-        max_retries: The number of attempts after the first one. Defaults to 2.
+        max_retries: The number of attempts after the first one. Defaults to 2; with ``split``, at most 1
+            attempt follows before the batch is split.
         gpu_id: The number of the accelerator whose caches are freed. Defaults to None: all accelerators.
         split: Whether to continue in parts if a retry fails as well, as `split_and_retry` does. Defaults to
             False.
@@ -164,7 +165,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     After a first cleanup and retry, the rows are divided evenly into as few parts as possible, each with at
     most half of the rows: 11 rows into 4, 4 and 3. If a part does not fit, the remaining rows are divided in
     the same way into parts of at most half its size.
-    Finished parts are never computed again. The result of each part is copied into one preallocated result,
+    A part that cannot be divided further is tried twice. Finished parts are never computed again. The result of each part is copied into one preallocated result,
     so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
     and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
     ``fn`` is row-wise: it processes each row (slice along ``axis``) independently, and returns one row for
@@ -180,8 +181,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
             An exception raised in a part has a note that names the split arguments.
         axis: The axis of arguments and results to split along. Negative axes count from the end. Defaults
             to 0.
-        min_split: The smallest number of rows in a part, for which parts may be larger than half. A part with
-            fewer than twice as many rows is not divided. Defaults to 1.
+        min_split: The smallest number of rows in a part. A part with fewer than ``2 * min_split`` rows is not
+            divided, and parts may have more than half of the rows to reach ``min_split``. Defaults to 1.
 
     Returns:
         The result of ``fn``. The arrays of several parts are joined along ``axis``, even inside containers;
@@ -196,7 +197,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         TypeError: If ``fn`` is not callable, or ``axis`` is not an int.
         ValueError: If ``min_split`` is not an int or is less than 1.
         Exception: If a part does not fit and cannot be split further, or a batch has no rows: the error that
-            it raised, with an explanation. Other exceptions raised by ``fn`` propagate unchanged.
+            it raised, with an explanation. Other exceptions raised by ``fn`` propagate, from a part with the
+            note mentioned above.
 
     Example:
         >>> import numpy as np
@@ -344,7 +346,7 @@ class _Recovery:
 
     Attributes:
         retries: The number of attempts with the whole batch after the first one.
-        rows: The number of rows of the batch; None if it has no rows or they were not counted.
+        rows: The number of rows of the batch; None if no array has the axis, or they were not counted.
     """
 
     def __init__(
