@@ -58,6 +58,7 @@ __all__ = ["MOST_PLAN_KEYS", "add_plan", "plans_by_signature", "run", "signature
 #: ``(_KEYED, signature)`` → type of the array → the `_KeyedPlan` of a plan, to which plan keys are added.
 plans_by_signature: dict[Hashable, dict[type, Any]] = new_cache()
 _KEYED = "plan keys"
+_NO_PLANS: dict[type, Any] = {}
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
 
@@ -95,10 +96,13 @@ def store_plan(signature: tuple[Any, ...], request: Request, data: Any, decision
         if by_parts is None or open_array is not None:
             return
 
-        errors = decision.native_errors
+        errors: tuple[type[Exception], ...] = (MemoryConversionError, *decision.native_errors)
 
         def convert(x: Any) -> Any:
-            return run(by_parts, errors, x, _convert_part)
+            try:  # as in `run`, without another call
+                return by_parts(x, _convert_part)
+            except errors as error:
+                raise NoPlanError from error
 
         decision = replace(decision, convert=convert)
     _add_plans(signature, data, open_array, request, decision)
@@ -324,10 +328,12 @@ def _is_bare(request: Request) -> bool:
 def _convert_part(x: Any, request: Request) -> Any:
     """Convert an array with its plan, or with a new decision if there is no plan."""
     if _is_bare(request):
-        try:
-            return _convert_planned(x, request.target)
-        except NoPlanError:
-            pass
+        plan = plans_by_signature.get(request.target, _NO_PLANS).get(type(x))
+        if plan is not None:
+            try:
+                return plan(x)
+            except NoPlanError:
+                pass
     signature = signature_of_call(
         request.target,
         None,

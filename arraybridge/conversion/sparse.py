@@ -35,6 +35,7 @@ _INT64 = "int64"
 # The maximum number of plan keys of one call signature.
 _MOST_KEYS = 512
 _TO_HOST = Request("numpy")
+_dtype_of = attrgetter("dtype")
 
 
 @dataclass(slots=True, eq=False)
@@ -224,27 +225,26 @@ class SparseConversion:
             x = source.autodiff.detach(x)  # `decision` has checked that ``grad`` allows this
         parts = source.sparse.take_apart(x)
         joined = None if parts is None else self._planned.get(_plan_key(parts))
-        if parts is not None and joined is not None:
-            values = convert_part(parts.values, self._for_values)
-            indices = self._convert_indices(parts, joined, convert_part)
-            if parts.has_padding:
-                self._check_padding(x, parts, convert_part)
-        else:
+        if parts is None or joined is None:
             parts = self._check_supported(x, parts)
-            values, *indices = self._convert_work(x, parts, convert_part)
-            if source is target and _are_same((values, *indices), parts.arrays):
+            arrays = tuple(self._convert_work(x, parts, convert_part))
+            if source is target and _are_same(arrays, parts.arrays):
                 return x
+            parts.values, *indices = arrays
+            parts.indices = tuple(indices)
+            return target.sparse.put_together(parts, x if source is target else None)
+        values = convert_part(parts.values, self._for_values)
+        if joined:
+            matrix = _stack(parts.indices, joined, columns_first=target.sparse.columns_first)
+            indices = (convert_part(matrix, self._for_matrix),)
+        else:
+            for_indices = self._for_indices
+            indices = tuple([convert_part(array, for_indices) for array in parts.indices])
+        if parts.has_padding:
+            self._check_padding(x, parts, convert_part)
         parts.values = values
-        parts.indices = tuple(indices)
+        parts.indices = indices
         return target.sparse.put_together(parts, x if source is target else None)
-
-    def _convert_indices(self, parts: SparseParts, joined: str, convert_part: ConvertPart) -> list[Any]:
-        """Return the converted indices; ``joined`` is their value in `_planned`."""
-        if not joined:
-            return [convert_part(array, self._for_indices) for array in parts.indices]
-        columns_first = self.target.sparse.columns_first
-        matrix = _stack(parts.indices, len(parts.values), joined, columns_first=columns_first)
-        return [convert_part(matrix, self._for_matrix)]
 
     def _convert_work(self, x: Any, parts: SparseParts, convert_part: ConvertPart) -> list[Any]:
         """Return the converted values and indices, which may need a cast or another arrangement of axes."""
@@ -364,12 +364,11 @@ class SparseConversion:
         count = source.shape(axes[0])[0]
         nbytes = count * len(axes) * dtype_names.np_dtype(dtype).itemsize
         cause = Cause(Reason.SEPARATE_COORDINATES, framework=source.sparse.title)
-        if source.devices.device_of(axes[0]).kind == "cpu":
-            entries = 0 if only_route else count
-            matrix = _stack(axes, entries, dtype, columns_first=self.target.sparse.columns_first)
-            return _Part(matrix, self._for_matrix, nbytes, cause)
         if only_route:
             axes = tuple(axis[:0] for axis in axes)
+        if source.devices.device_of(axes[0]).kind == "cpu":
+            matrix = _stack(axes, dtype, columns_first=self.target.sparse.columns_first)
+            return _Part(matrix, self._for_matrix, nbytes, cause)
         cast = [axis if source.dtype_name(axis) == dtype else source.cast(axis, dtype) for axis in axes]
         return _Part(source.batching.stack(cast).T, self._for_matrix, nbytes, cause)
 
@@ -536,11 +535,14 @@ class SparseConversion:
 
 def _plan_key(parts: SparseParts) -> Hashable:
     """Return the properties that determine how the parts of a sparse array are converted."""
-    dtypes = [array.dtype for array in parts.indices]
-    is_complete = parts.count is None
     return (
-        *(parts.layout, len(parts.shape), parts.batch_axes, parts.dense_axes, is_complete),
-        *(parts.values.dtype, *dtypes),
+        parts.layout,
+        len(parts.shape),
+        parts.batch_axes,
+        parts.dense_axes,
+        parts.count is None,
+        parts.values.dtype,
+        *map(_dtype_of, parts.indices),
     )
 
 
@@ -568,13 +570,12 @@ def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
     return all(one is other for one, other in zip(arrays, others, strict=True))
 
 
-def _stack(axes: tuple[Any, ...], count: int, dtype: str, *, columns_first: bool) -> np.ndarray:
-    """Return the first ``count`` indices of all axes as a matrix in memory that every framework can share."""
+def _stack(axes: Sequence[Any], dtype: str, *, columns_first: bool) -> np.ndarray:
+    """Return the indices of all axes as a matrix of entries × axes, in memory that the target can share."""
     elements = dtype_names.np_dtype(dtype)
     if columns_first:
-        matrix = buffers.allocate_aligned((len(axes), count), elements).T
-    else:
-        matrix = buffers.allocate_aligned((count, len(axes)), elements)
+        return np.array(axes, elements).T  # a third of the time of `allocate_aligned`
+    matrix = buffers.allocate_aligned((len(axes[0]), len(axes)), elements)
     for i, axis in enumerate(axes):
-        matrix[:, i] = axis[:count]
+        matrix[:, i] = axis
     return matrix
