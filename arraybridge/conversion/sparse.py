@@ -241,7 +241,7 @@ class SparseConversion:
             for_indices = self._for_indices
             indices = tuple([convert_part(array, for_indices) for array in parts.indices])
         if parts.has_padding:
-            self._check_padding(x, parts, convert_part)
+            self._check_padding(x, parts, convert_part, indices)
         parts.values = values
         parts.indices = indices
         return target.sparse.put_together(parts, x if source is target else None)
@@ -483,20 +483,22 @@ class SparseConversion:
         )
 
     def _check_padding(
-        self, x: Any, parts: SparseParts, convert_part: ConvertPart, axes: Sequence[Any] = ()
+        self, x: Any, parts: SparseParts, convert_part: ConvertPart, converted: Sequence[Any] = ()
     ) -> None:
         """Raise an error for out-of-bounds indices and pointers, which only JAX ignores.
 
-        ``axes`` are the converted indices. If they are NumPy arrays, one per axis, they are faster to check.
+        ``converted`` are the converted indices. Those that are NumPy arrays are not converted again.
         """
-        if len(axes) > 1 and parts.layout is Layout.COO and self.target.devices.has_only_host:
+        is_read = bool(converted) and isinstance(converted[0], np.ndarray)
+        if parts.layout is Layout.COO:
+            axes = converted if is_read else convert_part(parts.indices[0], _TO_HOST).T
             is_inside = _are_inside(axes, parts.shape[: parts.sparse_axes])
-        elif parts.layout is Layout.COO:
-            matrix = convert_part(parts.indices[0], _TO_HOST)
-            is_inside = _are_inside(matrix.T, parts.shape[: parts.sparse_axes])
         else:
-            indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
-            pointers = convert_part(parts.indices[1], _TO_HOST)
+            if is_read:
+                indices, pointers = converted
+            else:
+                indices = convert_part(self._part(parts.indices[0], parts.count, _TO_HOST).array, _TO_HOST)
+                pointers = convert_part(parts.indices[1], _TO_HOST)
             if pointers[0] != 0:
                 advice = Advice("Its first row pointer must be 0.")
                 raise self._unsupported_error("CSR", "its row pointers do not begin at 0", advice)
@@ -556,14 +558,14 @@ def _are_inside(axes: Sequence[np.ndarray], shape: tuple[int, ...]) -> bool:
     for indices, extent in zip(axes, shape, strict=True):
         # Negative indices are large as unsigned integers, so the maximum also reveals them. One call per axis
         # is ten times as fast as one call for a matrix, which NumPy reduces row by row.
-        if indices.size and indices.view(f"u{indices.itemsize}").max() >= extent:
+        if indices.size and np.maximum.reduce(indices.view(f"u{indices.itemsize}")) >= extent:
             return False
     return True
 
 
 def _are_pointers(pointers: np.ndarray, count: int) -> bool:
     """Return whether pointers do not decrease, and do not exceed the number of entries."""
-    return bool(pointers[-1] <= count and np.all(pointers[:-1] <= pointers[1:]))
+    return bool(pointers[-1] <= count and (pointers[:-1] <= pointers[1:]).all())
 
 
 def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
