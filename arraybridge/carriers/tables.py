@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,11 +121,15 @@ def _is_number(dtype: Any) -> bool:
     return has_equivalent and dtype.kind in NUMERIC_KINDS
 
 
-#: The NumPy names of polars' numeric dtypes. NumPy does not have 128-bit integers.
+#: The NumPy dtypes of polars' numeric dtypes. NumPy does not have 128-bit integers.
 _NUMBERS = {
-    "Boolean": "bool",
-    **{f"{kind}{bits}": f"{kind}{bits}".lower() for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)},
-    **{f"Float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "Boolean": np.dtype("bool"),
+    **{
+        f"{kind}{bits}": np.dtype(f"{kind}{bits}".lower())
+        for kind in ("Int", "UInt")
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"Float{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
 }
 
 
@@ -143,22 +148,26 @@ class Polars(Carrier):
     def array(self, x: Any) -> Any:
         is_table = isinstance(x, sys.modules["polars"].DataFrame)
         dtype = x.dtypes[0] if is_table else x.dtype
-        name = _NUMBERS[type(dtype if is_table else _element_dtype(dtype)).__name__]
-        if name != "bool":
+        numbers = _NUMBERS[type(dtype if is_table else _element_dtype(dtype)).__name__]
+        is_bool = numbers.kind == "b"
+        if not is_bool:
             try:
                 return x.to_numpy(allow_copy=False)
             except RuntimeError:  # there are nulls, several chunks, or separate columns
                 pass
-        if not is_table or any(x.null_count().row(0)):
+        if not is_table or any(x.null_count().rows()[0]):
             _check_nulls(x)
-        if name == "bool":
+        if is_bool:
             cause = Cause(Reason.PACKED_BITS, source="polars")
         elif x.n_chunks() > 1:  # of the first column; the others are also stored separately
             cause = Cause(Reason.CHUNKED_STORAGE, source="polars")
         else:
             cause = _SEPARATE_COLUMNS
-        shape = x.shape if is_table else (len(x), *_array_shape(dtype))
-        return Unread(shape, name, x.to_numpy), cause
+        if not is_table:
+            return Unread((len(x), *_array_shape(dtype)), numbers, x.to_numpy), cause
+        is_small = x.width <= _FEW_COLUMNS and x.height <= _FEW_ROWS
+        read = partial(_read_columns, x, numbers) if is_small else x.to_numpy
+        return Unread(x.shape, numbers, read), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
@@ -169,6 +178,23 @@ class Polars(Carrier):
             return array if columns[0].dtype == polars.Object else polars.DataFrame(columns)
         like = polars.Series(x.name, array)
         return array if _element_dtype(like.dtype) == polars.Object else like
+
+
+#: The maximum size of a table for which reading one column after the other is faster.
+_FEW_COLUMNS = 6
+_FEW_ROWS = 10_000
+
+
+def _read_columns(x: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the values of a small table without nulls, in the memory layout of ``x.to_numpy()``.
+
+    That method starts threads, which takes 14 µs, as long as reading seven columns (polars 2.1, no issue
+    found).
+    """
+    values = np.empty((x.width, x.height), dtype)
+    for i, column in enumerate(x.iter_columns()):
+        values[i] = column.to_numpy()
+    return values.T
 
 
 def _element_dtype(dtype: Any) -> Any:

@@ -208,6 +208,21 @@ def test_the_memory_of_a_joined_table_is_allocated_once() -> None:
     assert 1 <= float(output_of(*lines)) < 1.2
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("height", "width"), [(0, 3), (5, 2), (5, 6), (5, 7), (10_000, 2), (10_001, 2)])
+def test_polars_tables_of_any_size_have_the_layout_of_polars(dtype: str, height: int, width: int) -> None:
+    values = (np.arange(height * width).reshape(height, width) % 120).astype(dtype)
+    whole = polars.DataFrame({f"c{i}": values[:, i].copy() for i in range(width)})
+    for x in (whole, polars.concat([whole, whole], rechunk=False), whole[1:], whole[::2]):
+        expected = x.to_numpy()
+        for _ in range(2):
+            result = ab.to_numpy(x)
+            assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+            assert result.tobytes() == expected.tobytes()
+            assert 0 in result.shape or result.strides == expected.strides
+            assert ab.to_torch(x).numpy().tobytes() == expected.tobytes()
+
+
 def test_polars_tables_share_one_column_and_adjacent_columns() -> None:
     one = polars.DataFrame({"a": ROW})
     adjacent = polars.DataFrame(COLUMNS, schema=["a", "b", "c"])

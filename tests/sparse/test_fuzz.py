@@ -98,7 +98,34 @@ def _outcome(x: Any, target: str, options: dict[str, Any]) -> Any:
     except MemoryConversionError as error:
         return type(error), str(error)
     contents = read(y)
-    return contents.bits(), [index.dtype.name for index in contents.indices], type(y)
+    return contents.bits(), [index.dtype.name for index in contents.indices], type(y), _flags(y)
+
+
+def _flags(x: Any) -> tuple[Any, ...]:
+    """Return what a sparse array states about the order of its indices, without reading them."""
+    is_coalesced = (
+        getattr(x, "layout", None) is not None and str(x.layout) == "torch.sparse_coo" and x.is_coalesced()
+    )
+    names = ("indices_sorted", "unique_indices", "has_canonical_format", "_has_canonical_format")
+    return is_coalesced, *[vars(x).get(name) for name in names if hasattr(x, "__dict__")]
+
+
+def _vary(rng: np.random.Generator, x: Any) -> None:
+    """Change what a SciPy array states about its indices, their dtypes, and its space for more entries."""
+    choice = rng.integers(0, 6)
+    if choice == 0 and x.format != "bsr":
+        x.sum_duplicates()
+    elif choice == 1 and x.format == "coo":
+        x.coords = (x.coords[0].astype(np.int16), *x.coords[1:])
+    elif choice == 1:
+        x.indptr = x.indptr.astype(np.int64 if x.indptr.dtype == np.int32 else np.int32)
+    elif choice == 2 and x.format in ("csr", "csc"):
+        x.data = np.concatenate([x.data, x.data[:1]])
+        x.indices = np.concatenate([x.indices, x.indices[:1]])
+    elif choice == 3:
+        x.data.flags.writeable = False
+    elif choice == 4:
+        x.data = x.data[::-1]
 
 
 @pytest.mark.filterwarnings("ignore:.*[Cc]omplex")  # casts discard imaginary parts
@@ -123,6 +150,8 @@ def test_planned_conversions_equal_new_decisions(source: str) -> None:
         if source == "jax" and rng.random() < 0.2 and contents.indices[0].size:  # padding
             contents.indices[0].flat[-1] = 7
         x = made(source, contents)
+        if source == "numpy":
+            _vary(rng, x)
         target = rng.choice(targets)
         chosen = options[rng.integers(0, len(options))]
         kept = dict(plan_cache.plans_by_signature)
