@@ -227,23 +227,21 @@ class SparseConversion:
         joined = None if parts is None else self._planned.get(_plan_key(parts))
         if parts is None or joined is None:
             parts = self._check_supported(x, parts)
-            arrays = tuple(self._convert_work(x, parts, convert_part))
-            if source is target and _are_same(arrays, parts.arrays):
+            values, *indices = self._convert_work(x, parts, convert_part)
+            if source is target and _are_same((values, *indices), parts.arrays):
                 return x
-            parts.values, *indices = arrays
-            parts.indices = tuple(indices)
-            return target.sparse.put_together(parts, x if source is target else None)
-        values = convert_part(parts.values, self._for_values)
-        if joined:
-            matrix = _stack(parts.indices, joined, columns_first=target.sparse.columns_first)
-            indices = (convert_part(matrix, self._for_matrix),)
         else:
-            for_indices = self._for_indices
-            indices = tuple([convert_part(array, for_indices) for array in parts.indices])
-        if parts.has_padding:
-            self._check_padding(x, parts, convert_part, indices)
+            values = convert_part(parts.values, self._for_values)
+            if joined:
+                matrix = _stack(parts.indices, joined, columns_first=target.sparse.columns_first)
+                indices = [convert_part(matrix, self._for_matrix)]
+            else:
+                for_indices = self._for_indices
+                indices = [convert_part(array, for_indices) for array in parts.indices]
+            if parts.has_padding:
+                self._check_padding(x, parts, convert_part, indices)
         parts.values = values
-        parts.indices = indices
+        parts.indices = tuple(indices)
         return target.sparse.put_together(parts, x if source is target else None)
 
     def _convert_work(self, x: Any, parts: SparseParts, convert_part: ConvertPart) -> list[Any]:

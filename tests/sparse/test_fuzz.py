@@ -103,11 +103,10 @@ def _outcome(x: Any, target: str, options: dict[str, Any]) -> Any:
 
 def _flags(x: Any) -> tuple[Any, ...]:
     """Return what a sparse array states about the order of its indices, without reading them."""
-    is_coalesced = (
-        getattr(x, "layout", None) is not None and str(x.layout) == "torch.sparse_coo" and x.is_coalesced()
-    )
+    is_coalesced = str(getattr(x, "layout", "")) == "torch.sparse_coo" and x.is_coalesced()
+    attributes = vars(x) if hasattr(x, "__dict__") else {}
     names = ("indices_sorted", "unique_indices", "has_canonical_format", "_has_canonical_format")
-    return is_coalesced, *[vars(x).get(name) for name in names if hasattr(x, "__dict__")]
+    return is_coalesced, *map(attributes.get, names)
 
 
 def _vary(rng: np.random.Generator, x: Any) -> None:
