@@ -39,6 +39,7 @@ def convert_and_record(decision: Decision, active_logs: ActiveLogs) -> Any:
     record = ConversionRecord(
         start, seconds, current_thread().name, get_ident(), user_lines.site(), route, steps, array
     )
+    copied = route.nbytes * route.copies
     for log in logs:
-        log.add(record)
+        log.add(record, copied, seconds)
     return result

@@ -150,8 +150,10 @@ def same_array(x: Any) -> int | None:
 
 def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
-    with suppress(Exception):  # if the computation failed or x is a tracer, reading x raises the same error
+    try:  # noqa: SIM105  # `suppress` takes 0.3 µs longer
         source.interchange.block_until_ready(x)
+    except Exception:  # noqa: BLE001, S110
+        pass  # if the computation failed or x is a tracer, reading x raises the same error
 
 
 def start_devices(name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
@@ -131,19 +131,24 @@ class TraceLog(Table):
 
     # -- recording --------------------------------------------------------------------------------
 
-    def add(self, record: Record) -> None:
-        """Append a record; drop the oldest one if the log is full."""
-        if isinstance(record, Span) and record.kind == "start-up":
-            self._start_ups.append(record)
-            return
+    def add(self, record: Record, copied: int = 0, seconds: float = 0.0) -> None:
+        """Append a record; drop the oldest one if the log is full.
+
+        Args:
+            record: The record.
+            copied: The number of bytes to add to `total_bytes_copied`.
+            seconds: The duration to add to `total_seconds`.
+        """
         with _adding:
             if len(self._records) == self._limit:
                 self.dropped += 1
             self._records.append(record)
-            if isinstance(record, ConversionRecord):
-                route = record.route
-                self.total_bytes_copied += route.nbytes * route.copies
-                self.total_seconds += record.seconds
+            self.total_bytes_copied += copied
+            self.total_seconds += seconds
+
+    def add_start_up(self, record: Record) -> None:
+        """Append the record of the start-up of a framework."""
+        self._start_ups.append(record)
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -358,10 +363,14 @@ def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
     return intercepting(_native_call_logs)
 
 
-def _native_call_logs() -> Iterable[Any]:
-    # Annotations have no attribute `foreign`.
-    opened = (*_opened_here.get(), *_everywhere)
-    return [log for log in opened if getattr(log, "foreign", False) and id(log) in open_logs]
+def _native_call_logs() -> list[Any]:
+    """Return the open logs of this thread or task that record the frameworks' own calls."""
+    logs = []
+    for log in (*_opened_here.get(), *_everywhere):
+        # Annotations have no attribute `foreign`.
+        if id(log) in open_logs and getattr(log, "foreign", False):
+            logs.append(log)  # noqa: PERF401  # a comprehension takes 0.1 µs longer (Python 3.11)
+    return logs
 
 
 @contextmanager
@@ -461,7 +470,10 @@ class Span(Record):
         self.thread = current_thread().name
         self.thread_id = get_ident()
         for log in logs:
-            log.add(self)
+            if self.kind == "start-up":
+                log.add_start_up(self)
+            else:
+                log.add(self)
 
     def event(self, opened: float, line: int) -> Event:
         """Return the event of the span; see `Record.event`."""

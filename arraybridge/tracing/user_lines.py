@@ -23,7 +23,7 @@ Site = tuple[str, CodeType, int, str]
 
 def is_user_file(file: str) -> bool:
     """Return whether a file that appeared in a trace is the user's own code."""
-    return _owners.get(file, _USERS) == _USERS
+    return _owners.get(file, _USERS) in (_USERS, _CELLS)
 
 
 def line_of(site: Site) -> int:
@@ -37,9 +37,10 @@ def line_of(site: Site) -> int:
 
 #: The line that submitted the work of this thread, for worker threads without the user's code on the stack.
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
-_OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
+_OURS, _USERS, _CELLS, _PYTHON = "arraybridge", "the user", "a notebook of the user", "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # importing pathlib costs 3 ms
-# The owner of each file: `_OURS`, `_USERS`, `_PYTHON` (also for frameworks), or the name of another library.
+# The owner of each file: `_OURS`, `_USERS`, `_CELLS` (the user's notebook cells), `_PYTHON` (also for
+# frameworks), or the name of another library.
 _owners: dict[str, str] = new_cache()
 # Folders of installed packages that count as the user's code, as in `arraybridge trace -m package`.
 _own_folders: list[str] = []
@@ -81,6 +82,8 @@ def site(frame: FrameType | None = None, *, is_native_call: bool = False) -> Sit
                 return None
             library = ""  # arraybridge made the call, not a library
         elif owner == _USERS:
+            return file, frame.f_code, frame.f_lasti, library
+        elif owner == _CELLS:
             return _notebook_cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
             library = library or owner
@@ -120,7 +123,10 @@ def as_own(folder: str) -> None:
 
 
 def _owner_of_new(file: str) -> str:
-    return remember(_owners, file, _owner_of(file))
+    owner = _owner_of(file)
+    if owner == _USERS and ("ipython" in file or "ipykernel" in file):
+        owner = _CELLS
+    return remember(_owners, file, owner)
 
 
 def _owner_of(file: str) -> str:
@@ -150,11 +156,11 @@ def _package_of(file: str) -> str:
 
 
 def _notebook_cell(file: str) -> str:
-    """Return the file name; for a notebook cell, its name in tracebacks, such as ``"In[3]"``.
+    """Return the name of a notebook cell in tracebacks, such as ``"In[3]"``; the file name if it has none.
 
     The name of a cell changes when the cell runs again.
     """
-    ipython: Any = sys.modules.get("IPython") if "ipython" in file or "ipykernel" in file else None
+    ipython: Any = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     formatted = shell and shell.compile.format_code_name(file)
     if not formatted:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -346,6 +348,38 @@ def test_methods_and_keywords() -> None:
         assert next(map(torch.Tensor.cpu, [t])) is t
         assert t.to(dtype=torch.int64).tolist() == [0, 1, 2, 3]
     assert [e.name for e in log.events] == ["Tensor.numpy", "Tensor.numpy", "np.asarray", "Tensor.to"]
+
+
+class UnhashableMeta(type):  # noqa: PLW1641  # on purpose
+    """The metaclass of a class that cannot be a key of a dict."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Unhashable(metaclass=UnhashableMeta):  # on purpose
+    """An object with values, of an unhashable class."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.ones(3, dtype)
+
+
+def test_objects_of_unhashable_classes_are_passed_on() -> None:
+    with trace(foreign=True) as log:
+        assert np.asarray(Unhashable()).tolist() == [1, 1, 1]
+    assert not log.events
+
+
+def test_each_package_of_wrapped_functions_belongs_to_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package pyclesperanto_prototype has another name than its framework."""
+    package: Any = ModuleType("pyclesperanto_prototype")
+    package.__spec__ = ModuleSpec(package.__name__, None)
+    for name in ("push", "pull", "asarray"):
+        setattr(package, name, lambda x: [*x])
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    with trace(foreign=True) as log:
+        assert package.push(np.arange(2)) == [0, 1]
+    assert not log.events
 
 
 COMPILED = """

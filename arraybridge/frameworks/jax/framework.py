@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Any
@@ -48,6 +49,14 @@ try:
     _import_capsule: Callable[..., Any] | None = _jax.dlpack_managed_tensor_to_buffer
 except (ImportError, AttributeError):
     _import_capsule = None
+
+# This module is private, because every public function starts JAX, jax-ml/jax#23320. An import in each call
+# would take 3 µs.
+_xla_bridge: Any = None
+with suppress(ImportError):
+    from jax._src import xla_bridge
+
+    _xla_bridge = xla_bridge
 
 _DTYPES = dtype_names.PLAIN | dtype_names.DLPACK
 # The dtypes that JAX's functions narrow if x64 is off.
@@ -162,7 +171,8 @@ class JaxRuntime(Runtime):
         if len(devices) > 1 and not isinstance(x, jax.core.Tracer):
             return dtype, _nbytes(x), None, self.framework.devices.device_of(x)
         address = x.unsafe_buffer_pointer()  # raises for traced arrays
-        return dtype, x.size * dtype.itemsize, address, _as_device(*devices)
+        # `x.size` would call two more Python functions.
+        return dtype, math.prod(x.shape) * dtype.itemsize, address, _as_device(*devices)
 
     def open_pytree(self, x: Any) -> Pytree | None:
         pairs, structure = jax.tree_util.tree_flatten_with_path(x, is_leaf=OneLevel())
@@ -256,18 +266,18 @@ class JaxDevices(Devices):
         return next(native for native in _local_devices() if _as_device(native) == device)
 
     def is_started(self) -> bool:
-        try:  # this function is private, because every public one starts JAX, jax-ml/jax#23320
-            from jax._src import xla_bridge
-
-            return xla_bridge.backends_are_initialized()
-        except (ImportError, AttributeError):
+        try:
+            return bool(_xla_bridge.backends_are_initialized())
+        except AttributeError:  # the private name is missing
             return True  # this lets callers query JAX
 
     def starts_with_next_array(self) -> bool:
+        if self.is_started():
+            return False
         try:  # no public function reports transformations, which do not start JAX, jax-ml/jax#18544
             from jax._src import core
 
-            return not self.is_started() and core.trace_state_clean()
+            return core.trace_state_clean()
         except (ImportError, AttributeError):
             return False
 
@@ -689,5 +699,5 @@ def _as_device(device: Any) -> Device:
     # The IDs of a second process begin at 2048. A device of another process has no local number.
     number = device.id if device.local_hardware_id is None else device.local_hardware_id
     if device.platform == "cpu":
-        return Device("cpu", number)
+        return Device("cpu", number) if number else CPU
     return Device("gpu", number, str(device.device_kind))

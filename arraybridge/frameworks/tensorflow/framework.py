@@ -136,6 +136,8 @@ class TensorflowInterchange(Interchange):
 class TensorflowDevices(Devices):
     """TensorFlow's logical CPU devices, and its GPUs by their physical numbers."""
 
+    _is_started = False
+
     def device_of(self, x: Any) -> Device:
         if isinstance(x, _EAGER):  # first, because the other checks take six times as long
             return _parse_device(x.backing_device) if x.backing_device else CPU
@@ -167,7 +169,7 @@ class TensorflowDevices(Devices):
         return f"/device:{device.kind.upper()}:{_logical_number(device)}"
 
     def is_started(self) -> bool:
-        if _devices.cache_info().currsize:  # saves 33 µs
+        if self._is_started or _devices.cache_info().currsize:  # saves 80 µs
             return True
         # Device queries would initialize the devices. Once they are initialized, setting the number of
         # threads raises (tensorflow/tensorflow#57812).
@@ -176,8 +178,8 @@ class TensorflowDevices(Devices):
             tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
             tf.config.threading.set_inter_op_parallelism_threads(threads)
         except RuntimeError:
-            return True
-        return False
+            self._is_started = True  # no public function stops the devices
+        return self._is_started
 
     def starts_with_next_array(self) -> bool:
         # Building a graph does not start TensorFlow.
@@ -513,7 +515,9 @@ def _parse_device(name: str) -> Device:
     number = int(index or 0)
     if kind == "GPU":
         number = dict(enumerate(_physical_numbers("GPU"))).get(number, number)
-    return Device("cpu" if kind == "CPU" else "gpu", number)
+    if kind == "CPU":
+        return Device("cpu", number) if number else CPU
+    return Device("gpu", number)
 
 
 def _logical_number(device: Device) -> int:
