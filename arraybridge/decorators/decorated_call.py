@@ -530,7 +530,7 @@ def _are_together(x: Any, y: Any) -> bool:
 
 
 def first_array_argument(args: Any, kwargs: Kwargs, self_argument: SelfArgument | None) -> Any:
-    """Return the first array in the arguments, without ``self`` but with containers; None if there is none."""
+    """Return the first array in the arguments, also in containers, except for ``self``; None without one."""
     skip = 0 if self_argument is None else self_argument.count(args)
     try:
         if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls

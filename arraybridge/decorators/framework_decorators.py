@@ -100,9 +100,10 @@ class FrameworkDecorator:
                 (`UnknownFrameworkError` for an unknown framework).
 
         Exceptions raised by the function propagate; an `AttributeError` or `TypeError` gets a note if a list
-        was passed in the place of an array. A call raises a `MemoryConversionError` that names the function and the argument, or the place in the result, if an
-        array cannot be converted, and `UnknownArrayError` if no argument is an array but one has
-        ``__array__``, such as a table of several dtypes.
+        was passed in the place of an array. A call raises a `MemoryConversionError` that names the function
+        and the argument, or the place in the result, if an array cannot be converted, and
+        `UnknownArrayError` if no argument is an array but one has ``__array__``, such as a table of several
+        dtypes.
 
         >>> import numpy as np, arraybridge
         >>> double = arraybridge.numpy(lambda x: x * 2)

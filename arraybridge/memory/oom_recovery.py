@@ -164,12 +164,11 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 
     After a first cleanup and retry, the rows are divided evenly into as few parts as possible, each with at
     most half of the rows: 11 rows into 4, 4 and 3. If a part does not fit, the remaining rows are divided in
-    the same way into parts of at most half its size.
-    A part that cannot be divided further is tried twice. Finished parts are never computed again. The result of each part is copied into one preallocated result,
+    the same way into parts of at most half its size. A part that cannot be divided further is tried twice.
+    Finished parts are never computed again. The result of each part is copied into one preallocated result,
     so ``fn`` may reuse its own output buffer for the next part. JAX and TensorFlow results are not copied,
-    and must not share such a buffer. The result equals that of the whole batch, bit for bit, if
-    ``fn`` is row-wise: it processes each row (slice along ``axis``) independently, and returns one row for
-    each.
+    and must not share such a buffer. The result equals that of the whole batch, bit for bit, if ``fn`` is
+    row-wise: it processes each row (slice along ``axis``) independently, and returns one row for each.
 
     Args:
         fn: The function, called as ``fn(part)``.
