@@ -254,7 +254,7 @@ def _store_carrier_plan(signature: tuple[Any, ...], request: Request, data: Any,
     """Cache the plan for carriers of the class of ``data``, and the plan for its array or its values."""
     if request.copy is False and is_protocol_producer(data):
         return  # `decide` inspects the device of each object
-    bare = request.target if _is_bare(request) else None
+    bare = request.target if request.is_bare else None
     own = signature if bare is None else signature_of_call(bare, None)
     array = decision.data
     if registry.find_owner(array) is decision.source:
@@ -298,7 +298,7 @@ def _add_plans(
     """Add the plan for the call signature and, for calls that pass only a target, for the target's name."""
     cls = type(data)
     fast = _choose_fast(request, decision)
-    is_bare = _is_bare(request)
+    is_bare = request.is_bare
     # ``convert_memory(x, target)``, whose signature begins with the target, has already tried the fast
     # converter, which is stored for the target's name.
     has_tried = is_bare and signature[0] is not None and open_array is None
@@ -319,15 +319,9 @@ def _add_plans(
         add_plan(request.target, cls, plan if is_always_sparse else fast)
 
 
-def _is_bare(request: Request) -> bool:
-    """Return whether a call passes only a target."""
-    has_options = request.dtype is not None or request.device is not None or request.copy is not None
-    return not has_options and request.declared is None and request.grad == "error"
-
-
 def _convert_part(x: Any, request: Request) -> Any:
     """Convert an array with its plan, or with a new decision if there is no plan."""
-    if _is_bare(request):
+    if request.is_bare:
         plan = plans_by_signature.get(request.target, _NO_PLANS).get(type(x))
         if plan is not None:
             try:
