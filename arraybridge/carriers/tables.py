@@ -80,7 +80,7 @@ def _is_one_block(x: Any, blocks: Any) -> bool:
     """Return whether ``to_numpy`` shares the memory of a table, instead of joining several blocks."""
     if blocks is None:
         return not x.size or np.shares_memory(x.to_numpy(), x.iloc[:, 0].to_numpy())
-    return len(blocks) <= 1 or not x.size
+    return len(blocks) <= 1 or not len(x)  # `x.size` takes as long as the rest of the conversion
 
 
 def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
