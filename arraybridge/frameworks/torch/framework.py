@@ -188,11 +188,15 @@ class TorchInterchange(Interchange):
             raise unsupported.cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        steps = [step for step, extent in zip(strides, shape, strict=True) if extent != 1]
-        if any(step < 0 for step in steps):
-            # torch.from_dlpack would crash the process (torch <= 2.13, pytorch/pytorch#188023).
-            return _NEGATIVE_STRIDES
-        return _STRIDE_MULTIPLES if any(step % itemsize for step in steps) else None
+        for extent, stride in zip(shape, strides, strict=True):
+            if extent == 1:
+                continue
+            if stride < 0:
+                # torch.from_dlpack would crash the process (torch <= 2.13, pytorch/pytorch#188023).
+                return _NEGATIVE_STRIDES
+            if stride % itemsize:
+                return _STRIDE_MULTIPLES
+        return None
 
     def import_from(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
