@@ -269,9 +269,7 @@ def open_container(tree: Any) -> Container:
     even if the subclass overrides them. Objects of classes registered with optree are flattened by optree.
     """
     if type(tree) not in _BUILT_IN and is_registered(tree):
-        node = _OptreeNode(tree)
-        if not node.drops_attributes:
-            return node
+        return _OptreeNode(tree)
     base = _base_of(tree)
     if base is not None or _has_fields(tree):  # mappings too, because their class may not accept a dict
         return _Object(tree, base)
@@ -396,16 +394,22 @@ class _OptreeNode(Container):
         return str(node.path_entry_type(node.entries[i], node.type, node.kind).codify(""))
 
     @property
-    def drops_attributes(self) -> bool:
-        """Whether the container is a named tuple with attributes, which optree would drop."""
-        if not issubclass(type(self.tree), tuple) or not _attributes(self.tree):
-            return False
+    def is_named_tuple(self) -> bool:
+        """Whether the container is a named tuple whose class is not registered."""
         import optree
 
         return self._node.kind is optree.PyTreeKind.NAMEDTUPLE
 
     def _make(self, children: Sequence[Any]) -> Any:
-        return self._node.unflatten_func(self._node.metadata, tuple(children))
+        rebuilt = self._node.unflatten_func(self._node.metadata, tuple(children))
+        attributes = _attributes(self.tree)
+        if attributes and self.is_named_tuple:
+            # Arrays and containers that the constructor has set are kept, because it may have computed them
+            # from the fields. All other attributes are copied from the original.
+            own = _attributes(rebuilt)
+            own.update({k: v for k, v in attributes.items() if k not in own or kind_of(v) is LEAF})
+            _restore_attributes(self, rebuilt, children)
+        return rebuilt
 
 
 class _PytreeNode(Container):
@@ -430,11 +434,16 @@ def own_attributes(opened: Container) -> dict[str, Any]:
     Those of a mapping or a registered class are covered by its constructor or registration.
     """
     tree = opened.tree
-    if not isinstance(opened, _Object) or type(tree) in _BUILT_IN:
+    has_attributes = isinstance(opened, _Object) or (
+        isinstance(opened, _OptreeNode) and opened.is_named_tuple
+    )
+    if not has_attributes or type(tree) in _BUILT_IN:
         return {}
     children = {(str(name), id(child)) for name, child in zip(opened.names, opened.children, strict=True)}
     holder = _holder_of(tree)
-    attributes = _attributes(tree) | (_slots(tree) if opened.has_items else {})
+    attributes = _attributes(tree) | (
+        _slots(tree) if isinstance(opened, _Object) and opened.has_items else {}
+    )
     return {
         name: value
         for name, value in attributes.items()
@@ -637,7 +646,8 @@ def key_of(structure: Any) -> Any:
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
     # Other attributes may have any meaning, so the key must not be cached: a set makes it unhashable.
-    others = set() if isinstance(opened, _OptreeNode) else set(_attributes(structure)) - {*opened.names}
+    lists_children = isinstance(opened, _OptreeNode) and not opened.is_named_tuple
+    others = set() if lists_children else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, others or None, tuple(map(key_of, opened.children))
 
@@ -682,43 +692,49 @@ def map_arrays(
     cls = type(tree)
     opened: Container | None = None
     children: Any
-    # Most containers are of these classes, for which no `Container` is needed.
-    if cls is dict:
-        children = tree.values()
-    elif cls is list or cls is tuple:
-        children = tree
-    else:
-        opened = open_container(tree)
-        children = opened.children
-    changed = list(children) if rebuild_all else None
-    for i, child in enumerate(children):
-        try:
-            kind = kinds.get(type(child)) or kind_of(child)
-        except TypeError:  # its class is unhashable
-            kind = kind_of(child)
-        if kind is LEAF and not issubclass(type(child), also):
-            continue
-        try:
-            if kind is TREE:
-                new = map_arrays(child, change, also=also, rebuild_all=rebuild_all, is_whole=is_whole)
-            else:
-                new = change(child)
-        except RecursionError:
-            raise ValueError(
-                "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass"
-                " its arrays in a flat list or dict."
-            ) from None
-        except MemoryConversionError as error:
-            error.add_path((opened or open_container(tree)).place(i))
-            raise
-        if new is not child:
-            changed = list(children) if changed is None else changed
-            changed[i] = new
+    try:
+        # Most containers are of these classes, for which no `Container` is needed.
+        if cls is dict:
+            children = tree.values()
+        elif cls is list or cls is tuple:
+            children = tree
+        else:
+            opened = open_container(tree)
+            children = opened.children
+        changed = list(children) if rebuild_all else None
+        for i, child in enumerate(children):
+            try:
+                kind = kinds.get(type(child)) or kind_of(child)
+            except TypeError:  # its class is unhashable
+                kind = kind_of(child)
+            if kind is LEAF and not issubclass(type(child), also):
+                continue
+            try:
+                if kind is TREE:
+                    new = map_arrays(child, change, also=also, rebuild_all=rebuild_all, is_whole=is_whole)
+                else:
+                    new = change(child)
+            except MemoryConversionError as error:
+                error.add_path((opened or open_container(tree)).place(i))
+                raise
+            if new is not child:
+                changed = list(children) if changed is None else changed
+                changed[i] = new
+    except RecursionError:
+        raise cyclic_error() from None
     if changed is None:
         return tree
     if opened is None:
         return dict(zip(tree, changed, strict=True)) if cls is dict else cls(changed)
     return _rebuild(opened, changed)
+
+
+def cyclic_error() -> ValueError:
+    """Return the error for a container that contains itself."""
+    return ValueError(
+        "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass its"
+        " arrays in a flat list or dict."
+    )
 
 
 def _rebuild(opened: Container, children: list[Any]) -> Any:

@@ -7,6 +7,7 @@ import weakref
 from collections import ChainMap, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -759,3 +760,23 @@ def test_mappings_are_joined_by_key(run: Callable[..., Any], cls: Callable[..., 
     joined = run(lambda part: cls({"doubled": part * 2}), numbered(8))
     assert type(joined) is cls
     assert joined["doubled"].tolist() == (numbered(8) * 2).tolist()
+
+
+class Lazy(Pair):
+    """A named tuple with an attribute that is computed when it is read."""
+
+    @cached_property
+    def total(self) -> Any:
+        return self[0] + self[1]
+
+
+def test_named_tuples_join_if_only_some_parts_have_computed_an_attribute() -> None:
+    def pair_of(x: np.ndarray) -> Lazy:
+        pair = Lazy(x, x)
+        if x[0] == 0:
+            assert pair.total is not None
+        return pair
+
+    joined = Pipeline(pair_of, microbatches=2)(np.arange(4.0))
+    assert type(joined) is Lazy
+    assert [x.tolist() for x in tuple(joined)] == [[0, 1, 2, 3]] * 2

@@ -866,6 +866,19 @@ class NamedPair(Pair):
     """A named tuple with attributes."""
 
 
+class Summed(Pair):
+    """A named tuple whose constructor computes an attribute."""
+
+    total: Any
+    name: str
+
+    def __new__(cls, x: Any, y: Any) -> Self:
+        pair = super().__new__(cls, x, y)
+        pair.total = x + y
+        pair.name = "new"
+        return pair
+
+
 def test_attributes_of_named_tuples_are_kept() -> None:
     torch = require("torch")
     first, second = Pair._fields
@@ -878,3 +891,20 @@ def test_attributes_of_named_tuples_are_kept() -> None:
     assert converted.best is converted[0] is getattr(converted, first)
     assert isinstance(getattr(converted, second), torch.Tensor)
     assert isinstance(pair.best, np.ndarray)  # type: ignore[attr-defined]
+
+    summed = Summed(np.ones(2), np.ones(2))
+    summed.name = "b"
+    converted = convert_tree(summed, "torch")
+    assert isinstance(converted.total, torch.Tensor)
+    assert converted.total.tolist() == [2, 2]
+    assert converted.name == "b"
+
+
+def test_containers_whose_inspection_recurses_raise_the_error_for_cycles() -> None:
+    class Endless:
+        @property
+        def __class__(self) -> Any:
+            return self.__class__
+
+    with pytest.raises(ValueError, match="contains itself"):
+        convert_tree([Endless(), np.ones(1)], "torch")

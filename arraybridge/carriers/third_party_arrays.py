@@ -23,7 +23,6 @@ from arraybridge.host.dlpack_capsules import UNVERSIONED, VERSIONED
 from arraybridge.interface import registry
 from arraybridge.interface.devices import CPU
 from arraybridge.interface.framework import Framework, NoPlanError
-from arraybridge.outcome import ask
 from arraybridge.reasons import Cause, Reason
 
 __all__ = [
@@ -170,9 +169,14 @@ def _read_host_memory(x: Any) -> tuple[Framework, np.ndarray]:
     interface = _interface_of(x, "__array_interface__")
     _check_mask(x, interface)
     if offers(x, "__dlpack__"):
-        export = dlpack_capsules.export
-        exported = export(x) if interface is None else ask(export, x)
-        if exported is not None:
+        try:
+            exported = dlpack_capsules.export(x)
+        except MemoryError:
+            raise
+        except Exception:  # third-party code may raise anything; the array interface remains
+            if interface is None:
+                raise
+        else:
             has_flags = dlpack_capsules.is_versioned(exported)
             return FOREIGN_HOST if has_flags else WITHOUT_FLAGS, dlpack_capsules.from_capsule(exported)
     view = np.asarray(x)

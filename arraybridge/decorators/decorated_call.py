@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -49,6 +50,7 @@ from arraybridge.trees import (
     ARRAY,
     LEAF,
     TREE,
+    cyclic_error,
     kind_of,
     kinds,
     leaves_of,
@@ -556,6 +558,8 @@ def first_array(values: Iterable[Any]) -> Any:
                 is_plain = cls is dict or cls is list or cls is tuple
                 children: Any = value if is_plain else leaves_of(value)
                 searched.append(iter(children.values() if cls is dict else children))
+                if len(searched) > sys.getrecursionlimit():  # the function has put a container into itself
+                    raise cyclic_error()
                 break
         else:
             searched.pop()

@@ -619,3 +619,19 @@ def test_exceptions_without_a_text_propagate_unchanged(cls: type) -> None:
     for call in (arraybridge.to_numpy, lambda x: arraybridge.explain(x, "numpy")):
         with pytest.raises(_UnprintableError):
             call(cls())
+
+
+def test_a_lack_of_memory_in_an_export_is_raised() -> None:
+    """The array interface of the object is not tried instead."""
+
+    class OutOfMemory:
+        __array_interface__ = np.arange(4.0).__array_interface__
+
+        def __dlpack__(self, **_: Any) -> Any:
+            raise MemoryError
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    with pytest.raises(MemoryError):
+        convert_memory(OutOfMemory(), "numpy")

@@ -125,3 +125,13 @@ def test_errors_name_results_that_cannot_be_converted() -> None:
 
     with pytest.raises(DtypeNotSupportedError, match=r"wide\(\), result\['wide'\]: .*float64"):
         wide(IMAGE)
+
+
+def test_an_argument_that_the_function_puts_into_itself_raises() -> None:
+    @arraybridge.numpy(output_type="input")
+    def grow(history: list[Any], x: Any) -> Any:
+        history.append(history)
+        return x
+
+    with pytest.raises(ValueError, match="contains itself"):
+        grow([1], np.ones(2))
