@@ -6,9 +6,9 @@ python tools/plant_mistakes.py --only 7 12                  runs two of them aga
 
 Each mistake changes one expression or statement of the package in a copy of the checkout: a comparison, a
 condition, a number, a boolean operator, or a call that is dropped. The tests that belong to the module then
-run until one fails: first the test files that name the module, then the folder that mirrors its package, then
-the tests of the whole library. A mistake that no test sees is either a missing test or code that nothing
-needs.
+run until one fails: first the test files and folders that name the module, then the folder that mirrors its
+package, then the tests of the whole library. A mistake that no test sees is either a missing test or code
+that nothing needs.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def tests_of(path: str) -> list[str]:
         for file, text in texts.items()
         if file.stem == f"test_{name}" or f"{module} import" in text or _imports(text, parent, name)
     ]
+    named += [folder for folder in sorted((ROOT / "tests").rglob(name)) if folder.is_dir()]
     relative = [str(file.relative_to(ROOT)) for file in named]
     while str(folder) != "tests" and not (ROOT / folder).is_dir():
         folder = folder.parent
