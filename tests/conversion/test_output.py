@@ -425,6 +425,14 @@ def test_tensors_of_inference_mode_are_written_outside_of_it() -> None:
         assert values_of(convert_memory(VALUES, out=torch.zeros(2, 3))) == VALUES.tolist()
 
 
+@pytest.mark.parametrize("x", [np.ma.masked_array([1.0, 2.0], [False, True]), np.array(["a", "b"])])
+def test_errors_of_the_source_name_both_frameworks(x: Any) -> None:
+    out = require("torch").zeros(2, dtype=require("torch").float64)
+    with pytest.raises(ab.MemoryConversionError) as caught:
+        convert_memory(x, out=out)
+    assert (caught.value.source_type, caught.value.target_type) == ("numpy", "torch")
+
+
 # -- plans -------------------------------------------------------------------------------------------------
 
 
