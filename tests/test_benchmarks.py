@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 BENCHMARKS = CHECKOUT / "benchmarks"
@@ -64,3 +64,24 @@ def test_jobs_are_measured_in_separate_processes(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "jobs.json").read_text(encoding="utf-8"))["results"].values()
     assert min(row["ratio"], row["cpu_ratio"]) > 0
     assert row.keys() == {"ours", "by_hand", "ratio", "cpu_ratio"}
+
+
+COUNTS = """
+from benchmarks import entered_functions as counting
+
+for name, run in counting.operations().items():
+    for _ in range(counting.WARM_UP):
+        run()
+    # During any call, garbage collection may run other functions.
+    count = min(counting.entered(run).total() for _ in range(3))
+    if count > counting.TARGETS[name]:
+        print(name, count)
+"""
+
+
+def test_operations_enter_no_more_functions_than_their_targets() -> None:
+    """The targets of `benchmarks.entered_functions`, except pipelines, whose threads may wake up in vain."""
+    if require("torch").version.cuda:
+        pytest.skip("builds of PyTorch for CUDA enter more functions, to select the device and its stream")
+    done = run_python("-c", COUNTS)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
