@@ -307,8 +307,8 @@ class _Object(Container):
 
     Items are those of a dict, list, tuple, deque, ``UserDict`` or an instance of a subclass. Fields are those
     of a dataclass, an attrs class, a pydantic model or a ``SimpleNamespace``. If an object has both, the
-    fields follow the items, except for attributes that refer to one of the items. `_restore_attributes`
-    updates these together with the item.
+    fields follow the items, except for those that refer to an array or a container among the items.
+    `_restore_attributes` updates these together with the item.
     """
 
     __slots__ = ("_base", "_item_count")
@@ -331,7 +331,7 @@ class _Object(Container):
 
     @property
     def has_items(self) -> bool:
-        """Whether the class of the object is a built-in container or derived from one."""
+        """Whether the object is a built-in container, a ``UserDict`` or an instance of a subclass."""
         return self._base is not None
 
     def place(self, i: int) -> str:
@@ -592,10 +592,8 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
 
 def arrays_with_owners(tree: Any) -> list[tuple[Framework, Any]]:
     """Return the arrays of frameworks in nested containers, each with its framework."""
-    kind = cached_kind(type(tree))
-    if kind is LEAF:
-        return []
-    pairs = [(registry.find_owner(x), x) for x in ((tree,) if kind is ARRAY else arrays_of(tree))]
+    arrays = (tree,) if cached_kind(type(tree)) is ARRAY else arrays_of(tree)
+    pairs = [(registry.find_owner(x), x) for x in arrays]
     return [(owner, x) for owner, x in pairs if owner is not None]
 
 
@@ -730,7 +728,7 @@ def map_arrays(
 
 
 def cyclic_error() -> ValueError:
-    """Return the error for a container that contains itself."""
+    """Return the error for a container that contains itself, or that is nested too deeply."""
     return ValueError(
         "Cannot search a container for arrays. It contains itself, or it is nested too deeply. Pass its"
         " arrays in a flat list or dict."
@@ -741,7 +739,7 @@ def _rebuild(opened: Container, children: list[Any]) -> Any:
     """Return a container with other children; the unchanged container if its class does not accept them.
 
     Raises:
-        ArrayNotSupportedError: If optree traverses the container, and its class does not accept the children.
+        ArrayNotSupportedError: If a named tuple, or an object registered with optree, cannot be rebuilt.
     """
     try:
         return opened.rebuild(children)

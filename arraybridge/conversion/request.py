@@ -42,7 +42,8 @@ class Request:
     is_bare: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        has_options = self.dtype is not None or self.device is not None or self.copy is not None
+        names_device = self.gpu_id is not None or self.device is not None
+        has_options = names_device or self.copy is not None or self.dtype is not None or self.out is not None
         self.is_bare = not has_options and self.declared is None and self.grad == "error"
 
 

@@ -79,7 +79,7 @@ def convert_tree(
     request = check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
     if out is not None:
         return _write_tree(tree, out, target, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
-    if request.is_bare and gpu_id is None:
+    if request.is_bare:
         return map_arrays(tree, lambda leaf: convert_memory(leaf, name))  # the fastest way to call it
 
     def convert(leaf: Any) -> Any:

@@ -558,7 +558,7 @@ def first_array(values: Iterable[Any]) -> Any:
                 is_plain = cls is dict or cls is list or cls is tuple
                 children: Any = value if is_plain else leaves_of(value)
                 searched.append(iter(children.values() if cls is dict else children))
-                if len(searched) > sys.getrecursionlimit():  # the function has put a container into itself
+                if len(searched) > sys.getrecursionlimit():  # the decorated function made it a cycle
                     raise cyclic_error()
                 break
         else:

@@ -94,8 +94,6 @@ def is_oom(error: BaseException, before: BaseException | None) -> bool:
 
     ``before`` is an error that was already being handled when the failed call began, or None.
     """
-    if error is not before and _is_oom_itself(error):  # in most calls
-        return True
     return any(map(_is_oom_itself, chain(error, before)))
 
 

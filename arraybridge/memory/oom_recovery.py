@@ -17,7 +17,7 @@ from arraybridge import batches
 from arraybridge.batches import Joined
 from arraybridge.caches import new_cache, remember
 from arraybridge.compilers import run_eagerly
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on
 from arraybridge.formatting import format_count
 from arraybridge.interface import registry
 from arraybridge.interface.framework import native_errors
@@ -33,7 +33,7 @@ from arraybridge.memory.split_arguments import (
     nothing_to_split_error,
     warn_about_coincidences,
 )
-from arraybridge.outcome import Outcome
+from arraybridge.outcome import Outcome, ask
 from arraybridge.settings import worker_device
 from arraybridge.tracing import trace_log
 from arraybridge.tracing.trace_log import open_logs
@@ -592,7 +592,7 @@ def _explain(error: Exception, explanation: str) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text = (text_of(error) or "").partition("\n")[0]
+    text = (ask(str, error) or "").partition("\n")[0]
     return f"{type(error).__module__}.{type(error).__qualname__}: {text}".removeprefix("builtins.")
 
 

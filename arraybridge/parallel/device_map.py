@@ -117,17 +117,14 @@ def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
     def note(number: int) -> str:
         return f"item {number}, on {device}"
 
-    worker = Worker(partial(_in_thread, fn, setup, device), note, "item", name_of(fn), str(device))
     if not processes:
-        return worker
+        return Worker(partial(_in_thread, fn, setup, device), note, "item", name_of(fn), str(device))
     # Imported here, since it is rarely needed.
     from arraybridge.parallel.worker_processes import WorkerProcess
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
     process = WorkerProcess(partial(_in_process, fn, setup, device), functions, str(device))
-    worker.enter = process.working
-    worker.stop = process.stop
-    return worker
+    return Worker(process.working, note, "item", name_of(fn), str(device), process.stop)
 
 
 # -- work on one device --------------------------------------------------------------------------

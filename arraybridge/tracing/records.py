@@ -25,11 +25,12 @@ class Record:
 
     __slots__ = ("began", "seconds", "site", "thread", "thread_id")
 
-    began: float
-    seconds: float
-    thread: str
-    thread_id: int
-    site: Site
+    def __init__(self, began: float, seconds: float, thread: str, thread_id: int, site: Site) -> None:
+        self.began = began
+        self.seconds = seconds
+        self.thread = thread
+        self.thread_id = thread_id
+        self.site = site
 
     def event(self, opened: float, line: int) -> Event:
         """Return this record as an `Event`.
@@ -63,11 +64,7 @@ class ConversionRecord(Record):
         steps: Steps | None,
         array: int | None,
     ) -> None:
-        self.began = began
-        self.seconds = seconds
-        self.thread = thread
-        self.thread_id = thread_id
-        self.site = site
+        super().__init__(began, seconds, thread, thread_id, site)
         self.route = route
         self.steps = steps
         self.array = array
