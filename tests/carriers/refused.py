@@ -502,6 +502,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], int | None]] = {
     "Index of dates": (lambda _: package("pandas").date_range("2020", periods=2, tz="UTC"), 1),
     "Index of text": (lambda _: package("pandas").Index(["a", "b"]), 1),
     "Index of levels": (lambda _: package("pandas").MultiIndex.from_product([[1, 2], [3]]), 1),
+    "Index of one level": (lambda _: package("pandas").MultiIndex.from_arrays([[1, 2]]), 1),
     "sparse Series": (
         lambda _: package("pandas").Series(package("pandas").arrays.SparseArray([0.0, 1.0])),
         1,

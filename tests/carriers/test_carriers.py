@@ -439,6 +439,26 @@ def test_split_recovery_reads_the_rows_of_a_part(monkeypatch: pytest.MonkeyPatch
     assert [key[0] if isinstance(key, tuple) else key for key in read][-2:] == [slice(0, 1), slice(1, 2)]
 
 
+@pytest.mark.parametrize(
+    ("options", "rows"), [({}, [1] * 5), ({"chunks": (2, 4)}, [2, 2, 1]), ({"chunks": (1, 4)}, [1] * 5)]
+)
+def test_files_are_read_into_arrays_in_parts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], rows: list[int]
+) -> None:
+    values, read = np.arange(20.0).reshape(5, 4), []
+    x, out = dataset(tmp_path, values, **options), np.empty((5, 4))
+    original = h5py.Dataset.__getitem__
+    monkeypatch.setattr(
+        h5py.Dataset,
+        "__getitem__",
+        lambda self, key: (part := original(self, key), read.append(len(part)))[0],
+    )
+    monkeypatch.setattr("arraybridge.carriers.sources.PART_NBYTES", 40)  # a row has 32 bytes
+    assert convert_memory(x, out=out) is out
+    assert equal(out, values)
+    assert read == rows
+
+
 def test_slice_by_slice_pipeline_and_maps() -> None:
     @ab.torch(slice_by_slice=True, output_type="input")
     def planes(x: Any) -> Any:
