@@ -24,7 +24,7 @@ ENVIRONMENT = {
     # The frameworks share one GPU, so none of them may allocate all of its memory.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # By default, PyTorch's threads keep their CPUs busy while they wait, and several test processes share these.
+    # By default, waiting threads of PyTorch keep the CPUs busy, which several test processes share.
     "OMP_WAIT_POLICY": "passive",
 }
 for _name, _value in ENVIRONMENT.items():

@@ -199,7 +199,8 @@ def test_arrays_that_span_processes(devices: int) -> None:
         port = one.getsockname()[1]
     env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     done = run_python(PROCESSES, str(port), env=env, timeout=300, imported=True)
-    assert (done.returncode, done.stdout) == (0, "done\n" * 2), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("done\n" * 2)
 
 
 # ---- deleted arrays --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Run programs in forked copies of this process, which has imported the frameworks, but has not started them.
 
-Reads one program per line, in JSON: its arguments, its environment, and the files for its output. Prints the exit
-code of each. `tests.helpers.run_python` writes the lines.
+Reads one program per line, in JSON: its arguments, its environment, and the files for its output. Prints the
+exit code of each. `tests.helpers.run_python` writes the lines.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 # The compiler of PyTorch's CUDA build is first, see conftest.py. TensorFlow imports JAX, if it is installed.
@@ -20,7 +21,7 @@ FRAMEWORKS = ("triton", "torch", "jax", "tensorflow")
 
 
 def run(arguments: list[str]) -> None:
-    """Run a program as ``python`` does with these arguments; the exit of this process runs its exit handlers."""
+    """Run a program as ``python`` does with these arguments. Exit handlers run when this process exits."""
     kind, *rest = arguments
     if kind == "-m":
         sys.argv = rest
@@ -29,8 +30,7 @@ def run(arguments: list[str]) -> None:
     if kind == "-c":
         source, name, sys.argv = rest[0], "<string>", ["-c", *rest[1:]]
     else:
-        with open(kind, encoding="utf-8") as file:
-            source, name, sys.argv = file.read(), kind, arguments
+        source, name, sys.argv = Path(kind).read_text(encoding="utf-8"), kind, arguments
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__file__ = name
     exec(compile(source, name, "exec"), vars(main))  # noqa: S102  # the program of a test
