@@ -123,10 +123,10 @@ def test_the_trace_shows_the_lines_and_bytes_of_its_script(tmp_path: Path) -> No
     # JAX may abort the interpreter if its work is pending at exit, even without arraybridge.
     lines = ["import arraybridge as ab", *head, shared, "edges.block_until_ready()"]
     script.write_text("\n".join(lines), encoding="utf-8")
-    assert _trace(script, imported=True).stdout.strip() == "no copies"
+    assert _trace(script).stdout.strip() == "no copies"
 
 
-def _trace(script: Path, imported: bool = False) -> subprocess.CompletedProcess[str]:
-    done = run_python("-m", "arraybridge", "trace", str(script), imported=imported)
+def _trace(script: Path) -> subprocess.CompletedProcess[str]:
+    done = run_python("-m", "arraybridge", "trace", str(script), imported=True)
     assert done.returncode == 0, done.stderr
     return done
