@@ -24,6 +24,8 @@ ENVIRONMENT = {
     # The frameworks share one GPU, so none of them may allocate all of its memory.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    # By default, waiting threads of PyTorch keep the CPUs busy, which several test processes share.
+    "OMP_WAIT_POLICY": "passive",
 }
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,12 +115,16 @@ def _split_tensorflow_cpu(tf: ModuleType) -> None:
 
 
 def run_python(
-    *arguments: str, env: dict[str, str] | None = None, timeout: float = 600
+    *arguments: str, env: dict[str, str] | None = None, timeout: float = 600, imported: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter with these arguments and return the result, also after a crash.
 
     It imports the same arraybridge as this process, and ``tests``. ``env`` adds to the environment; an
     empty value removes a variable. Warnings are errors there as well.
+
+    With ``imported``, the process has imported PyTorch, JAX and TensorFlow already, but has not started them:
+    it is a forked copy of one process, which saves up to ten seconds. Use this if the test is about neither
+    imports nor variables that they read.
 
         done = run_python("-m", "arraybridge", "demo", env={"NO_COLOR": "1"})
     """
@@ -130,16 +140,51 @@ def run_python(
         "PYTHONWARNINGS": "error",
         **(env or {}),
     }
+    # Empty variables of this process may have a meaning, such as CUPY_ACCELERATORS.
+    environment = {name: value for name, value in environment.items() if value or name not in (env or {})}
+    # -P omits the current folder, which may be another copy of the package, from sys.path.
+    command = [sys.executable, "-P", *arguments]
+    if imported and hasattr(os, "fork") and sys.platform != "darwin":
+        with tempfile.TemporaryDirectory() as folder:
+            return _run_forked(command, environment, timeout, Path(folder))
     return subprocess.run(
-        # -P omits the current folder, which may be another copy of the package, from sys.path.
-        [sys.executable, "-P", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        # Empty variables of this process may have a meaning, such as CUPY_ACCELERATORS.
-        env={name: value for name, value in environment.items() if value or name not in (env or {})},
+        command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
     )
+
+
+def _run_forked(
+    command: list[str], environment: dict[str, str], timeout: float, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    files = [folder / "stdout", folder / "stderr"]
+    for file in files:
+        file.touch()
+    server = _fork_server()
+    try:
+        print(json.dumps([command[2:], environment, *map(str, files)]), file=server.stdin, flush=True)
+        if not select.select([server.stdout], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(command, timeout)
+        exit_code = int(server.stdout.readline())
+    except BaseException:
+        _fork_server.cache_clear()
+        os.killpg(server.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(command, exit_code, *(file.read_text("utf-8") for file in files))
+
+
+@cache
+def _fork_server() -> Any:
+    """Start tests/scripts/fork_server.py; it ends with this process."""
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-u", str(SCRIPTS / "fork_server.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    atexit.register(server.communicate)  # closes its input
+    return server
 
 
 def tool(name: str) -> Any:
@@ -155,13 +200,16 @@ def tool(name: str) -> Any:
     return module
 
 
-def output_of(*lines: str, env: dict[str, str] | None = None) -> str:
+def output_of(*lines: str, env: dict[str, str] | None = None, imported: bool = False) -> str:
     """Return the output of a fresh process that runs these lines and exits successfully.
+
+    See `run_python` for the options.
 
     assert output_of("import sys", "print('torch' in sys.modules)") == "False"
     """
-    # -u: output before a fork or os._exit is printed once.
-    done = run_python("-u", "-c", "\n".join(lines), env=env)
+    # Output before a fork or os._exit is printed once.
+    environment = {"PYTHONUNBUFFERED": "1", **(env or {})}
+    done = run_python("-c", "\n".join(lines), env=environment, imported=imported)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -127,7 +127,11 @@ def test_the_hook_is_found(private: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 # AutoGraph reads the source of the functions that it rewrites, so that they have to be in a file.
 TENSORFLOW_SCRIPT = """
+import warnings
 import numpy as np, tensorflow as tf, arraybridge as ab
+
+# On Python 3.13, AutoGraph causes this warning (TensorFlow 2.21), and fails if it is an error.
+warnings.simplefilter("ignore", DeprecationWarning)
 
 x = np.arange(3.0)
 double = ab.tensorflow(lambda a: a * 2)
@@ -181,8 +185,7 @@ def test_autograph_rewrites_the_functions_of_users_only(tmp_path: Path) -> None:
     require("tensorflow")
     script = tmp_path / "script.py"
     script.write_text(TENSORFLOW_SCRIPT)
-    # On Python 3.13, AutoGraph causes a DeprecationWarning (TensorFlow 2.21), and fails if that is an error.
-    done = run_python(str(script), env={"PYTHONWARNINGS": "error,ignore::DeprecationWarning"})
+    done = run_python(str(script), imported=True)
     assert done.returncode == 0, done.stderr
     assert "AutoGraph could not transform" not in done.stderr
     assert done.stdout.splitlines() == [
@@ -212,6 +215,7 @@ def test_conversions_raise_while_pytorch_records_a_program() -> None:
         "        print(error.reason)",
         "    program = record(lambda x: arraybridge.torch(torch.cos)(x), (torch.ones(2),))",
         "    print(program(torch.zeros(2)).tolist())",
+        imported=True,
     )
     reason = "its values would become constants"
     assert printed.splitlines() == [reason, "[1.0, 1.0]"] * 2
@@ -228,6 +232,7 @@ def test_make_fx_records_copies_and_casts() -> None:
         "    run = lambda x: to(x, 'torch', copy=True) + to(x, 'torch', dtype='float64')",
         "    program = make_fx(run, tracing_mode=mode)(torch.ones(2))",
         "    print(program(torch.full((2,), 3.0)).tolist())",
+        imported=True,
     )
     assert printed.splitlines() == ["[6.0, 6.0]"] * 3
 
@@ -252,7 +257,7 @@ def test_the_advice_for_torch_fx_works(tmp_path: Path) -> None:
     require("torch")
     script = tmp_path / "script.py"
     script.write_text(WRAPPED_SCRIPT)
-    done = run_python(str(script))
+    done = run_python(str(script), imported=True)
     assert done.returncode == 0, done.stderr
     values, advice = done.stdout.splitlines()
     assert values == "[3.0, 3.0]"

@@ -204,11 +204,11 @@ def test_the_page_on_traces_shows_the_table_of_its_script(tmp_path: Path) -> Non
     start = loop.index("        maps =")
     head.insert(0, "import arraybridge as ab")
     script.write_text("\n".join([*head, loop[:start] + changed]), encoding="utf-8")
-    assert _trace(script).strip() == "no copies"
+    assert _trace(script, imported=True).strip() == "no copies"
 
 
-def _trace(script: Path) -> str:
-    done = run_python("-m", "arraybridge", "trace", str(script))
+def _trace(script: Path, imported: bool = False) -> str:
+    done = run_python("-m", "arraybridge", "trace", str(script), imported=imported)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -99,7 +99,7 @@ def test_the_first_example_prints_what_the_page_shows(name: str, tmp_path: Path)
         checks.append("assert array.unsafe_buffer_pointer() == tensor.data_ptr()")
     script = tmp_path / "example.py"
     script.write_text("\n".join([example[0], *checks, ""]), encoding="utf-8")
-    done = run_python(str(script))
+    done = run_python(str(script), imported=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, example[1], "")
 
 
@@ -127,6 +127,6 @@ def test_the_trace_shows_the_lines_and_bytes_of_its_script(tmp_path: Path) -> No
 
 
 def _trace(script: Path) -> subprocess.CompletedProcess[str]:
-    done = run_python("-m", "arraybridge", "trace", str(script))
+    done = run_python("-m", "arraybridge", "trace", str(script), imported=True)
     assert done.returncode == 0, done.stderr
     return done

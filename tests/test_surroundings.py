@@ -743,5 +743,6 @@ def test_conversions_in_a_forked_process() -> None:
         "child = os.fork()",
         "if not child: os._exit(convert() != expected)",
         "print(expected[0], os.waitpid(child, 0)[1])",
+        imported=True,
     )
     assert output == "True 0"

@@ -694,7 +694,7 @@ print(type(ab.convert_tree([np.ones(2)], "numpy", copy=True)[0]).__name__)
 )
 def test_a_registered_object_that_contains_itself_raises(framework: str, setup: str, register: str) -> None:
     require(framework)
-    assert output_of(CYCLE.format(setup=setup, register=register)) == "ndarray"
+    assert output_of(CYCLE.format(setup=setup, register=register), imported=True) == "ndarray"
 
 
 @dataclasses.dataclass

@@ -266,7 +266,7 @@ def test_out_needs_no_memory_where_a_copy_fails() -> None:
     )
     if not Path("/proc/self/statm").exists():
         pytest.skip("the limit of the address space is only tested on Linux")
-    assert output_of(*lines).split() == [str(float(1 << 25)), "1.0"]
+    assert output_of(*lines, imported=True).split() == [str(float(1 << 25)), "1.0"]
 
 
 def test_lazy_bits_are_resolved_while_they_are_written() -> None:

@@ -1,12 +1,15 @@
-"""Import packages in the order of the arguments, then use functions that could import Triton late.
+"""Import packages in the order of each argument, then use functions that could import Triton late.
 
 Triton, which PyTorch's CUDA build installs, crashes the process if it is imported after TensorFlow. "ours"
-means a conversion to TensorFlow, which imports it.
+means a conversion to TensorFlow, which imports it. Each order, such as "torch ours", runs in a forked copy of
+this process, which has imported packages that TensorFlow imports, but neither TensorFlow nor PyTorch.
+Prints a line per order.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -14,7 +17,19 @@ import numpy as np
 
 import arraybridge as ab
 
-for name in sys.argv[1:]:
+for name in ("jax", "pandas", "matplotlib.pyplot"):
+    importlib.import_module(name)
+for order in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        break
+    _, status = os.waitpid(child, 0)
+    if status:
+        print(order, f"ended with {os.waitstatus_to_exitcode(status)}", sep="\t", flush=True)
+else:
+    sys.exit()
+
+for name in order.split():
     if name == "ours":
         ab.to_tensorflow(np.ones(3))
     else:
@@ -77,4 +92,4 @@ ab.free_memory()
 ab.memory_stats()
 ab.benchmark(total, X)
 assert ("triton" in sys.modules) == is_safe
-print(f"right, {is_safe}")
+print(order, f"right, {is_safe}", sep="\t", flush=True)

@@ -15,7 +15,7 @@ import pytest
 
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type, device_of
-from arraybridge.dask import recoveries, to_dask
+from arraybridge.dask import map_blocks, recoveries, to_dask
 from arraybridge.testing import inject_oom
 from tests import matrix_data as data
 from tests.helpers import require
@@ -201,6 +201,16 @@ def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:
 
 def check_equal(result: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(result, expected, strict=True)
+
+
+def check_filter(name: str, scheduler: Any) -> None:
+    """Check the filter of a framework on each chunk, and a second filter after it."""
+    image = to_dask(IMAGE, CHUNKS)
+    filtered = blockwise(FILTERS[name], IMAGE, CHUNKS)
+    assert not np.array_equal(filtered, IMAGE)
+    check_equal(computed(map_blocks(FILTERS[name], image), scheduler), filtered)
+    both = map_blocks(normalize, map_blocks(FILTERS[name], image))
+    check_equal(computed(both, scheduler), blockwise(normalize, filtered, CHUNKS))
 
 
 def built(framework: str, layout: str, dtype: str) -> data.Source:

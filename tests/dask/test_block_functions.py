@@ -11,7 +11,6 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 
 import arraybridge
 from arraybridge import (
@@ -42,20 +41,11 @@ def _in_this_thread() -> Any:
 
 # -- results equal to the plain call -------------------------------------------------------------------
 
-# Importing the other frameworks in workers takes a long time and would not test more.
-PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
-
-@pytest.mark.parametrize(("name", "scheduler"), PLACES)
-def test_results_equal_the_plain_call(name: str, scheduler: Any, request: pytest.FixtureRequest) -> None:
-    """Check one filter on each chunk, and a second filter after it."""
+@pytest.mark.parametrize("name", FILTERS)
+def test_results_equal_the_plain_call(name: str) -> None:
     require(name)
-    scheduler = request.getfixturevalue("two_workers") if scheduler == "cluster" else scheduler
-    filtered = functions.blockwise(FILTERS[name], IMAGE, CHUNKS)
-    assert not np.array_equal(filtered, IMAGE)
-    check_equal(computed(map_blocks(FILTERS[name], image()), scheduler), filtered)
-    both = map_blocks(functions.normalize, map_blocks(FILTERS[name], image()))
-    check_equal(computed(both, scheduler), functions.blockwise(functions.normalize, filtered, CHUNKS))
+    functions.check_filter(name, "threads")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "int64", "uint64"])
@@ -122,26 +112,6 @@ def test_x64_of_a_jax_function() -> None:
         map_blocks(np.negative, ones, x64=True)
     with pytest.raises(TypeError, match="x64"):
         map_blocks(add, ones, x64="on")
-
-
-def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
-    torch = require("torch")
-    weights = np.array([1, 2], np.float32)
-
-    @arraybridge.torch
-    def by_value(x: Any, factor: float = 1) -> Any:
-        """Use an imported module, a closure variable and a default, which are pickled with the function."""
-        return torch.multiply(x, float(weights[1]) * factor)
-
-    for fn in (
-        by_value,
-        lambda b: b + b,
-        arraybridge.gpu(lambda b: b + b),
-        functools.partial(functions.twice),
-        functions.Model(2).scaled,
-        functools.partial(np.multiply, 2),
-    ):
-        check_equal(computed(map_blocks(fn, numbers()), two_workers), WHOLE * 2)
 
 
 def test_scheduler_does_not_import_frameworks() -> None:
@@ -449,30 +419,6 @@ def test_blocks_that_differ_from_the_declaration_raise(kind: str) -> None:
         assert isinstance(caught.value, ValueError)
         for word in ("culprit()", *words):
             assert word in str(caught.value)
-
-
-# -- errors on workers ---------------------------------------------------------------------------------
-
-ERRORS: dict[str, tuple[type[Exception], str, str]] = {
-    "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", "numpy"),
-    "with_graph": (GradientError, r"with_graph\(\).*torch\.no_grad\(\)", "numpy"),
-    "on_a_gpu_that_is_not_there": (DeviceNotFoundError, "gpu:99", "torch"),
-}
-
-
-def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> None:
-    def failing(b: Any) -> Any:
-        raise ZeroDivisionError("raised in the block")
-
-    require("torch")
-    for name, (cls, words, target) in ERRORS.items():
-        with pytest.raises(cls, match=words) as caught:
-            map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
-        assert type(caught.value) is cls
-        assert caught.value.target_type == target  # type: ignore[attr-defined]
-    with pytest.raises(ZeroDivisionError) as division:
-        map_blocks(failing, numbers()).compute(scheduler=two_workers)
-    assert str(division.value) == "raised in the block"
 
 
 # -- invalid input and unusual arrays ------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -15,9 +16,10 @@ from distributed import Client, LocalCluster
 from distributed.protocol import deserialize, serialize
 
 import arraybridge
-from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, hardware
+from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, GradientError, hardware, shared
 from arraybridge.conversion import device_resolution
 from arraybridge.dask import (
+    BlockError,
     cluster,
     map_blocks,
     prepare,
@@ -31,6 +33,7 @@ from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
 from tests.dask.functions import QUIET, bits, built, check_equal, computed, numbers
 from tests.helpers import output_of, require
+from tests.parallel.functions import filled
 
 WHOLE = np.arange(12.0).reshape(3, 4)
 COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -215,6 +218,57 @@ def test_cluster_without_dask_raises() -> None:
         arraybridge.dask.map_block  # noqa: B018
 
 
+# -- functions and errors ------------------------------------------------------------------------------
+
+
+def test_results_on_workers_equal_the_plain_call(two_workers: Client) -> None:
+    """test_block_functions.py checks the other frameworks, whose import takes a long time, in threads."""
+    require("torch")
+    functions.check_filter("torch", two_workers)
+
+
+def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
+    torch = require("torch")
+    weights = np.array([1, 2], np.float32)
+
+    @arraybridge.torch
+    def by_value(x: Any, factor: float = 1) -> Any:
+        """Use an imported module, a closure variable and a default, which are pickled with the function."""
+        return torch.multiply(x, float(weights[1]) * factor)
+
+    for fn in (
+        by_value,
+        lambda b: b + b,
+        arraybridge.gpu(lambda b: b + b),
+        functools.partial(functions.twice),
+        functions.Model(2).scaled,
+        functools.partial(np.multiply, 2),
+    ):
+        check_equal(computed(map_blocks(fn, numbers()), two_workers), WHOLE * 2)
+
+
+ERRORS: dict[str, tuple[type[Exception], str, str]] = {
+    "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", "numpy"),
+    "with_graph": (GradientError, r"with_graph\(\).*torch\.no_grad\(\)", "numpy"),
+    "on_a_gpu_that_is_not_there": (DeviceNotFoundError, "gpu:99", "torch"),
+}
+
+
+def test_errors_arrive_with_their_class_and_attributes(two_workers: Client) -> None:
+    def failing(b: Any) -> Any:
+        raise ZeroDivisionError("raised in the block")
+
+    require("torch")
+    for name, (cls, words, target) in ERRORS.items():
+        with pytest.raises(cls, match=words) as caught:
+            map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
+        assert type(caught.value) is cls
+        assert caught.value.target_type == target  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError) as division:
+        map_blocks(failing, numbers()).compute(scheduler=two_workers)
+    assert str(division.value) == "raised in the block"
+
+
 # -- transfers and messages ----------------------------------------------------------------------------
 
 
@@ -267,6 +321,14 @@ def test_large_values_travel_between_workers_in_shared_memory(framework: str, tw
         assert is_writable == (framework != "jax")
         del made, moved
     assert arraybridge.detect_memory_type(two_workers.submit(functions.made, framework).result()) == framework
+
+
+def test_shared_arrays_are_sent_as_a_location(two_workers: Client) -> None:
+    x = shared(np.zeros((4, 1000)))
+    result = two_workers.submit(filled, x[1]).result()
+    assert np.shares_memory(result, x)
+    assert x.sum() == 1000
+    assert deserialize(*serialize(x[1, :3])).tolist() == [1, 1, 1]  # as Dask spills to disk
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion, compilers
 from tests.decorators.cases import identity
-from tests.helpers import jax_with, output_of, require
+from tests.helpers import jax_with, require, run_python
 
 
 def test_jax_transformations_around_a_jax_function() -> None:
@@ -207,28 +208,46 @@ def test_a_full_graph_raises_that_error_if_the_plan_cache_contains_dtypes_of_ten
         compiled(lambda x: arraybridge.to_numpy(x.cos()), fullgraph=True)(torch.zeros(2))
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        ("arraybridge.convert_memory(x, 'numpy').tolist()", "[1.0, 1.0]"),
-        ("arraybridge.convert_tree({'a': x}, 'numpy')['a'].tolist()", "[1.0, 1.0]"),
-        ("arraybridge.numpy(lambda y: y + 1)(x).tolist()", "[2.0, 2.0]"),
-        ("arraybridge.detect_memory_type(x)", "torch"),
-        ("arraybridge.explain(x, 'numpy').method", "view"),
-    ],
-)
-def test_the_first_call_in_a_compiled_function_causes_no_warning(call: str, expected: str) -> None:
+#: Calls in a compiled function, with the results that they print.
+FIRST_CALLS = {
+    "arraybridge.convert_memory(x, 'numpy').tolist()": "[1.0, 1.0]",
+    "arraybridge.convert_tree({'a': x}, 'numpy')['a'].tolist()": "[1.0, 1.0]",
+    "arraybridge.numpy(lambda y: y + 1)(x).tolist()": "[2.0, 2.0]",
+    "arraybridge.detect_memory_type(x)": "torch",
+    "arraybridge.explain(x, 'numpy').method": "view",
+}
+#: Each call is in a forked process that has imported the compiler after arraybridge.
+FIRST = """
+import os, sys, warnings
+import torch, arraybridge, torch._dynamo
+warnings.simplefilter("error")
+for call in sys.argv[1:]:
+    if os.fork() == 0:
+        try:
+            function = eval(f"lambda zeros: (x := zeros.cos(), {call})[1]")
+            result = torch.compile(function, backend="eager")(torch.zeros(2))
+        except Exception as error:
+            result = " ".join(repr(error).split())
+        print(call, result, sep="\\t", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def results_of_first_calls() -> dict[str, str]:
     require("torch")
-    printed = output_of(
-        "import warnings",
-        "warnings.simplefilter('error')",
-        "import torch, arraybridge",
-        "def function(zeros):",
-        "    x = zeros.cos()",
-        f"    return {call}",
-        "print(torch.compile(function, backend='eager')(torch.zeros(2)))",
-    )
-    assert printed == expected
+    if not hasattr(os, "fork"):
+        pytest.skip("the program forks, which this system cannot")
+    done = run_python("-c", FIRST, *FIRST_CALLS, imported=True)
+    return dict(line.split("\t") for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("call", FIRST_CALLS)
+def test_the_first_call_in_a_compiled_function_causes_no_warning(
+    call: str, results_of_first_calls: dict[str, str]
+) -> None:
+    assert results_of_first_calls[call] == FIRST_CALLS[call]
 
 
 def test_graphs_break_in_releases_whose_graph_break_takes_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_dill_pickles_script_functions_by_value(tmp_path: Path) -> None:
         "    again = dill.loads(dill.dumps(one, recurse=True))\n"
         "    print(again(np.ones(2)).tolist())\n"
     )
-    done = run_python(str(script))
+    done = run_python(str(script), imported=True)
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n[3.0, 3.0]\n"), done.stderr
 
 

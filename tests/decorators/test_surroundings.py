@@ -146,5 +146,6 @@ def test_the_warning_names_the_line_of_the_user() -> None:
         "with warnings.catch_warnings(record=True) as caught:",
         "    arraybridge.jax(lambda x: x)(np.ones(2))",
         "print(len(caught), caught[0].category.__name__, caught[0].lineno, caught[0].filename)",
+        imported=True,
     )
     assert printed == "1 UserWarning 4 <string>"

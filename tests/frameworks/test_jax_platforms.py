@@ -32,6 +32,7 @@ def test_arrays_are_transferred_without_cpu_devices() -> None:
         "try: ab.convert_memory(host, 'jax', device='cpu')",
         "except ab.DeviceNotFoundError as error: print('jax has no device cpu here' in str(error))",
         env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
+        imported=True,
     )
     assert printed.splitlines() == [
         " ".join(["gpu:0", "gpu:1", "gpu:2"] * 3),

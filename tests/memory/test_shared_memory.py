@@ -254,12 +254,6 @@ def test_pickles_that_never_arrive_leak_no_memory(method: Any) -> None:
     assert done.stdout.splitlines() == words, done.stderr
 
 
-def test_dask() -> None:
-    pytest.importorskip("distributed")
-    done = run_python("-W", "ignore", "-m", "tests.memory.dask_workers", timeout=200)
-    assert done.stdout.splitlines() == ["place True", "written 1000.0", "disk [1.0, 1.0, 1.0]"], done.stderr
-
-
 def test_freed_memory_raises(implementation: str) -> None:
     x = shared(np.ones(10))
     data, key = pickle.dumps(x), x.segment.key  # type: ignore[attr-defined]

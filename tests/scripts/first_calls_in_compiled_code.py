@@ -9,6 +9,8 @@ forked copy of this process, which has imported the frameworks, but has not star
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import os
 import tempfile
 import warnings
@@ -386,6 +388,12 @@ def _(s: Samples) -> Results:
 # -- running -------------------------------------------------------------------------------------------
 
 
+def turn_warnings_into_errors() -> None:
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", DeprecationWarning)  # imports of Inductor (torch 2.13)
+    warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")  # torch 2.14
+
+
 def run(name: str, backend: str) -> None:
     """Run a case in compiled code, and compare its results afterwards, in ordinary code."""
     samples = Samples()
@@ -403,9 +411,7 @@ def run(name: str, backend: str) -> None:
         call()
         return x * 2
 
-    warnings.simplefilter("error")
-    warnings.simplefilter("ignore", DeprecationWarning)  # imports of Inductor (torch 2.13)
-    warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")  # torch 2.14
+    turn_warnings_into_errors()
     options = {"backend": "eager", "fullgraph": True} if backend == "fullgraph" else {"backend": backend}
     assert torch.compile(compiled, **options)(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
     for value, expected in found:
@@ -447,8 +453,15 @@ if __name__ == "__main__":
     import xarray
     import zarr
 
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))  # imports what every child needs
+    # What the packages import late, such as for a call in compiled code, is imported once.
+    turn_warnings_into_errors()
+    importlib.import_module("torch._inductor.compile_fx")
+
+    torch.compile(lambda x: double_two_rows(x), backend="eager")(torch.ones(2))
     torch.compiler.reset()
+    xarray.DataArray(np.ones(2))
+    gc.collect()
+    gc.freeze()  # a collection of garbage in a child would copy the memory of this process
     runs = [(name, "eager") for name in CASES]
     runs += [(name, backend) for name in FEW for backend in ("aot_eager", "inductor", "fullgraph")]
     running: list[Iterator[str]] = []

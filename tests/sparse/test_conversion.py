@@ -664,7 +664,7 @@ def test_the_first_compressed_tensor_of_a_process_converts_where_warnings_are_er
     require("torch")
     imports = "import numpy as np, scipy.sparse, arraybridge"
     line = "print(arraybridge.to_torch(scipy.sparse.csr_array(np.eye(2))).to_dense().tolist())"
-    done = run_python("-c", f"{imports}; {line}")
+    done = run_python("-c", f"{imports}; {line}", imported=True)
     assert (done.returncode, done.stdout) == (0, "[[1.0, 0.0], [0.0, 1.0]]\n"), done.stderr
 
 

@@ -19,7 +19,7 @@ def test_a_large_matrix_is_converted_below_200_megabytes(source: str) -> None:
     for name in LAYOUTS:
         require(name)
     script = str(Path(__file__).with_name("travels.py"))
-    done = run_python(script, source, env={"PYTHONWARNINGS": "ignore"})
+    done = run_python(script, source, imported=True)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     expected = [(target, layout) for one, target, layout in PAIRS if one == source]

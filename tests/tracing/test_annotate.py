@@ -71,7 +71,6 @@ def test_missing_package_and_unknown_profiler_raise(monkeypatch: pytest.MonkeyPa
 
 
 NEEDS_NO_TRITON = """
-import sys
 import tensorflow as tf
 import numpy as np
 import torch
@@ -95,6 +94,8 @@ def test_traces_and_annotations_do_not_import_triton(tmp_path: Path) -> None:
     planted = tmp_path / "triton"
     planted.mkdir()
     (planted / "__init__.py").write_text("import os\nos.abort()\n", encoding="utf-8")
-    done = run_python("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{NEEDS_NO_TRITON}")
+    # If the real Triton is installed, it was imported before TensorFlow.
+    lines = ("import sys", f"sys.path.insert(0, {str(tmp_path)!r})", "sys.modules.pop('triton', None)")
+    done = run_python("-c", "\n".join([*lines, NEEDS_NO_TRITON]), imported=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done\n")

@@ -597,12 +597,12 @@ tf.config.experimental.set_synchronous_execution(True)
 
 def test_tensorflow_in_asynchronous_mode() -> None:
     """The computation takes a hundred times as long as the copy, on any machine."""
-    done = run_python("-c", ASYNCHRONOUS)
+    done = run_python("-c", ASYNCHRONOUS, imported=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_failed_computation_raises_as_without_a_trace() -> None:
-    done = run_python("-c", FAILS)
+    done = run_python("-c", FAILS, imported=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -625,5 +625,6 @@ def test_numpy_is_wrapped_again_after_the_import_of_the_compiler_has_failed() ->
         "        print(error)",
         "    print(hasattr(np.asarray, '_original'))",
         "print(hasattr(np.asarray, '_original'))",
+        imported=True,
     )
     assert printed == "broken\nTrue\nFalse"

@@ -18,8 +18,8 @@ from tests.helpers import require, run_python
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def output(script: str, *arguments: str, env: dict[str, str] | None = None) -> list[str]:
-    done = run_python(str(SCRIPTS / script), *arguments, env=env)
+def output(script: str, *arguments: str, **options: Any) -> list[str]:
+    done = run_python(str(SCRIPTS / script), *arguments, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -44,7 +44,7 @@ def test_first_conversion_does_not_include_the_start_up() -> None:
 def test_native_calls_in_graphs_do_not_start_devices() -> None:
     require("jax")
     require("tensorflow")
-    lines = output("native_calls_in_graphs.py", env={"XLA_FLAGS": ""})
+    lines = output("native_calls_in_graphs.py", env={"XLA_FLAGS": ""}, imported=True)
     assert lines == ["['jax', 'tensorflow'] ['jnp.asarray', 'jnp.asarray', 'tf.constant', 'tf.constant']"]
 
 

@@ -1,10 +1,11 @@
-"""Convert JAX arrays that span two processes. This script runs as both of them.
+"""Convert JAX arrays that span two processes: this one, and a forked copy that is made before JAX starts.
 
-Usage: jax_processes.py RANK PORT
+Usage: jax_processes.py PORT
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import jax
@@ -15,7 +16,7 @@ import pytest
 import arraybridge as ab
 from arraybridge.testing import inject_oom
 
-RANK, PORT = map(int, sys.argv[1:])
+PORT = int(sys.argv[1])
 VALUES = np.arange(8, dtype="float32")
 
 
@@ -89,10 +90,14 @@ def check_is_not_split(x: jax.Array) -> None:
         ab.split_and_retry(lambda batch: batch, x)
 
 
-jax.distributed.initialize(f"127.0.0.1:{PORT}", num_processes=2, process_id=RANK)
+child = os.fork()
+jax.distributed.initialize(f"127.0.0.1:{PORT}", num_processes=2, process_id=int(child == 0))
 assert ab.to_torch(jnp.arange(3.0)).tolist() == [0, 1, 2]  # an unrelated array, so that there are plans
 check_devices()
 check_replicated()
 check_sharded()
 jax.distributed.shutdown()
-print("done")
+if child:
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+print("done", flush=True)
