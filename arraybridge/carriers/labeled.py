@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, contents_error, is_of
+from arraybridge.carriers.carrier import Carrier, contents_error
 from arraybridge.host import buffers
 from arraybridge.interface.installation import package_of
 from arraybridge.reasons import Cause, Reason
@@ -19,7 +20,8 @@ class Xarray(Carrier):
     expression = "{x}.data"
 
     def carries(self, x: Any) -> bool:
-        return is_of(x, "xarray", "DataArray", "Variable")
+        xarray = sys.modules["xarray"]
+        return isinstance(x, (xarray.DataArray, xarray.Variable))
 
     def array(self, x: Any) -> Any:
         variable = getattr(x, "variable", x)
@@ -41,7 +43,7 @@ class Xarray(Carrier):
         like = x.copy(deep=False, data=array)
         # The encoding describes how a file stores the old values; arithmetic also drops it
         # (pydata/xarray#1586).
-        like.encoding = {}
+        getattr(like, "variable", like).encoding = {}  # the same property of a DataArray takes 1 µs
         return like
 
 

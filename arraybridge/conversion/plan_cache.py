@@ -217,18 +217,17 @@ class _CarrierPlan:
     Nothing about the object is cached, so it may change between conversions.
 
     Attributes:
-        bare: The target's name if the call passes only a target, otherwise None.
-        signature: The call signature for the array.
+        signatures: The keys of the plans for the array. If the call passes only a target, the first key is the
+            target's name.
         errors: The exceptions that the two frameworks raise for values that they do not support.
         reads: The functions that read and convert values that are not in memory, by `key_of_values`.
     """
 
-    __slots__ = ("bare", "errors", "reads", "signature")
+    __slots__ = ("errors", "reads", "signatures")
 
-    def __init__(self, bare: Any, signature: Hashable, errors: tuple[type[Exception], ...]) -> None:
-        self.bare = bare
+    def __init__(self, signatures: tuple[Hashable, ...], errors: tuple[type[Exception], ...]) -> None:
         self.errors: tuple[type[Exception], ...] = (MemoryConversionError, *errors)
-        self.signature = signature
+        self.signatures = signatures
         self.reads: dict[Hashable, FastFunction] = {}
 
     def __call__(self, x: Any) -> Any:
@@ -242,12 +241,16 @@ class _CarrierPlan:
                 return read(values)
             except self.errors as error:
                 raise NoPlanError from error
-        if self.bare is not None:
+        for signature in self.signatures:  # as in `_convert_planned`, without another call
             try:
-                return _convert_planned(array, self.bare)
+                plan = plans_by_signature[signature][type(array)]
+            except (KeyError, TypeError):
+                continue
+            try:
+                return plan(array)
             except NoPlanError:
                 pass
-        return _convert_planned(array, self.signature)
+        raise NoPlanError
 
 
 def _store_carrier_plan(signature: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
@@ -264,7 +267,7 @@ def _store_carrier_plan(signature: tuple[Any, ...], request: Request, data: Any,
     cls = type(data)
     plan = plans_by_signature.get(signature, {}).get(cls)
     if not isinstance(plan, _CarrierPlan):
-        plan = _CarrierPlan(bare, own, decision.native_errors)
+        plan = _CarrierPlan((own,) if bare is None else (bare, own), decision.native_errors)
         add_plan(signature, cls, plan)
     if bare is not None:
         add_plan(bare, cls, plan)

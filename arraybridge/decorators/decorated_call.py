@@ -535,7 +535,7 @@ def first_array_argument(args: Any, kwargs: Kwargs, self_argument: SelfArgument 
     """Return the first array in the arguments, also in containers, except for ``self``; None without one."""
     skip = 0 if self_argument is None else self_argument.count(args)
     try:
-        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
+        if len(args) > skip and (kinds.get(type(args[skip])) or kind_of(args[skip])) is ARRAY:  # in most calls
             return args[skip]
     except TypeError:  # the class is unhashable
         pass
