@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -156,12 +157,9 @@ class Polars(Carrier):
             except RuntimeError:  # there are nulls, several chunks, or separate columns
                 pass
         read = x.to_numpy
-        if is_table and x.width <= _FEW_COLUMNS and x.height <= _FEW_ROWS:
-            columns = x.get_columns()
-            may_have_nulls = any([column.null_count() for column in columns])  # noqa: C419  # faster
-            read = partial(_read_columns, columns, numbers)
-        else:
-            may_have_nulls = not is_table or any(x.null_count().rows()[0])
+        may_have_nulls = True
+        if is_table:
+            read, may_have_nulls = _open_columns(x, numbers)
         if may_have_nulls:
             _check_nulls(x)
         if is_bool:
@@ -187,6 +185,14 @@ class Polars(Carrier):
 #: The maximum size of a table for which reading one column after the other is faster.
 _FEW_COLUMNS = 6
 _FEW_ROWS = 10_000
+
+
+def _open_columns(x: Any, dtype: np.dtype[Any]) -> tuple[Callable[[], np.ndarray], bool]:
+    """Return a function that reads the values of a table, and whether the table has nulls."""
+    if x.width > _FEW_COLUMNS or x.height > _FEW_ROWS:
+        return x.to_numpy, any(x.null_count().rows()[0])
+    columns = x.get_columns()
+    return partial(_read_columns, columns, dtype), any([column.null_count() for column in columns])  # noqa: C419  # faster
 
 
 def _read_columns(columns: list[Any], dtype: np.dtype[Any]) -> np.ndarray:

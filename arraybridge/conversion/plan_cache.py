@@ -216,8 +216,8 @@ class _CarrierPlan:
     Nothing about the object is cached, so it may change between conversions.
 
     Attributes:
-        signatures: The keys of the plans for the array. If the call passes only a target, the first key is the
-            target's name.
+        signatures: The keys of the plans for the array. If the call passes only a target, the first key is
+            the target's name.
         errors: The exceptions that the two frameworks raise for values that they do not support.
         reads: The functions that read and convert values that are not in memory, by `key_of_values`.
     """
