@@ -97,8 +97,9 @@ def kind_of(value: Any) -> Kind:
     """Return `LEAF`, `ARRAY` or `TREE`; `LEAF` for an object that raises when it is inspected."""
     try:
         cls = type(value)
-        kind = cached_kind(cls)
-        if kind is None:
+        try:
+            kind = kinds[cls]
+        except (KeyError, TypeError):  # not cached yet, or unhashable
             kind = remember(kinds, cls, _kind_of_all(value))
         return _kind_of_one(value) if kind is _DEPENDS else kind
     except (RecursionError, MemoryError, MemoryConversionError):  # the last one means a broken framework

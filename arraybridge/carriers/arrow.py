@@ -34,7 +34,8 @@ class Arrow(Carrier):
         if _is_table(x):
             kinds = x.schema.types
             return bool(kinds) and is_numeric(kinds[0]) and kinds.count(kinds[0]) == len(kinds)
-        if not is_of(x, "pyarrow", "Array", "ChunkedArray"):
+        pyarrow = sys.modules["pyarrow"]
+        if not isinstance(x, (pyarrow.Array, pyarrow.ChunkedArray)):  # faster than `is_of`
             return False
         kind = x.type
         element = _element_type(kind)
@@ -45,13 +46,14 @@ class Arrow(Carrier):
 
     def array(self, x: Any) -> Any:
         if _is_table(x):
-            shared = _join_columns(x, x.columns)
+            columns = x.columns
+            shared = _join_columns(x, columns, columns[0].type)
             return self._array_of_rows(x) if shared is None else shared
         kind = x.type
         if _is_tensor(kind):
             return self._array_of_tensors(x)
         is_list = isinstance(kind, sys.modules["pyarrow"].FixedSizeListType)
-        shared = _view_lists(x) if is_list else _join_columns(x, [x])
+        shared = _view_lists(x) if is_list else _join_columns(x, [x], kind)
         return self._array_of_rows(x) if shared is None else shared
 
     def _array_of_rows(self, x: Any) -> Any:
@@ -125,7 +127,7 @@ def is_numeric(kind: Any) -> bool:
 
 
 def _is_boolean(kind: Any) -> bool:
-    return bool(sys.modules["pyarrow"].types.is_boolean(kind))
+    return bool(kind.bit_width == 1)  # a third of the time of `pyarrow.types.is_boolean`
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -168,14 +170,18 @@ def _view_lists(x: Any) -> np.ndarray | None:
     return view
 
 
-def _join_columns(x: Any, columns: list[Any]) -> Any:
-    """Return the result of `Arrow.array` for columns of one chunk of numbers each; None for other columns."""
-    if not len(x) or _is_boolean(columns[0].type):
+def _join_columns(x: Any, columns: list[Any], kind: Any) -> Any:
+    """Return the result of `Arrow.array` for columns of one chunk of numbers each; None for other columns.
+
+    ``kind`` is the type of all columns.
+    """
+    if not len(x) or _is_boolean(kind):
         return None
+    views = []
     for column in columns:
         if column.null_count or getattr(column, "num_chunks", 1) != 1:
             return None
-    views = [column.to_numpy() for column in columns]
+        views.append(column.to_numpy())
     if len(views) == 1:
         return views[0] if columns[0] is x else views[0].reshape(x.shape)
     shared = _join_adjacent(views)
@@ -188,7 +194,7 @@ def _join_columns(x: Any, columns: list[Any]) -> Any:
 def _stack(columns: list[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
     """Return columns as a matrix in new memory, with contiguous columns."""
     memory = buffers.allocate_aligned((len(columns), len(columns[0])), dtype)
-    np.concatenate(columns, out=memory.reshape(-1))
+    memory[...] = columns
     return memory.T
 
 

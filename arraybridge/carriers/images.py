@@ -74,12 +74,13 @@ class Pillow(Carrier):
     expression = "np.asarray({x})"
 
     def carries(self, x: Any) -> bool:
-        return is_of(x, "PIL.Image", "Image")
+        return isinstance(x, sys.modules["PIL.Image"].Image)  # faster than `is_of`
 
     def array(self, x: Any) -> Any:
-        if x.mode in ("P", "PA"):
+        mode = x.mode
+        if mode in ("P", "PA"):
             raise contents_error(
-                f"a mode-{x.mode} image",
+                f"a mode-{mode} image",
                 "its values are color indices",
                 "Pass {} for its colors, or {} for its indices (such as labels).",
                 '{x}.convert("RGB")',
@@ -87,7 +88,7 @@ class Pillow(Carrier):
             )
         if _is_closed(x):
             raise _reopen_error()
-        shape, dtype = _pillow_pixel(x.mode)
+        shape, dtype = _pillow_pixel(mode)
 
         def pixels() -> np.ndarray:
             try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import Carrier, contents_error, is_of
+from arraybridge.carriers.carrier import Carrier, contents_error
 from arraybridge.host import buffers
 from arraybridge.interface.installation import package_of
 from arraybridge.reasons import Cause, Reason
@@ -19,12 +20,14 @@ class Xarray(Carrier):
     expression = "{x}.data"
 
     def carries(self, x: Any) -> bool:
-        return is_of(x, "xarray", "DataArray", "Variable")
+        xarray = sys.modules["xarray"]
+        return isinstance(x, (xarray.DataArray, xarray.Variable))
 
     def array(self, x: Any) -> Any:
         variable = getattr(x, "variable", x)
-        if type(getattr(variable, "_data", None)) is np.ndarray:  # reading `chunks` takes 20 µs longer
-            return x.data
+        values = getattr(variable, "_data", None)
+        if type(values) is np.ndarray:  # reading `chunks` takes 20 µs longer
+            return values
         if x.chunks is not None:
             raise contents_error(
                 "a lazy xarray object",
@@ -41,7 +44,7 @@ class Xarray(Carrier):
         like = x.copy(deep=False, data=array)
         # The encoding describes how a file stores the old values; arithmetic also drops it
         # (pydata/xarray#1586).
-        like.encoding = {}
+        getattr(like, "variable", like).encoding = {}  # the same property of a DataArray takes 1 µs
         return like
 
 

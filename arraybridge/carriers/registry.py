@@ -72,8 +72,9 @@ def register_carrier(carrier: Carrier) -> Carrier:
 def carrier_of(x: Any) -> Carrier | None:
     """Return the `Carrier` that handles an object; None if there is none or a framework owns the object."""
     cls = type(x)
-    candidates = recall(_by_type, cls)
-    if candidates is None:
+    try:
+        candidates = _by_type[cls]
+    except (KeyError, TypeError):  # not cached yet, or unhashable
         candidates = remember(_by_type, cls, tuple(_candidates(x, cls)))
     for carrier in candidates:
         try:

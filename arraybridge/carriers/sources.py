@@ -196,6 +196,9 @@ def _open_carrier(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
         raise TypeError(
             f"{type(carrier).__name__}.array() returned the carrier itself. Return the array that it carries."
         )
+    owner = registry.find_owner(array)
+    if owner is not None:
+        return owner, array
     try:
         return source_of(array)
     except MemoryConversionError as error:

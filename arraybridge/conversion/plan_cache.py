@@ -58,7 +58,6 @@ __all__ = ["MOST_PLAN_KEYS", "add_plan", "plans_by_signature", "run", "signature
 #: ``(_KEYED, signature)`` → type of the array → the `_KeyedPlan` of a plan, to which plan keys are added.
 plans_by_signature: dict[Hashable, dict[type, Any]] = new_cache()
 _KEYED = "plan keys"
-_NO_PLANS: dict[type, Any] = {}
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
 
@@ -217,18 +216,17 @@ class _CarrierPlan:
     Nothing about the object is cached, so it may change between conversions.
 
     Attributes:
-        bare: The target's name if the call passes only a target, otherwise None.
-        signature: The call signature for the array.
+        signatures: The keys of the plans for the array. If the call passes only a target, the first key is
+            the target's name.
         errors: The exceptions that the two frameworks raise for values that they do not support.
         reads: The functions that read and convert values that are not in memory, by `key_of_values`.
     """
 
-    __slots__ = ("bare", "errors", "reads", "signature")
+    __slots__ = ("errors", "reads", "signatures")
 
-    def __init__(self, bare: Any, signature: Hashable, errors: tuple[type[Exception], ...]) -> None:
-        self.bare = bare
+    def __init__(self, signatures: tuple[Hashable, ...], errors: tuple[type[Exception], ...]) -> None:
         self.errors: tuple[type[Exception], ...] = (MemoryConversionError, *errors)
-        self.signature = signature
+        self.signatures = signatures
         self.reads: dict[Hashable, FastFunction] = {}
 
     def __call__(self, x: Any) -> Any:
@@ -242,12 +240,16 @@ class _CarrierPlan:
                 return read(values)
             except self.errors as error:
                 raise NoPlanError from error
-        if self.bare is not None:
+        for signature in self.signatures:  # as in `_convert_planned`, without another call
             try:
-                return _convert_planned(array, self.bare)
+                plan = plans_by_signature[signature][type(array)]
+            except (KeyError, TypeError):
+                continue
+            try:
+                return plan(array)
             except NoPlanError:
                 pass
-        return _convert_planned(array, self.signature)
+        raise NoPlanError
 
 
 def _store_carrier_plan(signature: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
@@ -264,7 +266,7 @@ def _store_carrier_plan(signature: tuple[Any, ...], request: Request, data: Any,
     cls = type(data)
     plan = plans_by_signature.get(signature, {}).get(cls)
     if not isinstance(plan, _CarrierPlan):
-        plan = _CarrierPlan(bare, own, decision.native_errors)
+        plan = _CarrierPlan((own,) if bare is None else (bare, own), decision.native_errors)
         add_plan(signature, cls, plan)
     if bare is not None:
         add_plan(bare, cls, plan)
@@ -322,12 +324,10 @@ def _add_plans(
 def _convert_part(x: Any, request: Request) -> Any:
     """Convert an array with its plan, or with a new decision if there is no plan."""
     if request.is_bare:
-        plan = plans_by_signature.get(request.target, _NO_PLANS).get(type(x))
-        if plan is not None:
-            try:
-                return plan(x)
-            except NoPlanError:
-                pass
+        try:
+            return plans_by_signature[request.target][type(x)](x)
+        except (KeyError, TypeError, NoPlanError):
+            pass
     signature = signature_of_call(
         request.target,
         None,

@@ -236,8 +236,7 @@ class SparseConversion:
                 matrix = _stack(parts.indices, joined, columns_first=target.sparse.columns_first)
                 indices = [convert_part(matrix, self._for_matrix)]
             else:
-                for_indices = self._for_indices
-                indices = [convert_part(array, for_indices) for array in parts.indices]
+                indices = [convert_part(array, self._for_indices) for array in parts.indices]
             if parts.has_padding:
                 self._check_padding(x, parts, convert_part, indices)
         parts.values = values

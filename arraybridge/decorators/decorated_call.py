@@ -535,8 +535,10 @@ def first_array_argument(args: Any, kwargs: Kwargs, self_argument: SelfArgument 
     """Return the first array in the arguments, also in containers, except for ``self``; None without one."""
     skip = 0 if self_argument is None else self_argument.count(args)
     try:
-        if len(args) > skip and kinds.get(type(args[skip])) is ARRAY:  # in most calls
-            return args[skip]
+        if len(args) > skip:
+            first = args[skip]
+            if (kinds.get(type(first)) or kind_of(first)) is ARRAY:  # in most calls
+                return first
     except TypeError:  # the class is unhashable
         pass
     return first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)

@@ -153,7 +153,7 @@ def _parts_of_compressed(layout: Layout, x: Any) -> SparseParts:
     indices = x.indices
     pointers = x.indptr
     shape = x.shape
-    count = int(pointers[-1])
+    count = int(pointers.item(-1))  # faster than a NumPy scalar
     if len(values) != count or indices.shape != (count,):
         # The arrays have space for more entries, which SciPy ignores and other frameworks would read.
         values = values[:count]
