@@ -232,9 +232,10 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
     device = None
     out = None
     if others:
-        grad = others.pop("grad", grad)
-        device = others.pop("device", device)
-        out = others.pop("out", out)
+        device = others.pop("device", None)
+        if others:
+            grad = others.pop("grad", grad)
+            out = others.pop("out", None)
         for option in others:  # to_torch() and similar functions pass on their options
             problem = "The conversion got an unexpected keyword argument"
             positional = ("target", "source_type", "target_type")
@@ -348,7 +349,6 @@ def _check_order(name: str, data: Any, first: Any, second: Any, gpu_id: Any) -> 
         )
 
 
-@run_eagerly
 @add_hints
 def explain(  # noqa: D417  # as for convert_memory
     data: Any,

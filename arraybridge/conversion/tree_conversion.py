@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import Grad, convert_memory, explain
 from arraybridge.conversion.detection import detect_memory_type
 from arraybridge.conversion.output import memory_range
@@ -21,7 +20,6 @@ from arraybridge.validation import add_hints
 __all__ = ["convert_tree"]
 
 
-@run_eagerly
 @add_hints
 def convert_tree(
     tree: Any,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from arraybridge import batches
 from arraybridge.batches import Joined
 from arraybridge.caches import new_cache, remember
-from arraybridge.compilers import run_eagerly
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on
 from arraybridge.formatting import format_count
 from arraybridge.interface import registry
@@ -67,7 +66,6 @@ watchers: list[Callable[[str, str], None]] = []
 # -- public functions --------------------------------------------------------------------------------
 
 
-@run_eagerly
 @add_hints
 def run_with_oom_recovery(
     fn: Callable[..., R],
@@ -157,7 +155,6 @@ def _check_split(split: Any, split_axis: Any, min_split: Any) -> None:
         )
 
 
-@run_eagerly
 @add_hints
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
     """Call ``fn`` on a batch; when memory runs out, continue in parts and join their results.
