@@ -203,7 +203,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     """
     if not callable(fn):
         raise TypeError(f"split_and_retry expected a function, got {type(fn).__name__}.")
-    axis = whole_number("axis", axis)
+    options = _SPLIT_DEFAULTS
+    if axis.__class__ is not int or axis != 0:
+        options = options._replace(split_axis=whole_number("axis", axis))
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if type(batch) is dict:
@@ -212,8 +214,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         args = batch
     else:
         args = (batch,)
-    min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
-    options = RecoveryOptions(max_retries=1, split=True, split_axis=axis, min_split=min_split)
+    if min_split.__class__ is not int or min_split != 1:
+        min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
+        options = options._replace(min_split=min_split)
     return _recover_in_parts(fn, args, kwargs, options)
 
 
@@ -290,6 +293,7 @@ class RecoveryOptions(NamedTuple):  # creating a frozen dataclass takes three ti
 
 
 _DEFAULTS = RecoveryOptions()
+_SPLIT_DEFAULTS = RecoveryOptions(max_retries=1, split=True)
 
 
 def recover(
@@ -309,7 +313,15 @@ def recover(
         return _Recovery(fn, args, kwargs, options, arguments_of).run(None)
     before = sys.exception()
     try:
-        return _complete(fn(*args, **kwargs) if kwargs else fn(*args))  # most calls need only this attempt
+        result = fn(*args, **kwargs) if kwargs else fn(*args)  # most calls need only this attempt
+        # The same as `_complete(result)`, whose call takes longer.
+        try:
+            wait = _waits[type(result)]
+        except (KeyError, TypeError):
+            wait = _complete
+        if wait is not None:
+            wait(result)
+        return result
     except Exception as error:  # the function may raise any error; all but OOM are raised again
         if not is_oom(error, before):
             raise

@@ -253,6 +253,7 @@ class TorchRuntime(Runtime):
         (torch.is_grad_enabled, torch.set_grad_enabled),
         *map(_autocast, ("cpu", "cuda")),
     )
+    isolate = staticmethod(isolate)
 
     def observe(self, x: torch.Tensor) -> tuple[Any, int, int | None, Device]:
         nbytes = x.nbytes
@@ -283,9 +284,6 @@ class TorchRuntime(Runtime):
 
     def device_guard(self, x: torch.Tensor) -> AbstractContextManager[Any]:
         return guard(x)
-
-    def isolate(self) -> AbstractContextManager[Any]:
-        return isolate()
 
 
 class TorchDevices(Devices):
