@@ -186,14 +186,10 @@ class TorchInterchange(Interchange):
             raise unsupported.cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        for extent, stride in zip(shape, strides, strict=True):
-            if extent == 1:
-                continue
-            if stride < 0:
+        for axis, stride in enumerate(strides):
+            if (stride < 0 or stride % itemsize) and shape[axis] != 1:
                 # torch.from_dlpack would crash the process (torch <= 2.13, pytorch/pytorch#188023).
-                return _NEGATIVE_STRIDES
-            if stride % itemsize:
-                return _STRIDE_MULTIPLES
+                return _NEGATIVE_STRIDES if stride < 0 else _STRIDE_MULTIPLES
         return None
 
     def import_from(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
