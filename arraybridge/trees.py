@@ -22,7 +22,7 @@ from contextlib import suppress
 from enum import Enum, IntEnum
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -468,7 +468,10 @@ def _holder_of(tree: Any) -> Any:
 def _base_of(tree: Any) -> Any:
     """Return the built-in class whose methods read and write the items; None without such a class."""
     cls = type(_holder_of(tree))
-    return next((base for base in _HOLDERS if issubclass(cls, base)), None)
+    for base in _HOLDERS:
+        if issubclass(cls, base):
+            return base
+    return None
 
 
 def _items_of(tree: Any, base: Any) -> dict[Any, Any]:
@@ -562,9 +565,10 @@ def _slots(x: Any) -> dict[str, Any]:
 def _attributes(x: Any) -> dict[str, Any]:
     """Return the ``__dict__`` of ``x`` without calling its ``__getattr__``; an empty dict if it has none."""
     try:
-        return cast("dict[str, Any]", object.__getattribute__(x, "__dict__"))
+        attributes: dict[str, Any] = object.__getattribute__(x, "__dict__")
     except AttributeError:
         return {}
+    return attributes
 
 
 # -- traversal -----------------------------------------------------------------------------------------

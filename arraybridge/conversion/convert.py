@@ -236,10 +236,10 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
         if others:
             grad = others.pop("grad", grad)
             out = others.pop("out", None)
-        for option in others:  # to_torch() and similar functions pass on their options
-            problem = "The conversion got an unexpected keyword argument"
-            positional = ("target", "source_type", "target_type")
-            raise_unknown_option(problem, option, ("gpu_id", *Options.__annotations__), positional)
+            for option in others:  # to_torch() and similar functions pass on their options
+                problem = "The conversion got an unexpected keyword argument"
+                positional = ("target", "source_type", "target_type")
+                raise_unknown_option(problem, option, ("gpu_id", *Options.__annotations__), positional)
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
     if active_logs is None and gpu_id is None:
