@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Request:
 
     For a `convert_memory` call, the attributes have the values that the user passed. For the parts of a
     sparse array, these values are normalized. ``declared`` is the source that the caller named, or None.
+    ``is_bare`` states whether only a target was passed.
     """
 
     target: FrameworkLike
@@ -38,13 +39,12 @@ class Request:
     dtype: Any = None
     grad: str = "error"
     out: Any = None
+    is_bare: bool = field(init=False)
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether only a target was passed."""
+    def __post_init__(self) -> None:
         names_device = self.gpu_id is not None or self.device is not None
         has_options = names_device or self.copy is not None or self.dtype is not None or self.out is not None
-        return not has_options and self.declared is None and self.grad == "error"
+        self.is_bare = not has_options and self.declared is None and self.grad == "error"
 
 
 @dataclass(slots=True, eq=False, repr=False)
