@@ -74,9 +74,7 @@ def decide(data: Any, request: Request) -> Decision:
             check_readable_without_copy(data, target.name)
         source, array = find_requested_source(data, request, target)
     try:
-        # An array that was imported from another library is neither the object nor the array of a carrier.
-        is_import = array is not data and carrier_of(data) is None
-        return _decide_for(source, array, target, request, is_import=is_import)
+        return _decide_for(source, array, target, request, is_import=_is_import(data, array))
     except MemoryConversionError as error:
         if error.expressions:
             if array is not data:
@@ -86,6 +84,11 @@ def decide(data: Any, request: Request) -> Decision:
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
+
+
+def _is_import(data: Any, array: Any) -> bool:
+    """Return whether an array was imported from another library, and is not the array of a carrier."""
+    return array is not data and carrier_of(data) is None
 
 
 def find_requested_source(data: Any, request: Request, target: Framework) -> tuple[Framework, Any]:

@@ -129,7 +129,7 @@ def run_with_oom_recovery(
         gpu_id = gpu_number("run_with_oom_recovery", gpu_id)
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments.")
-    if split is False and split_axis == 0 and min_split == 1:
+    if split is False and (split_axis, min_split) == (0, 1):
         options = _DEFAULTS
         if max_retries != 2 or gpu_id is not None or before_retry is not None:
             options = RecoveryOptions(max_retries, gpu_id, before_retry)

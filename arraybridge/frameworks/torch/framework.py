@@ -249,7 +249,6 @@ class TorchRuntime(Runtime):
         (torch.is_grad_enabled, torch.set_grad_enabled),
         *map(_autocast, ("cpu", "cuda")),
     )
-    isolate = staticmethod(isolate)
 
     def observe(self, x: torch.Tensor) -> tuple[Any, int, int | None, Device]:
         nbytes = x.nbytes
@@ -280,6 +279,9 @@ class TorchRuntime(Runtime):
 
     def device_guard(self, x: torch.Tensor) -> AbstractContextManager[Any]:
         return guard(x)
+
+    def isolate(self) -> AbstractContextManager[Any]:
+        return isolate()
 
 
 class TorchDevices(Devices):
