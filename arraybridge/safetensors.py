@@ -29,7 +29,6 @@ import numpy as np
 
 from arraybridge.advice import Advice
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import (
     CheckpointError,
@@ -95,7 +94,6 @@ class _OpenFile(NamedTuple):
 # -- load ----------------------------------------------------------------------------------------------
 
 
-@run_eagerly
 @add_hints
 def load_safetensors(
     path: str | os.PathLike[str], mmap_mode: Literal["c", "r"] | None = "c"
@@ -314,7 +312,6 @@ def _map(opened: _OpenFile, mmap_mode: Literal["c", "r"]) -> dict[str, np.ndarra
 # -- save ----------------------------------------------------------------------------------------------
 
 
-@run_eagerly
 @add_hints
 def save_safetensors(
     path: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None

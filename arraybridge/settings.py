@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from types import NoneType
 from typing import Any, Literal
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
 from arraybridge.formatting import either
 from arraybridge.hooks import hooks
@@ -34,7 +33,6 @@ def _check_missing_gpu(value: object, name: str, *choices: str | None) -> Any:
     return value
 
 
-@run_eagerly
 @add_hints
 def settings(
     *, missing_gpu: MissingGpu | None = None, annotate: Profiler | None = None

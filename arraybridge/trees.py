@@ -22,7 +22,7 @@ from contextlib import suppress
 from enum import Enum, IntEnum
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -272,21 +272,22 @@ def open_container(tree: Any) -> Container:
     if type(tree) not in _BUILT_IN and is_registered(tree):
         return _OptreeNode(tree)
     base = _base_of(tree)
-    if base is not None or _has_fields(tree):  # mappings too, because their class may not accept a dict
-        return _Object(tree, base)
+    names = None if type(tree) in _BUILT_IN else _field_names(type(tree))
+    # This includes mappings with fields, because their class may not accept a dict.
+    if base is not None or _has_fields(tree, names):
+        return _Object(tree, base, names or [])
     # A class that JAX or PyTorch knows as a pytree may not accept a dict of its items, such as TensorDict
     # (tensordict 0.15).
     pytree = _pytree_of(tree)
     return _Mapping(tree) if pytree is None else _PytreeNode(tree, pytree)
 
 
-def _has_fields(tree: Any) -> bool:
-    """Return whether the children of an object are its fields, which can be replaced.
+def _has_fields(tree: Any, names: list[str] | None) -> bool:
+    """Return whether the children of an object are its fields, with these names, which can be replaced.
 
     They cannot if the object stores them elsewhere, as a pytree of JAX or PyTorch may do: the tensorclass of
     tensordict 0.15.
     """
-    names = _field_names(type(tree))
     if names is None:
         return issubclass(type(tree), SimpleNamespace)
     name = names[0] if names else ""
@@ -314,11 +315,11 @@ class _Object(Container):
 
     __slots__ = ("_base", "_item_count")
 
-    def __init__(self, tree: Any, base: Any) -> None:
+    def __init__(self, tree: Any, base: Any, names: list[str]) -> None:
         self._base = base
         items = {} if base is None else _items_of(tree, base)
         self._item_count = len(items)
-        fields: dict[Any, Any] = {} if type(tree) in _BUILT_IN else _fields_of(tree)
+        fields: dict[Any, Any] = {} if type(tree) in _BUILT_IN else _fields_of(tree, names)
         if fields and base is not None:
             attributes = _attributes(tree)
             of_items = {id(item) for item in items.values() if kind_of(item) is not LEAF}
@@ -468,7 +469,10 @@ def _holder_of(tree: Any) -> Any:
 def _base_of(tree: Any) -> Any:
     """Return the built-in class whose methods read and write the items; None without such a class."""
     cls = type(_holder_of(tree))
-    return next((base for base in _HOLDERS if issubclass(cls, base)), None)
+    for base in _HOLDERS:
+        if issubclass(cls, base):
+            return base
+    return None
 
 
 def _items_of(tree: Any, base: Any) -> dict[Any, Any]:
@@ -488,10 +492,10 @@ def _replace_items(tree: Any, base: Any, names: Sequence[Any], items: Sequence[A
         base.extend(holder, items)
 
 
-def _fields_of(tree: Any) -> dict[str, Any]:
+def _fields_of(tree: Any, names: list[str]) -> dict[str, Any]:
     """Return the fields that a dataclass, attrs class, pydantic model or ``SimpleNamespace`` has set."""
-    cls = type(tree)
-    names = list(vars(tree)) if issubclass(cls, SimpleNamespace) else _field_names(cls) or []
+    if issubclass(type(tree), SimpleNamespace):
+        names = list(vars(tree))
     return {name: getattr(tree, name) for name in names if hasattr(tree, name)} | _extras(tree)
 
 
@@ -562,9 +566,10 @@ def _slots(x: Any) -> dict[str, Any]:
 def _attributes(x: Any) -> dict[str, Any]:
     """Return the ``__dict__`` of ``x`` without calling its ``__getattr__``; an empty dict if it has none."""
     try:
-        return cast("dict[str, Any]", object.__getattribute__(x, "__dict__"))
+        attributes: dict[str, Any] = object.__getattribute__(x, "__dict__")
     except AttributeError:
         return {}
+    return attributes
 
 
 # -- traversal -----------------------------------------------------------------------------------------

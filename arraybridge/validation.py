@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
+from arraybridge.compilers import exempt, find_untraced_call, hook_getter
 from arraybridge.errors import nearest
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def file_path(option: str, value: Any) -> Path:
 def add_hints(fn: F) -> F:
     """Return ``fn``, whose errors name the nearest option for an unknown one and hint at swapped arguments.
 
-    Other errors, and calls without an error, are those of ``fn``.
+    Other errors, and calls without an error, are those of ``fn``. The wrapper also does what `run_eagerly`
+    does, because two wrappers would take twice as long.
 
     >>> @add_hints
     ... def read(path, *, depth=2):
@@ -122,13 +124,20 @@ def add_hints(fn: F) -> F:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if hook_getter:  # torch.compile is imported; see `run_eagerly`
+            try:
+                untraced = find_untraced_call()
+            finally:
+                pass
+            if untraced is not None:
+                return untraced(call, *args, **kwargs)
         try:
             return fn(*args, **kwargs)
         except (TypeError, ValueError):
             _check_call(fn, args, kwargs)
             raise
 
-    return cast("F", call)
+    return cast("F", exempt(call))
 
 
 def raise_unknown_option(

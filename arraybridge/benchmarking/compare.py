@@ -8,7 +8,6 @@ from typing import Any
 
 from arraybridge.benchmarking.timing import Timing, benchmark, check_function
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.device import Device
 from arraybridge.devices.default_device import use_device
@@ -50,7 +49,6 @@ class Comparison(Table):
         return head, rows, head, f"the {name} is {times:.3g} times as fast; {self.note}"
 
 
-@run_eagerly
 @add_hints
 def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int | None = None) -> Comparison:
     """Time a call on the CPU and on the GPU, or only on the CPU if there is no GPU.

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.formatting import format_count, format_seconds
 from arraybridge.interface.registry import loaded
 from arraybridge.parallel.streams_between_threads import block_until_ready
@@ -44,7 +43,6 @@ class Timing(NamedTuple):
         )
 
 
-@run_eagerly
 @add_hints
 def benchmark(
     fn: Callable[..., Any], *args: Any, warmup: int = 2, seconds: float = 0.5, runs: int | None = None

@@ -13,7 +13,7 @@ from arraybridge.conversion.decision import decide
 from arraybridge.conversion.output import decide_output, framework_of_output, store_output_plan
 from arraybridge.conversion.plan_cache import plans_by_signature
 from arraybridge.conversion.recorded import convert_and_record
-from arraybridge.conversion.request import Decision, Request, dtype_name, is_dtype
+from arraybridge.conversion.request import Request, dtype_name, is_dtype
 from arraybridge.device import DeviceLike
 from arraybridge.interface.framework import NoPlanError
 from arraybridge.route import Route
@@ -232,13 +232,14 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
     device = None
     out = None
     if others:
-        grad = others.pop("grad", grad)
-        device = others.pop("device", device)
-        out = others.pop("out", out)
-        for option in others:  # to_torch() and similar functions pass on their options
-            problem = "The conversion got an unexpected keyword argument"
-            positional = ("target", "source_type", "target_type")
-            raise_unknown_option(problem, option, ("gpu_id", *Options.__annotations__), positional)
+        device = others.pop("device", None)
+        if others:
+            grad = others.pop("grad", grad)
+            out = others.pop("out", None)
+            for option in others:  # to_torch() and similar functions pass on their options
+                problem = "The conversion got an unexpected keyword argument"
+                positional = ("target", "source_type", "target_type")
+                raise_unknown_option(problem, option, ("gpu_id", *Options.__annotations__), positional)
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
     if active_logs is None and gpu_id is None:
@@ -256,8 +257,10 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
                 return plan(data) if out is None else plan(data, out)
             except NoPlanError:
                 pass
-    options = {"copy": copy, "dtype": dtype, "grad": grad, "device": device, "out": out}
-    request = _request("convert_memory", data, source_type, target_type, gpu_id, target, options)
+    source, target, gpu_id = _resolve_arguments(
+        "convert_memory", data, source_type, target_type, gpu_id, target, out
+    )
+    request = Request(target, source, gpu_id, device, copy, dtype, grad, out)
     return _decide_and_convert(data, request, signature, active_logs)
 
 
@@ -267,7 +270,7 @@ convert = exempt(convert_memory)
 @run_eagerly
 def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs: Any) -> Any:
     """Convert an array by a new decision, which is cached if there is a signature and no active log."""
-    decision = _decide(data, request)
+    decision = decide(data, request) if request.out is None else decide_output(data, request)
     if active_logs is not None:
         return convert_and_record(decision, active_logs)
     result = decision()
@@ -280,15 +283,10 @@ def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs
     return result
 
 
-def _decide(data: Any, request: Request) -> Decision:
-    """Return the decision on how to convert ``data``, or on how to write it to ``out``."""
-    return decide(data, request) if request.out is None else decide_output(data, request)
-
-
-def _request(
-    name: str, data: Any, first: Any, second: Any, gpu_id: Any, target: Any, options: dict[str, Any]
-) -> Request:
-    """Return the request of a call, after determining which arguments are source, target and GPU number.
+def _resolve_arguments(
+    name: str, data: Any, first: Any, second: Any, gpu_id: Any, target: Any, out: Any
+) -> tuple[Any, Any, Any]:
+    """Return the source, the target and the GPU number of a call.
 
     Args:
         name: The function that the user called, for messages.
@@ -297,7 +295,7 @@ def _request(
         second: The third argument: the target, or the GPU number.
         gpu_id: The fourth argument.
         target: The keyword argument of that name.
-        options: The other keyword arguments. The framework of ``out`` is the target if the call names none.
+        out: The keyword argument of that name. Its framework is the target if the call names none.
     """
     _check_no_dtype(first, second, gpu_id)
     _check_order(name, data, first, second, gpu_id)
@@ -312,10 +310,10 @@ def _request(
     if second is None:
         first, second = None, first
     if second is None:
-        if options["out"] is None:
+        if out is None:
             raise TypeError(f'the target framework is missing. Pass its name, as in {name}(data, "torch").')
-        second = framework_of_output(options["out"]).name
-    return Request(second, first, gpu_id, **options)
+        second = framework_of_output(out).name
+    return first, second, gpu_id
 
 
 def _check_no_dtype(*arguments: Any) -> None:
@@ -348,7 +346,6 @@ def _check_order(name: str, data: Any, first: Any, second: Any, gpu_id: Any) -> 
         )
 
 
-@run_eagerly
 @add_hints
 def explain(  # noqa: D417  # as for convert_memory
     data: Any,
@@ -392,9 +389,9 @@ def explain(  # noqa: D417  # as for convert_memory
         >>> print(explain(np.zeros(4)[::-1], "torch"))  # doctest: +ELLIPSIS
         numpy → torch on cpu: copied ...
     """
-    options = {"copy": copy, "dtype": dtype, "grad": grad, "device": device, "out": out}
-    request = _request("explain", data, source_type, target_type, gpu_id, target, options)
-    return _decide(data, request).route
+    source, named, number = _resolve_arguments("explain", data, source_type, target_type, gpu_id, target, out)
+    request = Request(named, source, number, device, copy, dtype, grad, out)
+    return (decide(data, request) if out is None else decide_output(data, request)).route
 
 
 # The parameters that editors and `help` show.

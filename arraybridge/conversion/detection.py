@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from arraybridge.carriers import third_party_arrays
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import run_eagerly
+from arraybridge.compilers import exempt, find_untraced_call, hook_getter
 from arraybridge.device import Device
-from arraybridge.interface import registry
+from arraybridge.interface.registry import find_owner
 
 __all__ = ["detect_memory_type", "device_of"]
 
 
-@run_eagerly
+@exempt
 def detect_memory_type(x: Any) -> str:
     """Return the name of the framework of an array, without importing any framework.
 
@@ -37,7 +37,14 @@ def detect_memory_type(x: Any) -> str:
         >>> detect_memory_type(np.zeros(3))
         'numpy'
     """
-    owner = registry.find_owner(x)
+    if hook_getter:  # torch.compile is imported; see `run_eagerly`
+        try:
+            call = find_untraced_call()
+        finally:
+            pass
+        if call is not None:
+            return cast("str", call(detect_memory_type, x))
+    owner = find_owner(x)
     if owner is not None:
         return owner.name
     if carrier_of(x) is not None:
@@ -47,7 +54,7 @@ def detect_memory_type(x: Any) -> str:
     return "cupy" if third_party_arrays.is_on_gpu(x) else "numpy"
 
 
-@run_eagerly
+@exempt
 def device_of(x: Any) -> Device:
     """Return the device of an array.
 
@@ -66,7 +73,14 @@ def device_of(x: Any) -> Device:
         >>> device_of(np.zeros(3)) == "cpu"
         True
     """
-    owner = registry.find_owner(x)
+    if hook_getter:  # see `detect_memory_type`
+        try:
+            call = find_untraced_call()
+        finally:
+            pass
+        if call is not None:
+            return cast("Device", call(device_of, x))
+    owner = find_owner(x)
     if owner is not None:
         return owner.devices.device_of(x)
     source, data = source_of(x)

@@ -46,7 +46,7 @@ from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.interface import registry
-from arraybridge.interface.devices import CPU
+from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import NoPlanError
 from arraybridge.interface.streams import identity
 
@@ -366,7 +366,8 @@ def _make_plan(
         return decision.convert  # every array of the class is sparse
     plan_key = source.fast_path.plan_key
     alignment = target.alignment
-    if fast is identity or plan_key is None or not _depends_on_plan_key_only(request, decision):
+    needs_no_key = source is target and fast is not None
+    if needs_no_key or plan_key is None or not _depends_on_plan_key_only(request, decision):
         return fast
     try:
         array_key = plan_key(decision.data, alignment)
@@ -389,12 +390,29 @@ def _choose_fast(request: Request, decision: Decision) -> FastFunction | None:
         return None
     if source is not target and type(decision.data) not in source.fast_path.fast_types():
         return None
+    if source is target:
+        if request.device is None:
+            return identity
+        return _make_keeper(source.devices) if decision.route.method == "same" else None
     fast = cell(source.name, target.name)(source, target)
-    if fast is None or request.grad == "error" or source is target:
+    if fast is None or request.grad == "error":
         return fast
     detach = source.autodiff.detach
     errors = decision.native_errors
     return lambda x: fast(run(detach, errors, x))
+
+
+def _make_keeper(devices: Devices) -> FastFunction:
+    """Return a plan that returns arrays on the CPU unchanged."""
+    device_of = devices.device_of
+    is_scattered = devices.is_scattered
+
+    def convert(x: Any) -> Any:
+        if device_of(x) is CPU and not is_scattered(x):
+            return x
+        raise NoPlanError
+
+    return convert
 
 
 def _is_beyond_fast(request: Request, decision: Decision) -> bool:
@@ -404,9 +422,7 @@ def _is_beyond_fast(request: Request, decision: Decision) -> bool:
     # copy=False also shares scalars, which fast converters copy.
     if request.copy is not None and not decision.source.mutable:
         return True
-    if request.device is None:
-        return False
-    return decision.source is decision.target or Device.parse(request.device) != CPU
+    return request.device is not None and Device.parse(request.device) != CPU
 
 
 def _depends_on_plan_key_only(request: Request, decision: Decision) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy
 
-from arraybridge.compilers import exempt, run_eagerly
+from arraybridge.compilers import exempt
 from arraybridge.conversion.convert import Options, T, convert_memory
 from arraybridge.conversion.detection import detect_memory_type
 from arraybridge.conversion.request import Request, check_options
@@ -205,7 +205,6 @@ def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
         pass  # see `to_numpy`
 
 
-@run_eagerly
 @add_hints
 def to_cpu(x: T, *, copy: bool | None = None, out: Any = None) -> T:
     """Return the array in host memory, in the same framework.
@@ -229,8 +228,9 @@ def to_cpu(x: T, *, copy: bool | None = None, out: Any = None) -> T:
         >>> to_cpu(torch.ones(2))  # also for a tensor on a GPU
         tensor([1., 1.])
     """
-    check_options(Request("numpy", copy=copy))
     source = registry.find_owner(x)
+    if source is None or not source.has_host:
+        check_options(Request("numpy", copy=copy))  # `convert_memory` does so otherwise
     if source is None:  # a carrier, or an array of another library
         source = registry.framework(detect_memory_type(x))
     if not source.has_host:
@@ -245,7 +245,6 @@ def to_cpu(x: T, *, copy: bool | None = None, out: Any = None) -> T:
     return result
 
 
-@run_eagerly
 @add_hints
 def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None, out: Any = None) -> T:
     """Return the array on an accelerator, in the same framework.

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import Grad, convert_memory, explain
 from arraybridge.conversion.detection import detect_memory_type
 from arraybridge.conversion.output import memory_range
@@ -21,7 +20,6 @@ from arraybridge.validation import add_hints
 __all__ = ["convert_tree"]
 
 
-@run_eagerly
 @add_hints
 def convert_tree(
     tree: Any,
@@ -76,11 +74,12 @@ def convert_tree(
     if target is None and out is None:
         raise TypeError('the target framework is missing. Pass its name, as in convert_tree(tree, "torch").')
     name = "" if target is None else registry.framework_name(target)
-    request = check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
+    has_options = gpu_id is not None or device is not None or copy is not None or dtype is not None
+    if out is None and not has_options and isinstance(grad, str) and grad == "error":
+        return map_arrays(tree, lambda leaf: convert_memory(leaf, name))  # the fastest way to call it
+    check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
     if out is not None:
         return _write_tree(tree, out, target, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
-    if request.is_bare:
-        return map_arrays(tree, lambda leaf: convert_memory(leaf, name))  # the fastest way to call it
 
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)

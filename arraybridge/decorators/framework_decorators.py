@@ -173,7 +173,6 @@ def _class_of_calls(options: DecoratorOptions) -> type[DecoratedCall]:
     return ConvertingCall
 
 
-@exempt
 @add_hints
 def memory_types(
     input_type: FrameworkLike, output_type: FrameworkLike, contract: Callable[[Any], Any] | None = None

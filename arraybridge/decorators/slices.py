@@ -7,7 +7,6 @@ from typing import Any
 
 from arraybridge.batches import snapshot
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.decorators.wrapping import SelfArgument
 from arraybridge.interface import registry
@@ -20,7 +19,6 @@ from arraybridge.validation import add_hints
 __all__ = ["process_slices", "stack_slices", "unstack_slices"]
 
 
-@run_eagerly
 @add_hints
 def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
     """Return an array of shape ``(n, height, width)`` with the slices along its first axis.
@@ -106,7 +104,6 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
         raise
 
 
-@run_eagerly
 @add_hints
 def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
     """Return the n planes of an array of shape ``(n, height, width)``, as arrays of ``memory_type``.
@@ -133,7 +130,6 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
     return _planes_of(convert_memory(array, target.name, gpu_id=gpu_id), target)
 
 
-@run_eagerly
 @add_hints
 def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call ``fn(plane, *args, **kwargs)`` for each plane of a 3-D array and stack the results.

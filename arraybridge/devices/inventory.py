@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 
-@run_eagerly
 @add_hints
 def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
     """Return the devices that frameworks can use on this machine.

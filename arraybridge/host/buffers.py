@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.host.dlpack_capsules import capsule_pointer
 from arraybridge.host.dtype_names import dtype_of, np_dtype
 from arraybridge.host.read_only_memory import writable_alias
@@ -85,7 +84,6 @@ def parse_shape(shape: Any) -> tuple[int, ...]:
         ) from error
 
 
-@run_eagerly
 @add_hints
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     """Return an uninitialized NumPy array, aligned to 64 bytes so that other frameworks can share its memory.

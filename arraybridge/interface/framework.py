@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from arraybridge.interface.component import Component, component
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.interchange import Interchange
 from arraybridge.interface.memory import Memory
-from arraybridge.interface.runtime import Runtime
+from arraybridge.interface.runtime import NO_CONTEXT, Runtime
 from arraybridge.interface.sparse import NO_SPARSE_ARRAYS, SparseArrays
 from arraybridge.interface.streams import Streams
 from arraybridge.interface.unsupported import missing_dtype_error, no_counterpart_error
@@ -369,16 +369,23 @@ def native_errors(*frameworks: Framework) -> tuple[type[Exception], ...]:
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
 
 
-@contextmanager
-def isolate(source: Framework, target: Framework) -> Iterator[None]:
-    """Leave the modes and transforms of the caller during a conversion to another framework.
+def isolate(source: Framework, target: Framework) -> AbstractContextManager[Any]:
+    """Return a context manager outside of the caller's modes and transforms, for a conversion between two.
 
     Within one framework, operations remain part of them, so that they are recorded and differentiated.
     """
     if source is target:
-        yield
-        return
-    with source.runtime.isolate(), target.runtime.isolate():
+        return NO_CONTEXT
+    first = source.runtime.isolate()
+    second = target.runtime.isolate()
+    if first is NO_CONTEXT and second is NO_CONTEXT:
+        return NO_CONTEXT
+    return _enter_both(first, second)
+
+
+@contextmanager
+def _enter_both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
         yield
 
 

@@ -57,10 +57,8 @@ _instances: dict[str, Framework] = {}
 # Names of frameworks that failed to load. Only `framework`, which is called with a name, tries to load them
 # again.
 _failed: set[str] = set()
-# The framework of each array type.
-_owners: dict[type, Framework] = new_cache()
-# Types whose objects no framework owns, such as the types of carriers. The dict is used as a set.
-_unowned: dict[type, None] = new_cache()
+# The framework of each array type; None for types whose objects no framework owns, such as those of carriers.
+_owners: dict[type, Framework | None] = new_cache()
 
 
 # -- metadata ------------------------------------------------------------------------------------------
@@ -131,7 +129,6 @@ def names_by_module() -> dict[str, tuple[str, ...]]:
 # -- adding frameworks ---------------------------------------------------------------------------------
 
 
-@run_eagerly
 @add_hints
 def register(framework: Framework, *, replace: bool = False) -> Framework:
     """Add a framework and return it.
@@ -493,10 +490,8 @@ def find_owner(x: Any) -> Framework | None:
     """
     cls = type(x)
     try:
-        owner = _owners.get(cls)
-        if owner is not None or cls in _unowned:
-            return owner
-    except TypeError:  # the class is unhashable
+        return _owners[cls]
+    except (KeyError, TypeError):  # the second one if the class is unhashable
         pass
     return _find_new_owner(x, cls)
 
@@ -511,7 +506,7 @@ def _find_new_owner(x: Any, cls: type) -> Framework | None:
         has_candidates = True
     # A plug-in that is not loaded yet could own the object.
     if not has_candidates and (cls.__module__ == "builtins" or _plugins().keys() <= _instances.keys()):
-        remember(_unowned, cls, None)
+        remember(_owners, cls, None)
     return None
 
 

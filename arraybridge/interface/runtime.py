@@ -131,7 +131,7 @@ class Runtime(Component):
         Returns:
             A context manager. By default, it does nothing.
         """
-        return nullcontext()
+        return NO_CONTEXT
 
     def array_classes(self) -> tuple[type, ...]:
         """Return the array classes, or their base classes, for libraries that dispatch by class."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.device_resolution import check_gpu_id
 from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError
@@ -34,7 +33,6 @@ __all__ = [
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
-@run_eagerly
 @add_hints
 def free_memory(
     framework: FrameworkLike | None = None, gpu_id: int | None = None, *, compiled: bool = False

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from arraybridge import hardware
 from arraybridge.advice import Advice
-from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, warn
 from arraybridge.interface import registry
@@ -30,7 +29,6 @@ class SharedPoolError(MemoryConversionError, RuntimeError):
     """
 
 
-@run_eagerly
 @add_hints
 def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
     """Make CuPy allocate from PyTorch's pool, so that each can use the memory that the other frees.
@@ -111,7 +109,6 @@ def coexistence(fraction: float | None = None) -> dict[str, str]:
     return chosen
 
 
-@run_eagerly
 @add_hints
 def coexist(fraction: float | None = None) -> Coexistence:
     """Stop JAX and TensorFlow from reserving a whole GPU, so that several frameworks can use it.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from arraybridge import batches
 from arraybridge.batches import Joined
 from arraybridge.caches import new_cache, remember
-from arraybridge.compilers import run_eagerly
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on
 from arraybridge.formatting import format_count
 from arraybridge.interface import registry
@@ -67,7 +66,6 @@ watchers: list[Callable[[str, str], None]] = []
 # -- public functions --------------------------------------------------------------------------------
 
 
-@run_eagerly
 @add_hints
 def run_with_oom_recovery(
     fn: Callable[..., R],
@@ -157,7 +155,6 @@ def _check_split(split: Any, split_axis: Any, min_split: Any) -> None:
         )
 
 
-@run_eagerly
 @add_hints
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
     """Call ``fn`` on a batch; when memory runs out, continue in parts and join their results.
@@ -206,7 +203,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     """
     if not callable(fn):
         raise TypeError(f"split_and_retry expected a function, got {type(fn).__name__}.")
-    axis = whole_number("axis", axis)
+    options = _SPLIT_DEFAULTS
+    if axis.__class__ is not int or axis != 0:
+        options = options._replace(split_axis=whole_number("axis", axis))
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if type(batch) is dict:
@@ -215,8 +214,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         args = batch
     else:
         args = (batch,)
-    min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
-    options = RecoveryOptions(max_retries=1, split=True, split_axis=axis, min_split=min_split)
+    if min_split.__class__ is not int or min_split != 1:
+        min_split = whole_number("min_split", min_split, least=1, type_error=ValueError)
+        options = options._replace(min_split=min_split)
     return _recover_in_parts(fn, args, kwargs, options)
 
 
@@ -293,6 +293,7 @@ class RecoveryOptions(NamedTuple):  # creating a frozen dataclass takes three ti
 
 
 _DEFAULTS = RecoveryOptions()
+_SPLIT_DEFAULTS = RecoveryOptions(max_retries=1, split=True)
 
 
 def recover(
@@ -312,7 +313,15 @@ def recover(
         return _Recovery(fn, args, kwargs, options, arguments_of).run(None)
     before = sys.exception()
     try:
-        return _complete(fn(*args, **kwargs) if kwargs else fn(*args))  # most calls need only this attempt
+        result = fn(*args, **kwargs) if kwargs else fn(*args)  # most calls need only this attempt
+        # The same as `_complete(result)`, whose call takes longer.
+        try:
+            wait = _waits[type(result)]
+        except (KeyError, TypeError):
+            wait = _complete
+        if wait is not None:
+            wait(result)
+        return result
     except Exception as error:  # the function may raise any error; all but OOM are raised again
         if not is_oom(error, before):
             raise

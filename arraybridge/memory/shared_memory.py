@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import note_on
 from arraybridge.frameworks.numpy.framework import NumpyFramework
@@ -138,7 +137,6 @@ for _name in ("joblib.externals.loky.backend.reduction", "loky.backend.reduction
         _module.register(SharedArray, _reduce_to_send)
 
 
-@run_eagerly
 @add_hints
 def shared(x: Any, dtype: Any = None) -> np.ndarray:
     """Return a NumPy array in memory that other processes can map.

@@ -9,7 +9,6 @@ from numbers import Integral
 from typing import Any, Literal, TypeVar
 
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.device_resolution import Placement
 from arraybridge.decorators.wrapping import name_of
@@ -39,7 +38,6 @@ R = TypeVar("R")
 _IN_FLIGHT = 4
 
 
-@run_eagerly
 @add_hints
 def device_map(
     fn: Callable[..., R],

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.device_resolution import check_placement, resolve_device
 from arraybridge.conversion.tree_conversion import convert_tree
@@ -35,7 +34,6 @@ _MOST = 1000
 _FINAL_TIMEOUT = 2.0
 
 
-@run_eagerly
 @add_hints
 def prefetch(
     items: Iterable[Any],

@@ -12,7 +12,6 @@ from functools import partial
 from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from arraybridge.compilers import run_eagerly
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.formatting import Contents, Table, format_bytes, format_count, format_seconds
 from arraybridge.hooks import hooks
@@ -300,7 +299,6 @@ def _open_in_context(one: TraceLog | Annotation) -> Iterator[None]:
         _opened_here.set(tuple(_still_open(_opened_here.get())))
 
 
-@run_eagerly
 @add_hints
 def trace(*, limit: int | None = None, foreign: bool = False) -> AbstractContextManager[TraceLog]:
     """Record the conversions and related events of this thread or task.

@@ -118,6 +118,19 @@ def _version_is_private(torch: Any) -> bool:
     return bool(x._version > before) and not hasattr(torch.Tensor, "version")
 
 
+@_entry("frameworks/torch/surroundings.py", "peek_interpreter_stack", "torch")
+def _only_a_private_name_finds_transforms(torch: Any) -> bool:
+    peek = torch._C._functorch.peek_interpreter_stack
+    seen = []
+
+    def f(x: Any) -> Any:
+        seen.append(peek())
+        return x.sum()
+
+    torch.func.grad(f)(torch.ones(2))
+    return peek() is None and None not in seen and not hasattr(torch.func, "peek_interpreter_stack")
+
+
 @_entry("frameworks/torch/framework.py", "DisableTorchFunction", "torch")
 def _public_context_managers_call_function_modes(torch: Any) -> bool:
     calls = []

@@ -26,7 +26,7 @@ from arraybridge.device import Device, gpu_device
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.sparse import TorchSparse
 from arraybridge.frameworks.torch.streams import TorchStreams, on_device
-from arraybridge.frameworks.torch.surroundings import guard, isolate
+from arraybridge.frameworks.torch.surroundings import count_modes, guard, isolate
 from arraybridge.host import buffers, dlpack_capsules, dtype_names, protocols, read_only_memory
 from arraybridge.host.buffers import ALIGNMENT
 from arraybridge.interface import autodiff, keep_alives, unsupported
@@ -73,8 +73,6 @@ _Tensor = torch.Tensor
 _increment_version = torch.autograd.graph.increment_version
 # The function behind `torch.jit.is_tracing`, which takes three times as long.
 _is_tracing = torch._C._is_tracing  # noqa: SLF001  # see above
-# The number of active dispatch modes (private function of torch 2.6 to 2.14). One of them may be make_fx.
-_count_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001  # it has no public name
 
 # A private name (pytorch/pytorch#92012): within any public context manager, reading a tensor may call
 # `__torch_function__` of its class or the program's function modes. PyTorch's guide to subclasses uses a
@@ -188,14 +186,10 @@ class TorchInterchange(Interchange):
             raise unsupported.cast_error(self.framework, source, dtype, instead, "{x}.view(torch.uint8)")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
-        for extent, stride in zip(shape, strides, strict=True):
-            if extent == 1:
-                continue
-            if stride < 0:
+        for axis, stride in enumerate(strides):
+            if (stride < 0 or stride % itemsize) and shape[axis] != 1:
                 # torch.from_dlpack would crash the process (torch <= 2.13, pytorch/pytorch#188023).
-                return _NEGATIVE_STRIDES
-            if stride % itemsize:
-                return _STRIDE_MULTIPLES
+                return _NEGATIVE_STRIDES if stride < 0 else _STRIDE_MULTIPLES
         return None
 
     def import_from(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
@@ -475,7 +469,7 @@ class TorchFastPath(FastPath):
         return (torch.Tensor, torch.nn.Parameter)
 
     def plan_key(self, x: torch.Tensor, alignment: int) -> Hashable:
-        if not x.is_cpu or x.is_nested or _is_tracing() or _count_modes():
+        if not x.is_cpu or x.is_nested or _is_tracing() or count_modes():
             raise NoPlanError
         if x.layout is not torch.strided and self.framework.sparse.layout(x):
             return x.layout, x.requires_grad
@@ -495,7 +489,7 @@ class TorchFastPath(FastPath):
         # takes as long as 20 successful calls, so complex and extended dtypes are rejected first. For tensors
         # that require grad, .numpy() raises only while gradients are recorded. For tensors of
         # torch.func.functionalize, whose address is 0, it reads invalid memory (torch 2.13, no issue found).
-        if x.dtype not in _REAL_DTYPES or x.requires_grad or _is_tracing() or _count_modes():
+        if x.dtype not in _REAL_DTYPES or x.requires_grad or _is_tracing() or count_modes():
             raise NoPlanError
         try:
             if not x.data_ptr():
@@ -622,7 +616,7 @@ class TorchFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        if not _count_modes():  # make_fx copies the result of from_numpy (torch 2.13, no issue found)
+        if not count_modes():  # make_fx copies the result of from_numpy (torch 2.13, no issue found)
             try:
                 return self.fast_path.fast_from_view(view)
             except NoPlanError:
@@ -640,7 +634,7 @@ class TorchFramework(Framework):
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         _check_storage(self, x)
-        if _count_modes():  # FakeTensorMode rejects tensors with values, except scalars and empty tensors
+        if count_modes():  # FakeTensorMode rejects tensors with values, except scalars and empty tensors
             with guard(x):
                 return _copy(x)
         return _copy(x)
@@ -661,7 +655,7 @@ class TorchFramework(Framework):
         _check_storage(self, x)
         if _is_misaligned(x):
             x = self.copy(x)  # see cannot_view: the cast would crash the process
-        if _count_modes():  # as in `copy`
+        if count_modes():  # as in `copy`
             with guard(x):
                 return x.to(DTYPES[dtype])
         return x.to(DTYPES[dtype])

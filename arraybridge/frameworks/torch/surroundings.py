@@ -9,21 +9,34 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["guard", "isolate", "retry_in_isolation"]
+from arraybridge.interface.runtime import NO_CONTEXT
+
+__all__ = ["count_modes", "guard", "isolate", "retry_in_isolation"]
 
 T = TypeVar("T")
 
 # Within transforms such as torch.func.grad, .numpy() raises for every tensor (pytorch/pytorch#91810, torch
-# 2.13). The function that leaves them has no public name.
+# 2.13). The functions that find and leave them have no public names.
 try:
+    from torch._C._functorch import peek_interpreter_stack
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 except ImportError:
+    peek_interpreter_stack = nullcontext  # type: ignore[assignment]  # as there, None if there is none
     temporarily_clear_interpreter_stack = nullcontext
+
+# The number of active dispatch modes (private function of torch 2.6 to 2.14). One of them may be make_fx.
+count_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001  # it has no public name
+
+
+def isolate() -> AbstractContextManager[Any]:
+    """Return a context manager outside of FakeTensorMode and the transforms of ``torch.func``."""
+    if not count_modes() and peek_interpreter_stack() is None:
+        return NO_CONTEXT  # entering the others takes 4 µs
+    return _leave_modes()
 
 
 @contextmanager
-def isolate() -> Iterator[None]:
-    """Leave FakeTensorMode and the transforms of ``torch.func``."""
+def _leave_modes() -> Iterator[None]:
     with temporarily_clear_interpreter_stack(), _without_fake_mode():
         yield
 
