@@ -241,21 +241,23 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
             raise_unknown_option(problem, option, ("gpu_id", *Options.__annotations__), positional)
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
-    if active_logs is None and gpu_id is None:
+    if gpu_id is None:
         # The signature includes types, because equal signatures must mean the same call, and
         # 1 == True == tf.float32.
         signature = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         if out is not None:
             signature = (type(out), *signature)
         try:
-            plan = plans_by_signature[signature][type(data)]
-        except (KeyError, TypeError):
-            pass
-        else:
+            if active_logs is not None:
+                return convert_and_record(plan_cache.recall_decision(signature, data), active_logs)
             try:
-                return plan(data) if out is None else plan(data, out)
-            except NoPlanError:
+                plan = plans_by_signature[signature][type(data)]
+            except (KeyError, TypeError):
                 pass
+            else:
+                return plan(data) if out is None else plan(data, out)
+        except NoPlanError:
+            pass
     options = {"copy": copy, "dtype": dtype, "grad": grad, "device": device, "out": out}
     request = _request("convert_memory", data, source_type, target_type, gpu_id, target, options)
     return _decide_and_convert(data, request, signature, active_logs)
@@ -266,12 +268,10 @@ convert = exempt(convert_memory)
 
 @run_eagerly
 def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs: Any) -> Any:
-    """Convert an array by a new decision, which is cached if there is a signature and no active log."""
+    """Convert an array by a new decision, which is cached if there is a signature and calls can reuse it."""
     decision = _decide(data, request)
-    if active_logs is not None:
-        return convert_and_record(decision, active_logs)
-    result = decision()
-    if signature is None:
+    result = decision() if active_logs is None else convert_and_record(decision, active_logs)
+    if signature is None or (active_logs is not None and not plan_cache.can_recall(decision.route)):
         return result
     if request.out is None:
         plan_cache.store_plan(signature, request, data, decision)

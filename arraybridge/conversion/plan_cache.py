@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,19 @@ from arraybridge.interface import registry
 from arraybridge.interface.devices import CPU
 from arraybridge.interface.framework import NoPlanError
 from arraybridge.interface.streams import identity
+from arraybridge.reasons import Reason
+from arraybridge.route import Route
 
-__all__ = ["MOST_PLAN_KEYS", "add_plan", "plans_by_signature", "run", "signature_of_call"]
+__all__ = [
+    "MOST_PLAN_KEYS",
+    "add_plan",
+    "can_recall",
+    "plans_by_signature",
+    "recall_decision",
+    "run",
+    "signature_of_call",
+    "store_plan",
+]
 
 #: Call signature → type of the array → the plan, a function of the array and, if it was passed, of ``out``.
 #: Plans raise `NoPlanError` for arrays that they do not support. The slow path then handles the array.
@@ -61,6 +73,8 @@ _KEYED = "plan keys"
 _NO_PLANS: dict[type, Any] = {}
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
+#: Causes that arrays with the same plan key share. Others depend on a file that the memory maps, for example.
+_CAUSES_BY_KEY = (Reason.SHARED_HOST_MEMORY, Reason.COPY_REQUESTED, Reason.CAST_REQUESTED)
 
 
 def signature_of_call(
@@ -133,30 +147,32 @@ class _KeyedPlan:
     """The functions for arrays of one class and one call signature, by plan key.
 
     Attributes:
-        plan_key: The function `FastPath.plan_key` of the source.
-        alignment: The alignment that the target requires.
+        source: The framework of the arrays.
+        target: The framework that they are converted to.
         errors: The exceptions that the two frameworks raise for arrays that they do not support.
         converters: Plan key → the function that converts such arrays.
+        routes: Plan key → a route that differs only in ``nbytes`` and ``seconds`` for such arrays.
         function: The plan for `plans_by_signature`. It tries the fast converter, if there is one that the
             caller has not tried, then the function for the plan key. It is not a method, whose calls take
             50 ns longer.
     """
 
-    __slots__ = ("alignment", "converters", "errors", "function", "plan_key")
+    __slots__ = ("converters", "errors", "function", "routes", "source", "target")
 
     def __init__(self, fast: FastFunction | None, decision: Decision) -> None:
-        self.plan_key = decision.source.fast_path.plan_key
-        self.alignment = decision.target.alignment
+        self.source = decision.source
+        self.target = decision.target
         self.errors: tuple[type[Exception], ...] = (MemoryConversionError, *decision.native_errors)
         self.converters: dict[Hashable, FastFunction] = {}
+        self.routes: dict[Hashable, Route] = {}
         by_key = self._by_key()
         self.function = by_key if fast is None else _try_first(fast, by_key)
 
     def _by_key(self) -> FastFunction:
         """Return a function that converts an array by the function for its plan key."""
         converters = self.converters
-        plan_key = self.plan_key
-        alignment = self.alignment
+        plan_key = self.source.fast_path.plan_key
+        alignment = self.target.alignment
         errors = self.errors
 
         def convert_by_key(x: Any) -> Any:
@@ -172,9 +188,54 @@ class _KeyedPlan:
 
         return convert_by_key
 
-    def add(self, key: Hashable, convert: FastFunction) -> None:
-        """Add the function that converts arrays with a plan key."""
-        remember(self.converters, key, convert, MOST_PLAN_KEYS)
+    def add(self, key: Hashable, decision: Decision) -> None:
+        """Add the decision about arrays with a plan key."""
+        remember(self.converters, key, decision.convert, MOST_PLAN_KEYS)
+        if can_recall(decision.route):
+            remember(self.routes, key, decision.route, MOST_PLAN_KEYS)
+
+    def decision(self, x: Any) -> Decision:
+        """Return the decision about an array, which is that of its plan key; see `recall_decision`."""
+        source = self.source
+        key = source.fast_path.plan_key(x, self.target.alignment)
+        cached = self.routes[key]
+        route = Route(
+            cached.source,
+            cached.target,
+            cached.method,
+            cached.device,
+            shares_memory=cached.shares_memory,
+            copies=cached.copies,
+            nbytes=source.nbytes(x),
+            cause=cached.cause,
+        )
+        convert = partial(run, self.converters[key], self.errors)
+        return _PlannedDecision(route, source, self.target, x, convert)
+
+
+class _PlannedDecision(Decision):
+    """A decision from a plan. Like the plan, it raises `NoPlanError` if the conversion fails."""
+
+    def __call__(self) -> Any:
+        return self.convert(self.data)
+
+
+def can_recall(route: Route) -> bool:
+    """Return whether the route of an array is that of its plan key, except for the size of the array."""
+    return route.cause.code in _CAUSES_BY_KEY and not route.layout
+
+
+def recall_decision(signature: Hashable, x: Any) -> Decision:
+    """Return the decision about an array from the plan for a call signature, for a trace.
+
+    Raises:
+        NoPlanError: If there is no plan for such arrays, or the route depends on more than the plan key.
+    """
+    try:
+        keyed: _KeyedPlan = plans_by_signature[_KEYED, signature][type(x)]
+        return keyed.decision(x)
+    except (KeyError, TypeError):
+        raise NoPlanError from None
 
 
 def _try_first(first: FastFunction, second: FastFunction) -> FastFunction:
@@ -376,7 +437,7 @@ def _make_plan(
     if keyed is None:
         keyed = _KeyedPlan(fast, decision)
         add_plan((_KEYED, signature), cls, keyed)
-    keyed.add(array_key, decision.convert)
+    keyed.add(array_key, decision)
     function: FastFunction = keyed.function
     return function
 
