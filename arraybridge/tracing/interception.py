@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
 from threading import RLock, current_thread, get_ident, local
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 import numpy as np
@@ -134,29 +134,35 @@ class _Call:
         logs = _active_logs()
         if not logs:
             return self._original(*args, **kwargs)
+        frame = sys._getframe(1)  # noqa: SLF001  # the caller's; `f_back` would create other frame objects
+        is_own_array = owner is not None and owner.name == self._framework
         _thread.busy = True
         try:
+            if not is_own_array:  # otherwise, the devices have started
+                events.start_devices(self._framework)
+            if user_lines.is_own(frame):  # a step of a conversion by arraybridge
+                return self._original(*args, **kwargs)
             # Read a capsule before the call consumes it.
             capsule_memory = dlpack_capsules.capsule_address(x) if cls is CAPSULE else None
-            self._wait_for(owner, x)
-            events.start_devices(self._framework)
+            if self._reads_on_host or not is_own_array:
+                self._wait_for(owner, x)
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             seconds = time.perf_counter() - began
-            wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
-            self._record(logs, x, result, capsule_memory, wanted, began, seconds)
+            if result is not x:
+                wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
+                self._record(logs, frame, x, result, capsule_memory, wanted, began, seconds)
         finally:
             _thread.busy = False
         return result
 
     def _wait_for(self, owner: Framework | None, x: Any) -> None:
         """Wait for the source array if the call would wait, so that the measured time excludes the wait."""
-        if owner is None:
+        if owner is None or owner.devices.has_only_host:
             return
         runtime = owner.runtime
         # Other calls between GPUs are ordered by streams and do not wait.
-        waits = self._reads_on_host or (runtime.is_asynchronous and owner.name != self._framework)
-        if not waits or owner.devices.has_only_host or runtime.is_idle():
+        if not (self._reads_on_host or runtime.is_asynchronous) or runtime.is_idle():
             return
         pause = pause_of(owner)
         if pause is None:
@@ -168,6 +174,7 @@ class _Call:
     def _record(
         self,
         logs: Iterable[Any],
+        frame: FrameType,
         x: Any,
         y: Any,
         capsule_memory: int | None,
@@ -176,9 +183,6 @@ class _Call:
         seconds: float,
     ) -> None:
         """Add a record of each array that a call converted to the logs."""
-        if y is x:
-            return
-        frame = sys._getframe(2)  # noqa: SLF001  # the caller's; `f_back` would create other frame objects
         site = user_lines.site(frame, is_native_call=True)
         if site is None:  # a step of a conversion by arraybridge
             return
