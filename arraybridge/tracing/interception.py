@@ -135,12 +135,13 @@ class _Call:
         if not logs:
             return self._original(*args, **kwargs)
         frame = sys._getframe(1)  # noqa: SLF001  # the caller's; `f_back` would create other frame objects
+        site = user_lines.site(frame, is_native_call=True)
         is_own_array = owner is not None and owner.name == self._framework
         _thread.busy = True
         try:
             if not is_own_array:  # otherwise, the devices have started
                 events.start_devices(self._framework)
-            if user_lines.is_own(frame):  # a step of a conversion by arraybridge
+            if site is None:  # a step of a conversion by arraybridge
                 return self._original(*args, **kwargs)
             # Read a capsule before the call consumes it.
             capsule_memory = dlpack_capsules.capsule_address(x) if cls is CAPSULE else None
@@ -151,7 +152,9 @@ class _Call:
             seconds = time.perf_counter() - began
             if result is not x:
                 wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
-                self._record(logs, frame, x, result, capsule_memory, wanted, began, seconds)
+                # The package that made the call; "" for the user's code.
+                caller = "" if site[1] is frame.f_code else _package_of(frame)
+                self._record(logs, site, caller, x, result, capsule_memory, wanted, began, seconds)
         finally:
             _thread.busy = False
         return result
@@ -174,7 +177,8 @@ class _Call:
     def _record(
         self,
         logs: Iterable[Any],
-        frame: FrameType,
+        site: user_lines.Site,
+        caller: str,
         x: Any,
         y: Any,
         capsule_memory: int | None,
@@ -183,11 +187,6 @@ class _Call:
         seconds: float,
     ) -> None:
         """Add a record of each array that a call converted to the logs."""
-        site = user_lines.site(frame, is_native_call=True)
-        if site is None:  # a step of a conversion by arraybridge
-            return
-        # The package that made the call; "" for the user's code.
-        caller = "" if site[1] is frame.f_code else frame.f_globals.get("__name__", "").partition(".")[0]
         pairs = zip(leaves_of(x), leaves_of(y), strict=False) if self._takes_trees else ((x, y),)
         for one, other in pairs:
             observer = None if other is one else observer_of(one, other)
@@ -225,6 +224,10 @@ class _Call:
 
 def _is_source(x: Any) -> bool:
     return registry.find_owner(x) is not None or type(x) is CAPSULE
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class _Compiler(_Call):

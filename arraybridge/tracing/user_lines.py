@@ -25,11 +25,6 @@ def is_user_file(file: str) -> bool:
     return _owners.get(file, _USERS) in (_USERS, _CELLS)
 
 
-def is_own(frame: FrameType) -> bool:
-    """Return whether a frame runs a function of arraybridge."""
-    return frame.f_code.co_filename.startswith(_PACKAGE)
-
-
 def line_of(site: Site) -> int:
     """Return the line number of a `Site`."""
     _, code, at, _ = site
