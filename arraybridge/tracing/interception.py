@@ -192,10 +192,10 @@ class _Call:
             observer = None if other is one else observer_of(one, other)
             if observer is None or caller in observer.own_callers:
                 continue
-            conversion = observer.conversion(self._name, one, other, capsule_memory, wanted)
-            if conversion is None:
+            fields = observer.examine(self._name, one, other, capsule_memory, wanted)
+            if fields is None:
                 continue
-            record = NativeCallRecord(began, seconds, _thread.name, _thread.number, site, conversion)
+            record = NativeCallRecord(began, seconds, _thread.name, _thread.number, site, fields)
             for log in logs:
                 log.add(record)
             seconds = 0.0  # the first array of a tree gets the time of the call

@@ -99,9 +99,13 @@ def _name_of_dtype(dtype: Any) -> str:
 
 
 class NativeCallRecord(Record):
-    """The record of a conversion by a framework's own call."""
+    """The record of a conversion by a framework's own call.
 
-    __slots__ = ("conversion",)
+    Attributes:
+        fields: The fields of the `Conversion`, which is created when the log is read.
+    """
+
+    __slots__ = ("fields",)
 
     def __init__(
         self,
@@ -110,18 +114,18 @@ class NativeCallRecord(Record):
         thread: str,
         thread_id: int,
         site: Site,
-        conversion: Conversion,
+        fields: tuple[Any, ...],
     ) -> None:
         self.began = began  # a call of `super().__init__` would take 0.2 µs
         self.seconds = seconds
         self.thread = thread
         self.thread_id = thread_id
         self.site = site
-        self.conversion = conversion
+        self.fields = fields
 
     def event(self, opened: float, line: int) -> Event:
         """Return the event of the call; see `Record.event`."""
-        conversion = self.conversion
+        conversion = Conversion(*self.fields)
         cause = conversion.cause()
         file, _, _, library = self.site
         return Event(
@@ -190,10 +194,10 @@ class Observer:
             if one is source or not one.devices.has_only_host:
                 self.own_callers.update(registry.metadata_of(one.name).packages)
 
-    def conversion(
+    def examine(
         self, call: str, x: Any, y: Any, capsule_memory: int | None, wanted: Any
-    ) -> Conversion | None:
-        """Return the conversion that a call made, or None if it was not a conversion.
+    ) -> tuple[Any, ...] | None:
+        """Return the fields of the `Conversion` that a call made, or None if it was not a conversion.
 
         Args:
             call: The name of the function.
@@ -212,29 +216,15 @@ class Observer:
 
     def _of_capsule(
         self, call: str, x: Any, y: Any, capsule_memory: int | None, wanted: Any
-    ) -> Conversion | None:
+    ) -> tuple[Any, ...] | None:
         target = self._target
         dtype, nbytes, address, device = self._read(y)
         shares = capsule_memory == address
-        return Conversion(
-            call,
-            None,
-            target,
-            dtype,
-            dtype,
-            device,
-            device,
-            nbytes,
-            shares,
-            None,
-            None,
-            None,
-            requested_dtype="",
-        )
+        return call, None, target, dtype, dtype, device, device, nbytes, shares, None, None, None, ""
 
     def _of_array(
         self, call: str, x: Any, y: Any, capsule_memory: int | None, wanted: Any
-    ) -> Conversion | None:
+    ) -> tuple[Any, ...] | None:
         source: Any = self._source
         target = self._target
         dtype, nbytes, address, device = self._read(y)
@@ -256,7 +246,7 @@ class Observer:
                 unavoidable = _RESHARDED
             elif together and source is not target:
                 unavoidable = self._unavoidable_cause(x, source_address)
-        return Conversion(
+        return (
             call,
             source,
             target,
