@@ -271,7 +271,7 @@ def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs
     """Convert an array by a new decision, which is cached if there is a signature and calls can reuse it."""
     decision = _decide(data, request)
     result = decision() if active_logs is None else convert_and_record(decision, active_logs)
-    if signature is None or (active_logs is not None and not plan_cache.can_recall(decision.route)):
+    if signature is None or (active_logs is not None and not plan_cache.can_recall(data, decision)):
         return result
     if request.out is None:
         plan_cache.store_plan(signature, request, data, decision)

@@ -42,7 +42,7 @@ from arraybridge.carriers.third_party_arrays import (
     restrict_to_host,
 )
 from arraybridge.conversion.decision import decide
-from arraybridge.conversion.request import Decision, Request
+from arraybridge.conversion.request import Decision, PlannedDecision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
@@ -188,10 +188,10 @@ class _KeyedPlan:
 
         return convert_by_key
 
-    def add(self, key: Hashable, decision: Decision) -> None:
-        """Add the decision about arrays with a plan key."""
+    def add(self, key: Hashable, data: Any, decision: Decision) -> None:
+        """Add the decision about ``data`` for arrays with the same plan key."""
         remember(self.converters, key, decision.convert, MOST_PLAN_KEYS)
-        if can_recall(decision.route):
+        if can_recall(data, decision):
             remember(self.routes, key, decision.route, MOST_PLAN_KEYS)
 
     def decision(self, x: Any) -> Decision:
@@ -210,19 +210,13 @@ class _KeyedPlan:
             cause=cached.cause,
         )
         convert = partial(run, self.converters[key], self.errors)
-        return _PlannedDecision(route, source, self.target, x, convert)
+        return PlannedDecision(route, source, self.target, x, convert)
 
 
-class _PlannedDecision(Decision):
-    """A decision from a plan. Like the plan, it raises `NoPlanError` if the conversion fails."""
-
-    def __call__(self) -> Any:
-        return self.convert(self.data)
-
-
-def can_recall(route: Route) -> bool:
-    """Return whether the route of an array is that of its plan key, except for the size of the array."""
-    return route.cause.code in _CAUSES_BY_KEY and not route.layout
+def can_recall(data: Any, decision: Decision) -> bool:
+    """Return whether `recall_decision` can return this decision for similar arrays, if it is cached."""
+    route = decision.route
+    return data is decision.data and route.cause.code in _CAUSES_BY_KEY and not route.layout
 
 
 def recall_decision(signature: Hashable, x: Any) -> Decision:
@@ -363,7 +357,7 @@ def _add_plans(
     # ``convert_memory(x, target)``, whose signature begins with the target, has already tried the fast
     # converter, which is stored for the target's name.
     has_tried = is_bare and signature[0] is not None and open_array is None
-    plan = _make_plan(signature, cls, request, decision, None if has_tried else fast)
+    plan = _make_plan(signature, data, request, decision, None if has_tried else fast)
     if open_array is not None:
         direct: FastFunction | None = None
         if fast is not None:
@@ -418,7 +412,7 @@ def add_plan(signature: Hashable, cls: type, plan: Any) -> None:
 
 
 def _make_plan(
-    signature: Hashable, cls: type, request: Request, decision: Decision, fast: FastFunction | None
+    signature: Hashable, data: Any, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
     """Return a plan that tries ``fast`` first, then the function cached for the array's plan key."""
     source = decision.source
@@ -433,11 +427,12 @@ def _make_plan(
         array_key = plan_key(decision.data, alignment)
     except NoPlanError:
         return fast  # the array has no plan key, for example because it is not in host memory
+    cls = type(data)
     keyed: Any = plans_by_signature.get((_KEYED, signature), {}).get(cls)
     if keyed is None:
         keyed = _KeyedPlan(fast, decision)
         add_plan((_KEYED, signature), cls, keyed)
-    keyed.add(array_key, decision)
+    keyed.add(array_key, data, decision)
     function: FastFunction = keyed.function
     return function
 
