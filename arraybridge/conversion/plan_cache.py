@@ -12,6 +12,9 @@
    fast converter alone, or to the whole plan for arrays of other libraries and for some sparse arrays. If
    the fast converter raises, the plan for the full call signature does not try it again.
 
+In a trace, the decision to record comes from the same plan, which also caches a route for each plan key, if
+that determines the route (`recall_decision`). Other calls in a trace are decided and are not cached.
+
 The plan for sparse arrays takes them apart and converts each part with the plan for that part.
 
 The plan for carriers reads the array of each object, and converts it with the plan for arrays.
@@ -73,7 +76,8 @@ _KEYED = "plan keys"
 _NO_PLANS: dict[type, Any] = {}
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
-#: Causes that arrays with the same plan key share. Others depend on a file that the memory maps, for example.
+#: Causes that the call signature and the plan key determine. Others also depend on the file that an array maps,
+#: for example.
 _CAUSES_BY_KEY = (Reason.SHARED_HOST_MEMORY, Reason.COPY_REQUESTED, Reason.CAST_REQUESTED)
 
 
@@ -151,7 +155,7 @@ class _KeyedPlan:
         target: The framework that they are converted to.
         errors: The exceptions that the two frameworks raise for arrays that they do not support.
         converters: Plan key → the function that converts such arrays.
-        routes: Plan key → a route that differs only in ``nbytes`` and ``seconds`` for such arrays.
+        routes: Plan key → the route of one such array, if others differ only in ``nbytes`` and ``seconds``.
         function: The plan for `plans_by_signature`. It tries the fast converter, if there is one that the
             caller has not tried, then the function for the plan key. It is not a method, whose calls take
             50 ns longer.
@@ -196,6 +200,8 @@ class _KeyedPlan:
 
     def decision(self, x: Any) -> Decision:
         """Return the decision about an array, which is that of its plan key; see `recall_decision`."""
+        if not self.routes:  # always true for arrays of other libraries, which have no plan key
+            raise NoPlanError
         source = self.source
         key = source.fast_path.plan_key(x, self.target.alignment)
         cached = self.routes[key]
@@ -214,7 +220,7 @@ class _KeyedPlan:
 
 
 def can_recall(data: Any, decision: Decision) -> bool:
-    """Return whether `recall_decision` can return this decision for similar arrays, if it is cached."""
+    """Return whether `recall_decision` can return the decision about ``data`` for arrays with its plan key."""
     route = decision.route
     return data is decision.data and route.cause.code in _CAUSES_BY_KEY and not route.layout
 
