@@ -26,9 +26,8 @@ def steps(source: Framework, x: Any) -> Steps | None:
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.itemsize
     try:
-        stride = getattr(x, "stride", None)
-        if callable(stride):  # PyTorch's strides count elements
-            return x.shape, stride(), 1
+        if callable(getattr(x, "stride", None)):  # PyTorch's strides count elements
+            return x.shape, x.stride(), 1
         shape = source.shape(x)
         return shape, source.interchange.strides(x), source.nbytes(x) // max(1, math.prod(shape))
     except (MemoryConversionError, TypeError, ValueError, AttributeError, RuntimeError):

@@ -8,7 +8,7 @@ and closes a trace around it, and times it again. Each process yields the ratio 
 trace to the fastest batch before it; the result is the median over the processes. All times are CPU times of
 the thread, which other work on the machine disturbs less than elapsed times.
 
-A traced call runs its plan with a decision to record. The cost of an event is therefore the difference from the
+A traced call also looks up or makes a decision. The cost of an event is therefore the difference from the
 same call in a trace without recording.
 """
 

@@ -76,8 +76,8 @@ _KEYED = "plan keys"
 _NO_PLANS: dict[type, Any] = {}
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
-#: Causes that the call signature and the plan key determine. Others also depend on the file that an array maps,
-#: for example.
+#: Causes that the call signature and the plan key determine. Others also depend on the file that an array
+#: maps, for example.
 _CAUSES_BY_KEY = (Reason.SHARED_HOST_MEMORY, Reason.COPY_REQUESTED, Reason.CAST_REQUESTED)
 
 
@@ -220,7 +220,7 @@ class _KeyedPlan:
 
 
 def can_recall(data: Any, decision: Decision) -> bool:
-    """Return whether `recall_decision` can return the decision about ``data`` for arrays with its plan key."""
+    """Return whether `recall_decision` can return this decision about ``data`` for similar arrays."""
     route = decision.route
     return data is decision.data and route.cause.code in _CAUSES_BY_KEY and not route.layout
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
 from threading import RLock, current_thread, get_ident, local
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -134,38 +134,31 @@ class _Call:
         logs = _active_logs()
         if not logs:
             return self._original(*args, **kwargs)
-        frame = sys._getframe(1)  # noqa: SLF001  # the caller's; `f_back` would create other frame objects
-        site = user_lines.site(frame, is_native_call=True)
-        is_own_array = owner is not None and owner.name == self._framework
         _thread.busy = True
         try:
-            if not is_own_array:  # otherwise, the devices have started
-                events.start_devices(self._framework)
-            if site is None:  # a step of a conversion by arraybridge
-                return self._original(*args, **kwargs)
             # Read a capsule before the call consumes it.
             capsule_memory = dlpack_capsules.capsule_address(x) if cls is CAPSULE else None
-            if self._reads_on_host or not is_own_array:
-                self._wait_for(owner, x)
+            self._prepare(owner, x)
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             seconds = time.perf_counter() - began
-            if result is not x:
-                wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
-                # The package that made the call; "" for the user's code.
-                caller = "" if site[1] is frame.f_code else _package_of(frame)
-                self._record(logs, site, caller, x, result, capsule_memory, wanted, began, seconds)
+            wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
+            self._record(logs, x, result, capsule_memory, wanted, began, seconds)
         finally:
             _thread.busy = False
         return result
 
-    def _wait_for(self, owner: Framework | None, x: Any) -> None:
-        """Wait for the source array if the call would wait, so that the measured time excludes the wait."""
+    def _prepare(self, owner: Framework | None, x: Any) -> None:
+        """Start the devices and wait for the source if the call would, so that its time includes neither."""
+        is_own = owner is not None and owner.name == self._framework
+        if not is_own:  # otherwise, the devices have started
+            events.start_devices(self._framework)
         if owner is None or owner.devices.has_only_host:
             return
         runtime = owner.runtime
         # Other calls between GPUs are ordered by streams and do not wait.
-        if not (self._reads_on_host or runtime.is_asynchronous) or runtime.is_idle():
+        waits = self._reads_on_host or (runtime.is_asynchronous and not is_own)
+        if not waits or runtime.is_idle():
             return
         pause = pause_of(owner)
         if pause is None:
@@ -177,8 +170,6 @@ class _Call:
     def _record(
         self,
         logs: Iterable[Any],
-        site: user_lines.Site,
-        caller: str,
         x: Any,
         y: Any,
         capsule_memory: int | None,
@@ -187,6 +178,14 @@ class _Call:
         seconds: float,
     ) -> None:
         """Add a record of each array that a call converted to the logs."""
+        if y is x:
+            return
+        frame = sys._getframe(2)  # noqa: SLF001  # the caller's; `f_back` would create other frame objects
+        site = user_lines.site(frame, is_native_call=True)
+        if site is None:  # a step of a conversion by arraybridge
+            return
+        # The package that made the call; "" for the user's code.
+        caller = "" if site[1] is frame.f_code else frame.f_globals.get("__name__", "").partition(".")[0]
         pairs = zip(leaves_of(x), leaves_of(y), strict=False) if self._takes_trees else ((x, y),)
         for one, other in pairs:
             observer = None if other is one else observer_of(one, other)
@@ -224,10 +223,6 @@ class _Call:
 
 def _is_source(x: Any) -> bool:
     return registry.find_owner(x) is not None or type(x) is CAPSULE
-
-
-def _package_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class _Compiler(_Call):

@@ -240,12 +240,9 @@ class Observer:
         if not shares:
             if wanted is not None:
                 requested_dtype = np.dtype(wanted).name
-            steps = events.steps(source, x) if self._has_strides else None
+            steps = self._steps_of(x)
             array = events.same_array(x)
-            if spread:
-                unavoidable = _RESHARDED
-            elif together and source is not target:
-                unavoidable = self._unavoidable_cause(x, source_address)
+            unavoidable = self._unavoidable_cause(x, source_address, together, spread)
         return (
             call,
             source,
@@ -262,14 +259,26 @@ class Observer:
             requested_dtype,
         )
 
+    def _steps_of(self, x: Any) -> Steps | None:
+        """Return the shape, strides and itemsize of an array; None if the framework has no strides."""
+        source: Any = self._source
+        return events.steps(source, x) if self._has_strides else None
+
     def _redistributes(self, x: Any, y: Any) -> bool:
         """Return whether a JAX function distributed an array over other devices."""
         return self._source is self._target and not x.sharding.is_equivalent_to(y.sharding, y.ndim)
 
-    def _unavoidable_cause(self, x: Any, address: int | None) -> Cause | None:
-        """Return the reason why no function could have shared the memory of ``x``, or None if one could."""
+    def _unavoidable_cause(self, x: Any, address: int | None, together: bool, spread: bool) -> Cause | None:
+        """Return the reason why no function could have shared the memory of ``x``, or None if one could.
+
+        It is not used, and may be None, if `Conversion.cause` returns another device or a cast.
+        """
+        if spread:
+            return _RESHARDED
         source: Any = self._source
         target = self._target
+        if source is target or not together:
+            return None
         cause = source.interchange.copy_reason(x)
         if cause:
             return as_cause(cause)

@@ -11,8 +11,8 @@ __all__ = ["ConversionRecord", "Record"]
 
 
 # Recording has to be fast. A class that is not frozen and takes positional arguments needs 0.2 µs per record
-# instead of 0.6 µs, and less if it calls no `__init__` of a base class. Defining dataclasses would take 5 % of
-# the time of `import arraybridge`.
+# instead of 0.6 µs, and less if it calls no `__init__` of a base class. Defining dataclasses would take 5 %
+# of the time of `import arraybridge`.
 class Record:
     """A record of an event, with its time, thread and line; the base class of the records in a log.
 
