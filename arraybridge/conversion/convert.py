@@ -247,17 +247,23 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
         signature = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         if out is not None:
             signature = (type(out), *signature)
-        try:
-            if active_logs is not None:
-                return convert_and_record(plan_cache.recall_decision(signature, data), active_logs)
+        if active_logs is None:
             try:
                 plan = plans_by_signature[signature][type(data)]
             except (KeyError, TypeError):
                 pass
             else:
-                return plan(data) if out is None else plan(data, out)
-        except NoPlanError:
-            pass
+                try:
+                    return plan(data) if out is None else plan(data, out)
+                except NoPlanError:
+                    pass
+        else:
+            decision = plan_cache.recall_decision(signature, data)
+            if decision is not None:
+                try:
+                    return convert_and_record(decision, active_logs)
+                except NoPlanError:
+                    pass
     options = {"copy": copy, "dtype": dtype, "grad": grad, "device": device, "out": out}
     request = _request("convert_memory", data, source_type, target_type, gpu_id, target, options)
     return _decide_and_convert(data, request, signature, active_logs)

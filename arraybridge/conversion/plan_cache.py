@@ -198,13 +198,15 @@ class _KeyedPlan:
         if can_recall(data, decision):
             remember(self.routes, key, decision.route, MOST_PLAN_KEYS)
 
-    def decision(self, x: Any) -> Decision:
+    def decision(self, x: Any) -> Decision | None:
         """Return the decision about an array, which is that of its plan key; see `recall_decision`."""
         if not self.routes:  # always true for arrays of other libraries, which have no plan key
-            raise NoPlanError
+            return None
         source = self.source
         key = source.fast_path.plan_key(x, self.target.alignment)
-        cached = self.routes[key]
+        cached = self.routes.get(key)
+        if cached is None:
+            return None
         route = Route(
             cached.source,
             cached.target,
@@ -225,17 +227,16 @@ def can_recall(data: Any, decision: Decision) -> bool:
     return data is decision.data and route.cause.code in _CAUSES_BY_KEY and not route.layout
 
 
-def recall_decision(signature: Hashable, x: Any) -> Decision:
+def recall_decision(signature: Hashable, x: Any) -> Decision | None:
     """Return the decision about an array from the plan for a call signature, for a trace.
 
-    Raises:
-        NoPlanError: If there is no plan for such arrays, or the route depends on more than the plan key.
+    It is None if there is no plan for such arrays, or if the route depends on more than the plan key.
     """
     try:
-        keyed: _KeyedPlan = plans_by_signature[_KEYED, signature][type(x)]
-        return keyed.decision(x)
-    except (KeyError, TypeError):
-        raise NoPlanError from None
+        keyed: _KeyedPlan | None = plans_by_signature.get((_KEYED, signature), _NO_PLANS).get(type(x))
+        return None if keyed is None else keyed.decision(x)
+    except (KeyError, TypeError, NoPlanError):
+        return None
 
 
 def _try_first(first: FastFunction, second: FastFunction) -> FastFunction:
