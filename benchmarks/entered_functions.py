@@ -46,6 +46,7 @@ TARGETS = {
     "pipeline of two stages, per array": 40,
     "decorated call with a dict of two arrays": 22,
     "decorated call with one array": 13,
+    "trace of ten conversions": 340,
 }
 WARM_UP = 3
 
@@ -88,11 +89,17 @@ def operations() -> dict[str, FunctionType]:
         with inject_oom("numpy", count=1):
             ab.run_with_oom_recovery(shift, x)
 
+    def trace() -> None:
+        with ab.trace():
+            for _ in range(10):
+                ab.to_torch(x)
+
     return {
         "out of memory once, split in two": split,
         "out of memory once, retry": retry,
         "decorated call with a dict of two arrays": lambda: decorated(arrays),
         "decorated call with one array": lambda: decorated(x),
+        "trace of ten conversions": trace,
     }
 
 

@@ -8,8 +8,8 @@ and closes a trace around it, and times it again. Each process yields the ratio 
 trace to the fastest batch before it; the result is the median over the processes. All times are CPU times of
 the thread, which other work on the machine disturbs less than elapsed times.
 
-A traced call takes the slow path, without plans. The cost of an event is therefore the difference from the
-same call on the slow path without recording.
+A traced call also looks up or makes a decision. The cost of an event is therefore the difference from the
+same call in a trace without recording.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Times(NamedTuple):
     after: float
     #: While a trace is open.
     recorded: float
-    #: On the slow path of an open trace, without recording.
+    #: While a trace is open, without recording.
     unrecorded: float
     #: Number of events that one call records.
     events: int
@@ -75,7 +75,7 @@ class Times(NamedTuple):
 
 @contextmanager
 def traced_without_recording() -> Iterator[None]:
-    """Open a trace in which calls take the slow path and record nothing."""
+    """Open a trace in which calls take the same path and record nothing."""
     import arraybridge
     from arraybridge.conversion import convert
     from arraybridge.conversion.request import Decision

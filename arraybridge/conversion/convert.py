@@ -242,21 +242,29 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
                 raise_unknown_option(problem, option, ("gpu_id", *Options.__annotations__), positional)
     active_logs = trace_log.active_logs() if open_logs else None
     signature: Any = None
-    if active_logs is None and gpu_id is None:
+    if gpu_id is None:
         # The signature includes types, because equal signatures must mean the same call, and
         # 1 == True == tf.float32.
         signature = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         if out is not None:
             signature = (type(out), *signature)
-        try:
-            plan = plans_by_signature[signature][type(data)]
-        except (KeyError, TypeError):
-            pass
-        else:
+        if active_logs is None:
             try:
-                return plan(data) if out is None else plan(data, out)
-            except NoPlanError:
+                plan = plans_by_signature[signature][type(data)]
+            except (KeyError, TypeError):
                 pass
+            else:
+                try:
+                    return plan(data) if out is None else plan(data, out)
+                except NoPlanError:
+                    pass
+        else:
+            decision = plan_cache.recall_decision(signature, data)
+            if decision is not None:
+                try:
+                    return convert_and_record(decision, active_logs)
+                except NoPlanError:
+                    pass
     source, target, gpu_id = _resolve_arguments(
         "convert_memory", data, source_type, target_type, gpu_id, target, out
     )
@@ -269,12 +277,10 @@ convert = exempt(convert_memory)
 
 @run_eagerly
 def _decide_and_convert(data: Any, request: Request, signature: Any, active_logs: Any) -> Any:
-    """Convert an array by a new decision, which is cached if there is a signature and no active log."""
+    """Convert an array by a new decision, which is cached if there is a signature and calls can reuse it."""
     decision = decide(data, request) if request.out is None else decide_output(data, request)
-    if active_logs is not None:
-        return convert_and_record(decision, active_logs)
-    result = decision()
-    if signature is None:
+    result = decision() if active_logs is None else convert_and_record(decision, active_logs)
+    if signature is None or (active_logs is not None and not plan_cache.can_recall(data, decision)):
         return result
     if request.out is None:
         plan_cache.store_plan(signature, request, data, decision)

@@ -12,6 +12,9 @@
    fast converter alone, or to the whole plan for arrays of other libraries and for some sparse arrays. If
    the fast converter raises, the plan for the full call signature does not try it again.
 
+In a trace, the decision to record comes from the same plan, which also caches a route for each plan key, if
+that determines the route (`recall_decision`). Other calls in a trace are decided and are not cached.
+
 The plan for sparse arrays takes them apart and converts each part with the plan for that part.
 
 The plan for carriers reads the array of each object, and converts it with the plan for arrays.
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +45,7 @@ from arraybridge.carriers.third_party_arrays import (
     restrict_to_host,
 )
 from arraybridge.conversion.decision import decide
-from arraybridge.conversion.request import Decision, Request
+from arraybridge.conversion.request import Decision, PlannedDecision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
@@ -49,8 +53,19 @@ from arraybridge.interface import registry
 from arraybridge.interface.devices import CPU, Devices
 from arraybridge.interface.framework import NoPlanError
 from arraybridge.interface.streams import identity
+from arraybridge.reasons import Reason
+from arraybridge.route import Route
 
-__all__ = ["MOST_PLAN_KEYS", "add_plan", "plans_by_signature", "run", "signature_of_call"]
+__all__ = [
+    "MOST_PLAN_KEYS",
+    "add_plan",
+    "can_recall",
+    "plans_by_signature",
+    "recall_decision",
+    "run",
+    "signature_of_call",
+    "store_plan",
+]
 
 #: Call signature → type of the array → the plan, a function of the array and, if it was passed, of ``out``.
 #: Plans raise `NoPlanError` for arrays that they do not support. The slow path then handles the array.
@@ -60,6 +75,9 @@ plans_by_signature: dict[Hashable, dict[type, Any]] = new_cache()
 _KEYED = "plan keys"
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
+#: Causes that the call signature and the plan key determine. Others also depend on the file that an array
+#: maps, for example.
+_CAUSES_BY_KEY = (Reason.SHARED_HOST_MEMORY, Reason.COPY_REQUESTED, Reason.CAST_REQUESTED)
 
 
 def signature_of_call(
@@ -132,30 +150,32 @@ class _KeyedPlan:
     """The functions for arrays of one class and one call signature, by plan key.
 
     Attributes:
-        plan_key: The function `FastPath.plan_key` of the source.
-        alignment: The alignment that the target requires.
+        source: The framework of the arrays.
+        target: The framework that they are converted to.
         errors: The exceptions that the two frameworks raise for arrays that they do not support.
         converters: Plan key → the function that converts such arrays.
+        routes: Plan key → the route of one such array, if others differ only in ``nbytes`` and ``seconds``.
         function: The plan for `plans_by_signature`. It tries the fast converter, if there is one that the
             caller has not tried, then the function for the plan key. It is not a method, whose calls take
             50 ns longer.
     """
 
-    __slots__ = ("alignment", "converters", "errors", "function", "plan_key")
+    __slots__ = ("converters", "errors", "function", "routes", "source", "target")
 
     def __init__(self, fast: FastFunction | None, decision: Decision) -> None:
-        self.plan_key = decision.source.fast_path.plan_key
-        self.alignment = decision.target.alignment
+        self.source = decision.source
+        self.target = decision.target
         self.errors: tuple[type[Exception], ...] = (MemoryConversionError, *decision.native_errors)
         self.converters: dict[Hashable, FastFunction] = {}
+        self.routes: dict[Hashable, Route] = {}
         by_key = self._by_key()
         self.function = by_key if fast is None else _try_first(fast, by_key)
 
     def _by_key(self) -> FastFunction:
         """Return a function that converts an array by the function for its plan key."""
         converters = self.converters
-        plan_key = self.plan_key
-        alignment = self.alignment
+        plan_key = self.source.fast_path.plan_key
+        alignment = self.target.alignment
         errors = self.errors
 
         def convert_by_key(x: Any) -> Any:
@@ -171,9 +191,51 @@ class _KeyedPlan:
 
         return convert_by_key
 
-    def add(self, key: Hashable, convert: FastFunction) -> None:
-        """Add the function that converts arrays with a plan key."""
-        remember(self.converters, key, convert, MOST_PLAN_KEYS)
+    def add(self, key: Hashable, data: Any, decision: Decision) -> None:
+        """Add the decision about ``data`` for arrays with the same plan key."""
+        remember(self.converters, key, decision.convert, MOST_PLAN_KEYS)
+        if can_recall(data, decision):
+            remember(self.routes, key, decision.route, MOST_PLAN_KEYS)
+
+    def decision(self, x: Any) -> Decision | None:
+        """Return the decision about an array, which is that of its plan key; see `recall_decision`."""
+        if not self.routes:  # always true for arrays of other libraries, which have no plan key
+            return None
+        source = self.source
+        key = source.fast_path.plan_key(x, self.target.alignment)
+        cached = self.routes.get(key)
+        if cached is None:
+            return None
+        route = Route(
+            cached.source,
+            cached.target,
+            cached.method,
+            cached.device,
+            shares_memory=cached.shares_memory,
+            copies=cached.copies,
+            nbytes=source.nbytes(x),
+            cause=cached.cause,
+        )
+        convert = partial(run, self.converters[key], self.errors)
+        return PlannedDecision(route, source, self.target, x, convert)
+
+
+def can_recall(data: Any, decision: Decision) -> bool:
+    """Return whether `recall_decision` can return this decision about ``data`` for similar arrays."""
+    route = decision.route
+    return data is decision.data and route.cause.code in _CAUSES_BY_KEY and not route.layout
+
+
+def recall_decision(signature: Hashable, x: Any) -> Decision | None:
+    """Return the decision about an array from the plan for a call signature, for a trace.
+
+    It is None if there is no plan for such arrays, or if the route depends on more than the plan key.
+    """
+    try:
+        keyed: _KeyedPlan | None = plans_by_signature.get((_KEYED, signature), _NO_PLANS).get(type(x))
+        return None if keyed is None else keyed.decision(x)
+    except (KeyError, TypeError, NoPlanError):
+        return None
 
 
 def _try_first(first: FastFunction, second: FastFunction) -> FastFunction:
@@ -304,7 +366,7 @@ def _add_plans(
     # ``convert_memory(x, target)``, whose signature begins with the target, has already tried the fast
     # converter, which is stored for the target's name.
     has_tried = is_bare and signature[0] is not None and open_array is None
-    plan = _make_plan(signature, cls, request, decision, None if has_tried else fast)
+    plan = _make_plan(signature, data, request, decision, None if has_tried else fast)
     if open_array is not None:
         direct: FastFunction | None = None
         if fast is not None:
@@ -357,7 +419,7 @@ def add_plan(signature: Hashable, cls: type, plan: Any) -> None:
 
 
 def _make_plan(
-    signature: Hashable, cls: type, request: Request, decision: Decision, fast: FastFunction | None
+    signature: Hashable, data: Any, request: Request, decision: Decision, fast: FastFunction | None
 ) -> FastFunction | None:
     """Return a plan that tries ``fast`` first, then the function cached for the array's plan key."""
     source = decision.source
@@ -373,11 +435,12 @@ def _make_plan(
         array_key = plan_key(decision.data, alignment)
     except NoPlanError:
         return fast  # the array has no plan key, for example because it is not in host memory
+    cls = type(data)
     keyed: Any = plans_by_signature.get((_KEYED, signature), {}).get(cls)
     if keyed is None:
         keyed = _KeyedPlan(fast, decision)
         add_plan((_KEYED, signature), cls, keyed)
-    keyed.add(array_key, decision.convert)
+    keyed.add(array_key, data, decision)
     function: FastFunction = keyed.function
     return function
 

@@ -138,8 +138,7 @@ class _Call:
         try:
             # Read a capsule before the call consumes it.
             capsule_memory = dlpack_capsules.capsule_address(x) if cls is CAPSULE else None
-            self._wait_for(owner, x)
-            events.start_devices(self._framework)
+            self._prepare(owner, x)
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             seconds = time.perf_counter() - began
@@ -149,14 +148,17 @@ class _Call:
             _thread.busy = False
         return result
 
-    def _wait_for(self, owner: Framework | None, x: Any) -> None:
-        """Wait for the source array if the call would wait, so that the measured time excludes the wait."""
-        if owner is None:
+    def _prepare(self, owner: Framework | None, x: Any) -> None:
+        """Start the devices and wait for the source if the call would, so that its time includes neither."""
+        is_own = owner is not None and owner.name == self._framework
+        if not is_own:  # otherwise, the devices have started
+            events.start_devices(self._framework)
+        if owner is None or owner.devices.has_only_host:
             return
         runtime = owner.runtime
         # Other calls between GPUs are ordered by streams and do not wait.
-        waits = self._reads_on_host or (runtime.is_asynchronous and owner.name != self._framework)
-        if not waits or owner.devices.has_only_host or runtime.is_idle():
+        waits = self._reads_on_host or (runtime.is_asynchronous and not is_own)
+        if not waits or runtime.is_idle():
             return
         pause = pause_of(owner)
         if pause is None:
@@ -189,10 +191,10 @@ class _Call:
             observer = None if other is one else observer_of(one, other)
             if observer is None or caller in observer.own_callers:
                 continue
-            conversion = observer.conversion(self._name, one, other, capsule_memory, wanted)
-            if conversion is None:
+            fields = observer.examine(self._name, one, other, capsule_memory, wanted)
+            if fields is None:
                 continue
-            record = NativeCallRecord(began, seconds, _thread.name, _thread.number, site, conversion)
+            record = NativeCallRecord(began, seconds, _thread.name, _thread.number, site, fields)
             for log in logs:
                 log.add(record)
             seconds = 0.0  # the first array of a tree gets the time of the call

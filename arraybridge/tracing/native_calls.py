@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.caches import new_cache, recall, remember
+from arraybridge.caches import new_cache, remember
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.host import file_maps
@@ -99,9 +99,13 @@ def _name_of_dtype(dtype: Any) -> str:
 
 
 class NativeCallRecord(Record):
-    """The record of a conversion by a framework's own call."""
+    """The record of a conversion by a framework's own call.
 
-    __slots__ = ("conversion",)
+    Attributes:
+        fields: The fields of the `Conversion`, which is created when the log is read.
+    """
+
+    __slots__ = ("fields",)
 
     def __init__(
         self,
@@ -110,14 +114,18 @@ class NativeCallRecord(Record):
         thread: str,
         thread_id: int,
         site: Site,
-        conversion: Conversion,
+        fields: tuple[Any, ...],
     ) -> None:
-        super().__init__(began, seconds, thread, thread_id, site)
-        self.conversion = conversion
+        self.began = began
+        self.seconds = seconds
+        self.thread = thread
+        self.thread_id = thread_id
+        self.site = site
+        self.fields = fields
 
     def event(self, opened: float, line: int) -> Event:
         """Return the event of the call; see `Record.event`."""
-        conversion = self.conversion
+        conversion = Conversion(*self.fields)
         cause = conversion.cause()
         file, _, _, library = self.site
         return Event(
@@ -186,10 +194,10 @@ class Observer:
             if one is source or not one.devices.has_only_host:
                 self.own_callers.update(registry.metadata_of(one.name).packages)
 
-    def conversion(
+    def examine(
         self, call: str, x: Any, y: Any, capsule_memory: int | None, wanted: Any
-    ) -> Conversion | None:
-        """Return the conversion that a call made, or None if it was not a conversion.
+    ) -> tuple[Any, ...] | None:
+        """Return the fields of the `Conversion` that a call made, or None if it was not a conversion.
 
         Args:
             call: The name of the function.
@@ -208,29 +216,15 @@ class Observer:
 
     def _of_capsule(
         self, call: str, x: Any, y: Any, capsule_memory: int | None, wanted: Any
-    ) -> Conversion | None:
+    ) -> tuple[Any, ...] | None:
         target = self._target
         dtype, nbytes, address, device = self._read(y)
         shares = capsule_memory == address
-        return Conversion(
-            call,
-            None,
-            target,
-            dtype,
-            dtype,
-            device,
-            device,
-            nbytes,
-            shares,
-            None,
-            None,
-            None,
-            requested_dtype="",
-        )
+        return call, None, target, dtype, dtype, device, device, nbytes, shares, None, None, None, ""
 
     def _of_array(
         self, call: str, x: Any, y: Any, capsule_memory: int | None, wanted: Any
-    ) -> Conversion | None:
+    ) -> tuple[Any, ...] | None:
         source: Any = self._source
         target = self._target
         dtype, nbytes, address, device = self._read(y)
@@ -249,7 +243,7 @@ class Observer:
             steps = self._steps_of(x)
             array = events.same_array(x)
             unavoidable = self._unavoidable_cause(x, source_address, together, spread)
-        return Conversion(
+        return (
             call,
             source,
             target,
@@ -317,9 +311,10 @@ def observer_of(x: Any, y: Any) -> Observer | None:
     It is None if ``x`` is neither an array nor a capsule, or ``y`` is not an array.
     """
     classes = type(x), type(y)
-    observer = recall(_observers, classes)
-    if observer is not None:
-        return observer
+    try:
+        return _observers[classes]
+    except (KeyError, TypeError):  # the classes are new, or unhashable
+        pass
     source = registry.find_owner(x)
     target = registry.find_owner(y)
     if target is None or (source is None and type(x) is not CAPSULE):

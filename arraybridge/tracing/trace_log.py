@@ -364,7 +364,8 @@ def _intercept_native_calls(log: TraceLog) -> AbstractContextManager[None]:
 def _native_call_logs() -> list[Any]:
     """Return the open logs of this thread or task that record the frameworks' own calls."""
     logs = []
-    for log in (*_opened_here.get(), *_everywhere):
+    opened = _opened_here.get()
+    for log in (*opened, *_everywhere) if _everywhere else opened:
         # Annotations have no attribute `foreign`.
         if id(log) in open_logs and getattr(log, "foreign", False):
             logs.append(log)  # noqa: PERF401  # a comprehension takes 0.1 µs longer (Python 3.11)

@@ -15,6 +15,7 @@ import pytest
 
 import arraybridge
 from arraybridge import TraceLog, convert_memory, convert_tree, explain, trace
+from arraybridge.conversion import convert, decision
 from arraybridge.tracing import trace_log as trace_module
 from tests import matrix_data as data
 from tests.helpers import require
@@ -24,6 +25,19 @@ from tests.helpers import require
 def _no_log_stays_open() -> Any:
     yield
     assert not trace_module.open_logs
+
+
+class Producer:
+    """An array of another library, which exports its memory through DLPack."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self._values = values
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._values.__dlpack_device__()
 
 
 def aligned() -> np.ndarray[Any, Any]:
@@ -123,6 +137,41 @@ def test_trace_counts_calls_and_bytes() -> None:
     assert [record.target for record in log.records] == ["torch"] * 3 + ["numpy"] + ["torch"] * 2
     assert [record.copies for record in log.records] == [0, 1, 1, 0, 0, 0]
     assert (log.total_bytes_copied, len(log), list(log)) == (96, 6, log.records)
+
+
+def test_conversions_in_a_trace_run_their_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays with the same plan key are decided once. Their routes equal those of `explain`."""
+    require("torch")
+    decided: list[Any] = []
+
+    def decide(data: Any, request: Any) -> Any:
+        decided.append(data)
+        return decision.decide(data, request)
+
+    monkeypatch.setattr(convert, "decide", decide)
+    arrays = [np.ones((rows, 7)) for rows in (1, 2, 3)]
+    for options in ({}, {"copy": True}, {"dtype": "float16"}):
+        decided.clear()
+        with trace() as log:
+            for x in arrays:
+                convert_memory(x, "torch", **options)
+        assert len(decided) <= 1  # none if an earlier test has cached the decision
+        assert log.records == [explain(x, "torch", **options) for x in arrays]
+
+
+def test_conversions_of_other_libraries_in_a_trace() -> None:
+    """Objects with ``__dlpack__`` have no plan key, although the views of their memory have one."""
+    require("torch")
+    x = Producer(np.ones(3))
+    with trace() as log:
+        for _ in range(3):
+            assert convert_memory(x, "torch").tolist() == [1, 1, 1]
+        convert_memory(x, "torch", copy=True)
+    convert_memory(x, "torch")
+    with trace() as second:
+        assert convert_memory(x, "torch").tolist() == [1, 1, 1]
+    assert log.records == [explain(x, "torch")] * 3 + [explain(x, "torch", copy=True)]
+    assert second.records == log.records[:1]
 
 
 def test_a_log_can_be_indexed() -> None:

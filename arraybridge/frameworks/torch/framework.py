@@ -232,7 +232,7 @@ class TorchInterchange(Interchange):
             _increment_version(out)  # autograd does not notice writes through NumPy, pytorch/pytorch#96852
 
     def block_until_ready(self, x: torch.Tensor) -> None:
-        if x.device.type != "cpu":
+        if not x.is_cpu:  # six times as fast as x.device.type
             torch.accelerator.current_stream(x.device).synchronize()
 
     def is_plain(self, x: torch.Tensor) -> bool:
