@@ -232,9 +232,12 @@ def recall_decision(signature: Hashable, x: Any) -> Decision | None:
     It is None if there is no plan for such arrays, or if the route depends on more than the plan key.
     """
     try:
-        keyed: _KeyedPlan | None = plans_by_signature.get((_KEYED, signature), _NO_PLANS).get(type(x))
-        return None if keyed is None else keyed.decision(x)
-    except (KeyError, TypeError, NoPlanError):
+        keyed: _KeyedPlan = plans_by_signature[_KEYED, signature][type(x)]
+    except (KeyError, TypeError):
+        return None
+    try:
+        return keyed.decision(x)
+    except NoPlanError:
         return None
 
 
@@ -387,8 +390,8 @@ def _convert_part(x: Any, request: Request) -> Any:
     """Convert an array with its plan, or with a new decision if there is no plan."""
     if request.is_bare:
         try:
-            return plans_by_signature[request.target][type(x)](x)
-        except (KeyError, TypeError, NoPlanError):
+            return _convert_planned(x, request.target)
+        except NoPlanError:
             pass
     signature = signature_of_call(
         request.target,
