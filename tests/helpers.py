@@ -128,18 +128,7 @@ def run_python(
 
         done = run_python("-m", "arraybridge", "demo", env={"NO_COLOR": "1"})
     """
-    package = importlib.util.find_spec("arraybridge")
-    assert package is not None
-    assert package.origin is not None
-    paths = [str(Path(package.origin).parent.parent), str(SCRIPTS.parent.parent)]
-    # Packages that tools/gpu_check.sh added for this Python stay importable.
-    paths += filter(None, [os.environ.get("PYTHONPATH")])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONWARNINGS": "error",
-        **(env or {}),
-    }
+    environment = {**_environment(), **(env or {})}
     # Empty variables of this process may have a meaning, such as CUPY_ACCELERATORS.
     environment = {name: value for name, value in environment.items() if value or name not in (env or {})}
     # -P omits the current folder, which may be another copy of the package, from sys.path.
@@ -150,6 +139,17 @@ def run_python(
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
     )
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of processes that import the same arraybridge, and ``tests``."""
+    package = importlib.util.find_spec("arraybridge")
+    assert package is not None
+    assert package.origin is not None
+    paths = [str(Path(package.origin).parent.parent), str(SCRIPTS.parent.parent)]
+    # Packages that tools/gpu_check.sh added for this Python stay importable.
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "error"}
 
 
 def _run_forked(
@@ -174,13 +174,12 @@ def _run_forked(
 @cache
 def _fork_server() -> Any:
     """Start tests/scripts/fork_server.py; it ends with this process."""
-    environment = {**os.environ, "PYTHONWARNINGS": "error"}
     server = subprocess.Popen(
         [sys.executable, "-P", "-u", str(SCRIPTS / "fork_server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=_environment(),
         start_new_session=True,
     )
     atexit.register(server.communicate)  # closes its input
