@@ -34,7 +34,7 @@ from arraybridge.errors import (
 )
 from arraybridge.host import buffers, file_maps, read_only_memory
 from arraybridge.interface import registry
-from arraybridge.interface.framework import Framework, NoPlanError, isolate, native_errors
+from arraybridge.interface.framework import Framework, isolate, native_errors
 from arraybridge.interface.streams import identity
 from arraybridge.reasons import DEPENDS_ON_LAYOUT, Cause, Reason, as_cause
 from arraybridge.route import Method, Route, copy_method
@@ -474,19 +474,9 @@ class Choice:
         device = self.device
         if device.kind != "cpu" or not target.alignment:
             return lambda memory: target.from_host(memory, device), 1
-        fast = target.fast_path.fast_from_view
-        if fast is identity:
+        if target.fast_path.fast_from_view is identity:
             return identity, 0
-
-        def put(memory: np.ndarray) -> Any:
-            if fast is not None:
-                try:
-                    return fast(memory)
-                except NoPlanError:
-                    pass
-            return target.from_host(_make_viewable(target, memory), device)
-
-        return put, 0
+        return lambda memory: target.from_host(_make_viewable(target, memory), device), 0
 
     def _to_other_device(self) -> Decision:
         """Return the decision for another device of the same framework; one of the two is an accelerator."""

@@ -204,7 +204,8 @@ class _KeyedPlan:
         source = self.source
         key = source.fast_path.plan_key(x, self.target.alignment)
         cached = self.routes.get(key)
-        if cached is None:
+        convert = self.converters.get(key)
+        if cached is None or convert is None:  # the maximum of each table is reached at another time
             return None
         route = Route(
             cached.source,
@@ -216,8 +217,7 @@ class _KeyedPlan:
             nbytes=source.nbytes(x),
             cause=cached.cause,
         )
-        convert = partial(run, self.converters[key], self.errors)
-        return PlannedDecision(route, source, self.target, x, convert)
+        return PlannedDecision(route, source, self.target, x, partial(run, convert, self.errors))
 
 
 def can_recall(data: Any, decision: Decision) -> bool:

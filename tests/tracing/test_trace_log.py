@@ -15,7 +15,8 @@ import pytest
 
 import arraybridge
 from arraybridge import TraceLog, convert_memory, convert_tree, explain, trace
-from arraybridge.conversion import convert, decision
+from arraybridge.caches import empty_caches
+from arraybridge.conversion import convert, decision, plan_cache
 from arraybridge.tracing import trace_log as trace_module
 from tests import matrix_data as data
 from tests.helpers import require
@@ -157,6 +158,20 @@ def test_conversions_in_a_trace_run_their_plan(monkeypatch: pytest.MonkeyPatch) 
                 convert_memory(x, "torch", **options)
         assert len(decided) <= 1  # none if an earlier test has cached the decision
         assert log.records == [explain(x, "torch", **options) for x in arrays]
+
+
+def test_plans_that_forgot_a_plan_key_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    empty_caches()
+    monkeypatch.setattr(plan_cache, "MOST_PLAN_KEYS", 2)
+    shared, *read_only = (np.ones((4, 4))[:, :columns] for columns in (1, 2, 3))
+    for x in read_only:
+        x.flags.writeable = False  # it is copied, for a reason that depends on more than the plan key
+    for x in (shared, *read_only):
+        convert_memory(x, "torch")
+    with trace() as log:
+        convert_memory(shared, "torch")
+    assert log.records == [explain(shared, "torch")]
 
 
 def test_conversions_of_other_libraries_in_a_trace() -> None:
