@@ -100,6 +100,8 @@ def kind_of(value: Any) -> Kind:
         try:
             kind = kinds[cls]
         except (KeyError, TypeError):  # not cached yet, or unhashable
+            kind = None
+        if kind is None:
             kind = remember(kinds, cls, _kind_of_all(value))
         return _kind_of_one(value) if kind is _DEPENDS else kind
     except (RecursionError, MemoryError, MemoryConversionError):  # the last one means a broken framework

@@ -75,6 +75,8 @@ def carrier_of(x: Any) -> Carrier | None:
     try:
         candidates = _by_type[cls]
     except (KeyError, TypeError):  # not cached yet, or unhashable
+        candidates = None
+    if candidates is None:
         candidates = remember(_by_type, cls, tuple(_candidates(x, cls)))
     for carrier in candidates:
         try:
