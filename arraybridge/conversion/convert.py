@@ -261,10 +261,7 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # the docstring describ
         else:
             decision = plan_cache.recall_decision(signature, data)
             if decision is not None:
-                try:
-                    return convert_and_record(decision, active_logs)
-                except NoPlanError:
-                    pass
+                return convert_and_record(decision, active_logs)
     source, target, gpu_id = _resolve_arguments(
         "convert_memory", data, source_type, target_type, gpu_id, target, out
     )

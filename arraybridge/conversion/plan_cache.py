@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from arraybridge.carriers.third_party_arrays import (
     restrict_to_host,
 )
 from arraybridge.conversion.decision import decide
-from arraybridge.conversion.request import Decision, PlannedDecision, Request
+from arraybridge.conversion.request import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.device import Device
 from arraybridge.errors import MemoryConversionError
@@ -217,7 +216,7 @@ class _KeyedPlan:
             nbytes=source.nbytes(x),
             cause=cached.cause,
         )
-        return PlannedDecision(route, source, self.target, x, partial(run, convert, self.errors))
+        return Decision(route, source, self.target, x, convert)
 
 
 def can_recall(data: Any, decision: Decision) -> bool:

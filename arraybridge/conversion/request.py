@@ -19,7 +19,7 @@ from arraybridge.interface.framework import Framework, isolate, native_errors
 from arraybridge.route import Route
 from arraybridge.types import FrameworkLike, GpuId
 
-__all__ = ["Decision", "PlannedDecision", "Request", "dtype_name"]
+__all__ = ["Decision", "Request", "dtype_name"]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -76,16 +76,6 @@ class Decision:
                 return self.convert(self.data)
         except self.native_errors as error:
             raise_conversion_error(self.source, self.target, self.route.method, error)
-
-
-class PlannedDecision(Decision):
-    """A decision from a plan. Like the plan, it raises `NoPlanError` if the conversion fails."""
-
-    __slots__ = ()
-
-    def __call__(self) -> Any:
-        """Convert the array."""
-        return self.convert(self.data)
 
 
 def check_options(request: Request) -> Request:
