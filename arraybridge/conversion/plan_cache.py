@@ -72,6 +72,7 @@ __all__ = [
 #: ``(_KEYED, signature)`` → type of the array → the `_KeyedPlan` of a plan, to which plan keys are added.
 plans_by_signature: dict[Hashable, dict[type, Any]] = new_cache()
 _KEYED = "plan keys"
+_NO_PLANS: dict[type, Any] = {}
 #: The maximum number of plan keys of a plan. Strided arrays have a key for each shape.
 MOST_PLAN_KEYS = 4096
 #: Causes that the call signature and the plan key determine. Others also depend on the file that an array
@@ -388,10 +389,12 @@ def _add_plans(
 def _convert_part(x: Any, request: Request) -> Any:
     """Convert an array with its plan, or with a new decision if there is no plan."""
     if request.is_bare:
-        try:
-            return _convert_planned(x, request.target)
-        except NoPlanError:
-            pass
+        plan = plans_by_signature.get(request.target, _NO_PLANS).get(type(x))
+        if plan is not None:
+            try:
+                return plan(x)
+            except NoPlanError:
+                pass
     signature = signature_of_call(
         request.target,
         None,
