@@ -21,7 +21,8 @@ try:
     from torch._C._functorch import peek_interpreter_stack
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 except ImportError:
-    peek_interpreter_stack = nullcontext  # type: ignore[assignment]  # as there, None if there is none
+    # It never returns None, so `isolate` always enters both context managers.
+    peek_interpreter_stack = nullcontext  # type: ignore[assignment, unused-ignore]
     temporarily_clear_interpreter_stack = nullcontext
 
 # The number of active dispatch modes (private function of torch 2.6 to 2.14). One of them may be make_fx.
