@@ -48,10 +48,11 @@ def exempt(fn: F) -> F:
     return fn
 
 
-def run_eagerly(fn: F) -> F:
+def run_eagerly(fn: F, on_error: Callable[..., object] | None = None) -> F:
     """Return ``fn`` wrapped so that no compiler traces or rewrites the function or any that it calls.
 
-    The wrapper takes 0.1 µs, and 0.5 µs inside compiled code.
+    If a call raises ``TypeError`` or ``ValueError``, the wrapper calls ``on_error(fn, args, kwargs)``, which
+    may raise a clearer error. The wrapper takes 0.1 µs, and 0.5 µs inside compiled code.
     """
 
     @functools.wraps(fn)
@@ -65,8 +66,13 @@ def run_eagerly(fn: F) -> F:
                 # without inspecting the arguments.
                 pass
             if call is not None:
-                return call(fn, *args, **kwargs)
-        return fn(*args, **kwargs)
+                return call(eager, *args, **kwargs)
+        try:
+            return fn(*args, **kwargs)
+        except (TypeError, ValueError):
+            if on_error is not None:
+                on_error(fn, args, kwargs)
+            raise
 
     return cast("F", exempt(eager))
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
-from arraybridge.compilers import exempt, find_untraced_call, hook_getter
+from arraybridge.compilers import run_eagerly
 from arraybridge.errors import nearest
 
 if TYPE_CHECKING:
@@ -110,8 +109,8 @@ def file_path(option: str, value: Any) -> Path:
 def add_hints(fn: F) -> F:
     """Return ``fn``, whose errors name the nearest option for an unknown one and hint at swapped arguments.
 
-    Other errors, and calls without an error, are those of ``fn``. The wrapper also does what `run_eagerly`
-    does, because two wrappers would take twice as long.
+    Other errors, and calls without an error, are those of ``fn``. As with `run_eagerly`, no
+    compiler traces the function.
 
     >>> @add_hints
     ... def read(path, *, depth=2):
@@ -121,23 +120,7 @@ def add_hints(fn: F) -> F:
         ...
     TypeError: read() got an unexpected keyword argument 'dept' (did you mean 'depth'?). ...
     """
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if hook_getter:  # torch.compile is imported; see `run_eagerly`
-            try:
-                untraced = find_untraced_call()
-            finally:
-                pass
-            if untraced is not None:
-                return untraced(call, *args, **kwargs)
-        try:
-            return fn(*args, **kwargs)
-        except (TypeError, ValueError):
-            _check_call(fn, args, kwargs)
-            raise
-
-    return cast("F", exempt(call))
+    return run_eagerly(fn, _check_call)
 
 
 def raise_unknown_option(

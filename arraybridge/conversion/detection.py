@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from arraybridge.carriers import third_party_arrays
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
-from arraybridge.compilers import exempt, find_untraced_call, hook_getter
+from arraybridge.compilers import run_eagerly
 from arraybridge.device import Device
 from arraybridge.interface.registry import find_owner
 
 __all__ = ["detect_memory_type", "device_of"]
 
 
-@exempt
+@run_eagerly
 def detect_memory_type(x: Any) -> str:
     """Return the name of the framework of an array, without importing any framework.
 
@@ -37,13 +37,6 @@ def detect_memory_type(x: Any) -> str:
         >>> detect_memory_type(np.zeros(3))
         'numpy'
     """
-    if hook_getter:  # torch.compile is imported; see `run_eagerly`
-        try:
-            call = find_untraced_call()
-        finally:
-            pass
-        if call is not None:
-            return cast("str", call(detect_memory_type, x))
     owner = find_owner(x)
     if owner is not None:
         return owner.name
@@ -54,7 +47,7 @@ def detect_memory_type(x: Any) -> str:
     return "cupy" if third_party_arrays.is_on_gpu(x) else "numpy"
 
 
-@exempt
+@run_eagerly
 def device_of(x: Any) -> Device:
     """Return the device of an array.
 
@@ -73,13 +66,6 @@ def device_of(x: Any) -> Device:
         >>> device_of(np.zeros(3)) == "cpu"
         True
     """
-    if hook_getter:  # see `detect_memory_type`
-        try:
-            call = find_untraced_call()
-        finally:
-            pass
-        if call is not None:
-            return cast("Device", call(device_of, x))
     owner = find_owner(x)
     if owner is not None:
         return owner.devices.device_of(x)

@@ -313,15 +313,7 @@ def recover(
         return _Recovery(fn, args, kwargs, options, arguments_of).run(None)
     before = sys.exception()
     try:
-        result = fn(*args, **kwargs) if kwargs else fn(*args)  # most calls need only this attempt
-        # The same as `_complete(result)`, whose call takes longer.
-        try:
-            wait = _waits[type(result)]
-        except (KeyError, TypeError):
-            wait = _complete
-        if wait is not None:
-            wait(result)
-        return result
+        return _complete(fn(*args, **kwargs) if kwargs else fn(*args))  # most calls need only this attempt
     except Exception as error:  # the function may raise any error; all but OOM are raised again
         if not is_oom(error, before):
             raise
