@@ -117,7 +117,7 @@ def _split_tensorflow_cpu(tf: ModuleType) -> None:
 def run_python(
     *arguments: str, env: dict[str, str] | None = None, timeout: float = 600, imported: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a fresh interpreter with these arguments and return the result, also after a crash.
+    """Run Python with these arguments in another process and return the result, also after a crash.
 
     It imports the same arraybridge as this process, and ``tests``. ``env`` adds to the environment; an
     empty value removes a variable. Warnings are errors there as well.

@@ -154,7 +154,7 @@ class _KeyedPlan:
         target: The framework that they are converted to.
         errors: The exceptions that the two frameworks raise for arrays that they do not support.
         converters: Plan key → the function that converts such arrays.
-        routes: Plan key → the route of one such array, if others differ only in ``nbytes`` and ``seconds``.
+        routes: Plan key → the route of the first such array, if others differ only in size and duration.
         function: The plan for `plans_by_signature`. It tries the fast converter, if there is one that the
             caller has not tried, then the function for the plan key. It is not a method, whose calls take
             50 ns longer.
@@ -198,14 +198,14 @@ class _KeyedPlan:
             remember(self.routes, key, decision.route, MOST_PLAN_KEYS)
 
     def decision(self, x: Any) -> Decision | None:
-        """Return the decision about an array, which is that of its plan key; see `recall_decision`."""
-        if not self.routes:  # always true for arrays of other libraries, which have no plan key
+        """Return the decision that is cached for the plan key of an array, or None; see `recall_decision`."""
+        if not self.routes:  # always true for arrays of other libraries; see `can_recall`
             return None
         source = self.source
         key = source.fast_path.plan_key(x, self.target.alignment)
         cached = self.routes.get(key)
         convert = self.converters.get(key)
-        if cached is None or convert is None:  # the maximum of each table is reached at another time
+        if cached is None or convert is None:  # each table is emptied when it is full
             return None
         route = Route(
             cached.source,
@@ -221,7 +221,7 @@ class _KeyedPlan:
 
 
 def can_recall(data: Any, decision: Decision) -> bool:
-    """Return whether `recall_decision` can return this decision about ``data`` for similar arrays."""
+    """Return whether the route of this decision is that of all arrays with the plan key of ``data``."""
     route = decision.route
     return data is decision.data and route.cause.code in _CAUSES_BY_KEY and not route.layout
 
@@ -471,7 +471,7 @@ def _choose_fast(request: Request, decision: Decision) -> FastFunction | None:
 
 
 def _make_keeper(devices: Devices) -> FastFunction:
-    """Return a plan that returns arrays on the CPU unchanged."""
+    """Return a plan for ``device="cpu"`` within one framework: it returns arrays on the CPU unchanged."""
     device_of = devices.device_of
     is_scattered = devices.is_scattered
 
@@ -494,7 +494,7 @@ def _is_beyond_fast(request: Request, decision: Decision) -> bool:
 
 
 def _depends_on_plan_key_only(request: Request, decision: Decision) -> bool:
-    """Return whether an array with the same plan key always gets the same decision."""
+    """Return whether arrays with the same plan key are always converted by the same function."""
     if decision.route.device.kind != "cpu":
         return False
     if type(decision.data) not in decision.source.fast_path.fast_types():
