@@ -85,7 +85,8 @@ class Unread:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, key: Any) -> Any:
-        return self._read()[key]
+        values = self._read()
+        return values if key is ... else values[key]  # a view of all values takes 0.2 µs
 
 
 def is_of(x: Any, package: str, *names: str) -> bool:

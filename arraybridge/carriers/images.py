@@ -12,6 +12,9 @@ from arraybridge.carriers.carrier import Carrier, Unread, contents_error, is_of
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.reasons import Cause, Reason
 
+_COPIED_BY_SITK = Cause(Reason.CARRIER_COPIES, source="SimpleITK")
+_COPIED_BY_PILLOW = Cause(Reason.CARRIER_COPIES, source="Pillow")
+
 
 @cache
 def _sitk_pixel(axes: int, kind: int, components: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -51,8 +54,7 @@ class SimpleItk(Carrier):
             values: np.ndarray = sitk.GetArrayFromImage(sitk.Image(x))
             return values
 
-        unread = Unread(x.GetSize()[::-1] + shape, dtype, pixels)
-        return unread, Cause(Reason.CARRIER_COPIES, source="SimpleITK")
+        return Unread(x.GetSize()[::-1] + shape, dtype, pixels), _COPIED_BY_SITK
 
     def rebuild(self, x: Any, array: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
@@ -95,10 +97,9 @@ class Pillow(Carrier):
                 values = np.array(x)  # True is stored as 255 in mode "1", python-pillow/Pillow#2683
             except (ValueError, AttributeError) as error:  # the file was closed before the image was read
                 raise _reopen_error() from error
-            return values.view(np.uint8) != 0 if values.dtype == bool else values
+            return values.view(np.uint8) != 0 if values.dtype.kind == "b" else values
 
-        unread = Unread((*x.size[::-1], *shape), dtype, pixels)
-        return unread, Cause(Reason.CARRIER_COPIES, source="Pillow")
+        return Unread((x.height, x.width, *shape), dtype, pixels), _COPIED_BY_PILLOW
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pillow = sys.modules["PIL.Image"]
