@@ -27,7 +27,7 @@ def problems() -> dict[tuple[str, str], str]:
         pytest.skip("the script forks, which is not safe on this platform")
     for package in ("torch", "jax", "tensorflow", "pandas", "scipy", "xarray", "zarr"):
         pytest.importorskip(package)
-    done = run_python(str(SCRIPTS / "first_calls_in_compiled_code.py"))
+    done = run_python(str(SCRIPTS / "first_calls_in_compiled_code.py"), imported=True)
     assert done.returncode == 0, done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     return {(backend, case): problem for backend, case, problem in lines}
