@@ -430,3 +430,16 @@ def test_registering_an_invalid_object_raises_type_error() -> None:
 def test_framework_has_at_most_31_public_names() -> None:
     """A plug-in author has to read all of them. Components have the other names."""
     assert len([name for name in dir(arraybridge.Framework) if not name.startswith("_")]) <= 31
+
+
+def test_a_class_without_a_framework_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain:
+        pass
+
+    searched: list[type] = []
+    candidates = registry._candidates
+    monkeypatch.setattr(registry, "_candidates", lambda cls: searched.append(cls) or candidates(cls))
+    for value in (Plain(), 1.5j, Plain(), 1.5j):
+        assert registry.find_owner(value) is None
+    assert searched.count(Plain) == 1
+    assert searched.count(complex) <= 1
