@@ -188,3 +188,19 @@ def test_casts_on_gpus(red: Red) -> None:
         assert (cast.dtype, cast.tolist()) == (np.float32, values().tolist())
         with pytest.raises(CopyRequiredError):
             convert_memory(gpu, target, gpu_id, dtype="float32", copy=False)
+
+
+def test_numpy_results_are_no_subclasses() -> None:
+    class Matrices(FakeGpuFramework):
+        name, modules = "matrices", ("tests",)
+
+        def to_host(self, x: FakeGpuArray) -> np.ndarray[Any, Any]:
+            return super().to_host(x).view(type("Sub", (np.ndarray,), {}))
+
+    with registry_kept():
+        register(Matrices())
+        x = FakeGpuArray(np.arange(6.0).reshape(2, 3))
+        for _ in range(2):  # the second conversion may have a plan
+            result = convert_memory(x, "numpy")
+            assert type(result) is np.ndarray
+            np.testing.assert_array_equal(result, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], strict=True)
