@@ -443,3 +443,8 @@ def test_a_class_without_a_framework_is_searched_once(monkeypatch: pytest.Monkey
         assert registry.find_owner(value) is None
     assert searched.count(Plain) == 1
     assert searched.count(complex) <= 1
+
+
+def test_numpy_code_is_run_on_frameworks_with_the_functions_of_numpy() -> None:
+    """Neither TensorFlow nor pyclesperanto has them: `gpu` and `array_namespace` must not choose these."""
+    assert [name for name in registry.numpy_like_names() if name in FRAMEWORKS] == ["cupy", "torch", "jax"]
