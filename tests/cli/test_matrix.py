@@ -83,6 +83,30 @@ def test_the_heat_map_is_an_image_with_many_colors(measured: tuple[Json, Path]) 
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50
 
 
+def test_cells_of_the_heat_map_name_kind_method_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    written: list[str] = []
+    write = axes.text
+
+    def text(self: Any, x: float, y: float, words: str, **options: Any) -> Any:
+        written.append(words)
+        return write(self, x, y, words, **options)
+
+    monkeypatch.setattr(axes, "text", text)
+    kinds = [
+        ("same", "same", 1e-6),
+        ("shared", "view", 2e-6),
+        ("refused", None, None),
+        ("same", "same", 1e-6),
+    ]
+    cells = [{"kind": kind, "method": method, "seconds": seconds} for kind, method, seconds in kinds]
+    result = {"places": ["a", "b"], "cells": cells, "dtype": "int8", "nbytes": 1}
+    matrix_report.plot_times(result, tmp_path / "map.png")
+    assert written == ["same\n1.0 µs", "shared\nview\n2.0 µs", "refused", "same\n1.0 µs"]
+
+
 def test_cells_of_frameworks_without_the_dtype_are_refused() -> None:
     require("pyclesperanto")
     places = command.list_places(["numpy", "pyclesperanto"])

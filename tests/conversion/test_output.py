@@ -169,6 +169,10 @@ def test_read_only_and_repeated_elements_raise() -> None:
     with pytest.raises(ValueError, match="share memory"):  # addresses 0, 8, 16 and 12, 20, 28 are distinct
         convert_memory(VALUES, out=np.lib.stride_tricks.as_strided(interleaved, (2, 3), (8, 4)))
     assert convert_memory(VALUES, out=interleaved) is interleaved
+    # The elements 0, 1, 4, 5, 8 and 9, and six places behind each of them.
+    adjacent = np.lib.stride_tricks.as_strided(np.zeros(16, np.float32), (3, 2, 2), (16, 4, 24))
+    values = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    np.testing.assert_array_equal(convert_memory(values, out=adjacent), values)
 
 
 # -- exact or error ----------------------------------------------------------------------------------------

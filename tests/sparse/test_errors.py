@@ -155,6 +155,25 @@ def test_missing_layouts_name_those_that_exist_and_an_expression_that_stays_spar
         assert dense_of(converted) == (x.todense() if hasattr(x, "todense") else x.to_dense()).tolist()
 
 
+@pytest.mark.parametrize("flaw", ["batch", "negative", "padding"])
+def test_expressions_for_bools_of_jax_avoid_sums_of_bools(flaw: str) -> None:
+    """JAX cannot sum bools, and each of these arrays has to be summed (jax-ml/jax#18427)."""
+    jax = require("jax")
+    require("tensorflow")
+    from jax.experimental import sparse
+
+    indices = np.array([[0, 0, 0], [0, 1, {"batch": 1, "negative": -1, "padding": 2}[flaw]]])
+    values = np.array([True, True])
+    if flaw == "batch":
+        indices, values = indices[None, :, 1:], values[None]
+    x = sparse.BCOO((jax.numpy.array(values), jax.numpy.array(indices)), shape=(1, 2, 2))
+    with pytest.raises(ArrayNotSupportedError) as caught:
+        convert_memory(x, "tensorflow")
+    (expression,) = caught.value.expressions
+    converted = convert_memory(run(expression, x), "tensorflow")
+    assert dense_of(converted) == [[[1, 0], [0, 1 if flaw != "padding" else 0]]]
+
+
 def test_dense_axes_of_pytorch_have_no_sparse_expression() -> None:
     torch = require("torch")
     values = torch.ones(2, 3)
