@@ -184,6 +184,32 @@ def test_memory_that_is_dropped_during_graph_capture_is_released_later(
     assert gone() is None
 
 
+@pytest.mark.parametrize("has_is_ready", [True, False])
+def test_work_without_events_is_done_when_a_later_result_is_ready(has_is_ready: bool) -> None:
+    """Releases before the last result is ready would free memory that queued work still reads."""
+    memory, array, ready = Memory(), Memory(), False
+    waited: list[object] = []
+
+    class Result:
+        pass
+
+    if has_is_ready:
+        Result.is_ready = lambda self: ready  # type: ignore[attr-defined]
+    gone = weakref.ref(memory)
+    keep_alives.keep_until_done(array, memory, Result, waited.append)
+    del memory
+    del array
+    collected(keep_alives.release)
+    assert gone() is not None, "the computation has only begun"
+    if has_is_ready:
+        collected(keep_alives.release)
+        assert gone() is not None, "its result is not ready"
+        ready = True
+    collected(keep_alives.release)
+    assert gone() is None
+    assert [type(result) for result in waited] == ([] if has_is_ready else [Result])
+
+
 @pytest.mark.parametrize(
     ("name", "how"),
     [

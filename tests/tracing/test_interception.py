@@ -164,6 +164,12 @@ def test_requested_dtype_is_not_reported_as_narrowing(dtype: Any, reason: str) -
     assert [e.reason for e in foreign_events(lambda: jnp.array(x, dtype))] == [reason]
 
 
+def test_calls_with_an_argument_after_the_dtype_are_recorded() -> None:
+    x = aligned()
+    (event,) = foreign_events(lambda: jnp.asarray(x, "float32", "K"))
+    assert (event.source, event.target) == ("numpy", "jax")
+
+
 def test_repeated_conversions_of_one_array_get_their_own_advice() -> None:
     x, others = aligned(), [aligned() for _ in range(3)]
     with trace(foreign=True) as log:
