@@ -721,6 +721,14 @@ def test_lists_name_surroundings() -> None:
     assert FORMS.keys() >= PASSING_ON
 
 
+def test_lists_name_arrays() -> None:
+    for name in FRAMEWORKS:
+        require(name)
+    for package in ("scipy", "xarray"):
+        pytest.importorskip(package)
+    assert arrays().keys() >= RECOGNIZED.union(*FEW.values())
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the code that JAX compiles in one surrounding for the others, in which it is the same."""
