@@ -1,6 +1,6 @@
 """Conversions do not depend on settings and contexts of Python, NumPy, PyTorch, JAX and TensorFlow.
 
-Each test enters one of them and converts every array of `arrays` to every framework, by every form of call
+Each test enters one of them and converts the arrays of `arrays` to every framework, by several forms of call
 (see `cases`). Values, dtype, shape, device, sharing, routes and errors must equal those outside of it. To add
 a setting, add a line to one of the tables at the end.
 """
@@ -246,9 +246,10 @@ FORMS: dict[str, Callable[[Any, str], Any]] = {
     "stack_slices": _stack,
     "rows": _rows,
 }
-#: Forms that pass all arrays on to `convert_memory`, and the arrays for which they run: those that decorators
-#: and trees recognize in different ways.
+#: Forms that do the same with all arrays, apart from the conversion by `convert_memory`. They run only for
+#: the arrays in `RECOGNIZED`.
 PASSING_ON = frozenset(("to_*", "convert_tree", "decorated", "decorated, restored", "trace", "grad"))
+#: Arrays that decorators and trees recognize in different ways.
 RECOGNIZED = frozenset(
     (
         *("numpy", "numpy strided", "numpy scalar", "masked", "producer", "xarray", "numpy csr", "torch"),
@@ -261,7 +262,7 @@ Case = tuple[str, str, str]
 
 
 def cases() -> Iterator[Case]:
-    """Return the conversions of every test."""
+    """Return the conversions of most tests; `FEW` and `EXCEPT` have those that some tests omit."""
     for case in itertools.product(arrays(), PRESENT, FORMS):
         if case[0] in RECOGNIZED or case[2] not in PASSING_ON:
             yield case
@@ -731,7 +732,7 @@ def test_lists_name_arrays() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the code that JAX compiles in one surrounding for the others, in which it is the same."""
+    """Let JAX compile each operation once for all surroundings, instead of once in each."""
     if jax is None:
         yield
         return

@@ -474,7 +474,7 @@ class Choice:
         device = self.device
         if device.kind != "cpu" or not target.alignment:
             return lambda memory: target.from_host(memory, device), 1
-        if target.fast_path.fast_from_view is identity:  # NumPy, whose views are results
+        if target.name == "numpy":  # `from_host` does the same, but with three more calls
             return target.host_view, 0
         return lambda memory: target.from_host(_make_viewable(target, memory), device), 0
 
